@@ -110,11 +110,11 @@ async def _authority(invitation: Invitation) -> bytes:
     where = f"the site at {invitation.enrolment}"
     address = split_address(invitation.enrolment)
     try:
-        shown = await asyncio.to_thread(ssl.get_server_certificate, address, timeout=TIMEOUT_S)
+        server_certificate = await asyncio.to_thread(ssl.get_server_certificate, address, timeout=TIMEOUT_S)
     except (OSError, UnicodeError) as error:  # also of TLS; a name that no host has
         raise UnavailableError(f"{where} cannot be reached: {error}", field="token") from None
-    check_valid_now(shown.encode(), f"the certificate of {where}", now())
-    async with _channel(invitation, shown.encode()) as channel:
+    check_valid_now(server_certificate.encode(), f"the certificate of {where}", now())
+    async with _channel(invitation, server_certificate.encode()) as channel:
         try:
             answer = await EnrolmentServiceStub(channel).GetAuthorities(pb.GetAuthoritiesRequest(), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

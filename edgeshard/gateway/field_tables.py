@@ -29,15 +29,15 @@ def field_rows(form: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
     names = {name: item.alias or name for name, item in form.model_fields.items()}
     for name in sorted(names, key=lambda name: (not form.model_fields[name].is_required(), names[name])):
         item = form.model_fields[name]
-        shown = f"{prefix}{names[name]}"
+        field_name = f"{prefix}{names[name]}"
         meaning = item.description or ""
         if item.is_required():
             meaning = f"required; {meaning}" if meaning else "required"
         treatment = treatment_of(item)
         values = "empty" if treatment is Treatment.REFUSED else values_text(schema["properties"][names[name]])
-        yield FieldRow(shown, treatment, values, meaning)
+        yield FieldRow(field_name, treatment, values, meaning)
         for inner, is_list in _objects(item.annotation):
-            yield from field_rows(inner, f"{shown}{'[]' if is_list else ''}.")
+            yield from field_rows(inner, f"{field_name}{'[]' if is_list else ''}.")
 
 
 def treatment_of(item: FieldInfo) -> Treatment:

@@ -67,16 +67,16 @@ class HttpMetrics:
     async def text(self, *, everything: bool) -> bytes:
         """The counters in Prometheus's text format: all of them, or those for any key."""
         families = [*self._registry.collect(), *(() if self._site is None else self._site.collected())]
-        shown = families if everything else for_any_key(families)
-        return (await asyncio.to_thread(encoded, shown))[0]
+        selected_families = families if everything else for_any_key(families)
+        return (await asyncio.to_thread(encoded, selected_families))[0]
 
 
 def for_any_key(families: Iterable[Metric]) -> list[Metric]:
     """The families that any key may read, histograms without their sums."""
-    shown = []
+    public_families = []
     for family in families:
         if family.name in FOR_ANY_KEY:
             coarse = Metric(family.name, family.documentation, family.type, family.unit)
             coarse.samples = [sample for sample in family.samples if sample.name != f"{family.name}_sum"]
-            shown.append(coarse)
-    return shown
+            public_families.append(coarse)
+    return public_families

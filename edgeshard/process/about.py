@@ -62,8 +62,8 @@ def versions(libraries: Sequence[str]) -> dict[str, str]:
 
 def public_settings(settings: DaemonSettings) -> dict[str, Any]:
     """The settings as JSON types. A setting named as a key or a secret shows only whether it is set."""
-    shown = settings.model_dump(mode="json")
-    return {name: value if value is None or not _is_secret(name) else "set" for name, value in shown.items()}
+    values = settings.model_dump(mode="json")
+    return {name: value if value is None or not _is_secret(name) else "set" for name, value in values.items()}
 
 
 def _is_secret(name: str) -> bool:

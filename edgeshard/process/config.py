@@ -169,15 +169,15 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     )
     parser.add_argument("--config", metavar="FILE", help=f"read the [{kind.section}] section of this TOML file")
     for name, info in kind.model_fields.items():
-        shown = "required" if info.is_required() else f"default: {_shown_default(info.default)}"
+        note = "required" if info.is_required() else f"default: {_shown_default(info.default)}"
         form: dict[str, Any] = {}
         if info.annotation is bool:
             form = {"nargs": "?", "const": True}  # A switch needs no value.
         elif get_origin(info.annotation) is tuple:
             form = {"action": "append"}
-            shown = "may be repeated"
+            note = "may be repeated"
         parser.add_argument(
-            option(name), metavar="VALUE", **form, help=f"{info.description or name} ({shown})".replace("%", "%%")
+            option(name), metavar="VALUE", **form, help=f"{info.description or name} ({note})".replace("%", "%%")
         )
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:

@@ -105,10 +105,10 @@ def _groups(root: Path, controller: str) -> Iterator[_Group]:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A tree of groups, mounted at `directory`. `shown` is the group that its top is."""
+    """A tree of groups, mounted at `directory`. `top_group` is the group that its top is."""
 
     directory: Path
-    shown: PurePosixPath
+    top_group: PurePosixPath
 
 
 def _mount(root: Path, version: int, controller: str) -> _Mount:
@@ -121,8 +121,8 @@ def _mount(root: Path, version: int, controller: str) -> _Mount:
         kind = {"cgroup": 1, "cgroup2": 2}.get(more[0])
         if kind != version or (version == 1 and controller not in more[2].split(",")):
             continue
-        shown, directory = _unescaped(fields[3]), _unescaped(fields[4])
-        return _Mount(root / directory.lstrip("/"), PurePosixPath(shown))
+        top_group, directory = _unescaped(fields[3]), _unescaped(fields[4])
+        return _Mount(root / directory.lstrip("/"), PurePosixPath(top_group))
     customary = root / "sys/fs/cgroup"
     return _Mount(customary if version == 2 else customary / controller, PurePosixPath("/"))
 

@@ -58,10 +58,10 @@ COUNTED_ELSEWHERE = frozenset({f"/{_PACKAGE}.InferenceService/Generate"})
 
 def caller(context: Any) -> Principal | None:
     """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate without a role."""
-    shown = context.auth_context()
-    if list(shown.get("transport_security_type", _PLAINTEXT)) == _PLAINTEXT:
+    auth_context = context.auth_context()
+    if list(auth_context.get("transport_security_type", _PLAINTEXT)) == _PLAINTEXT:
         return None
-    uris = shown.get("peer_uri", ())
+    uris = auth_context.get("peer_uri", ())
     try:
         if len(uris) != 1:
             raise InvalidArgumentError("the certificate names no URI edgeshard://SITE/ROLE/ID")

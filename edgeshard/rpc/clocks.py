@@ -31,8 +31,8 @@ def clock_error(target: str) -> FailedPreconditionError | None:
     from edgeshard.identity.certificates import check_valid_now
 
     try:
-        shown = ssl.get_server_certificate(split_address(target), timeout=_TIMEOUT_S)
-        check_valid_now(shown.encode(), f"the certificate of {target}", now())
+        pem = ssl.get_server_certificate(split_address(target), timeout=_TIMEOUT_S)
+        check_valid_now(pem.encode(), f"the certificate of {target}", now())
     except FailedPreconditionError as error:
         return error
     except (OSError, ValueError):

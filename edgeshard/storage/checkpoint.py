@@ -374,8 +374,8 @@ def _parse_entry(file_name: str, name: str, entry: object, path: Path, data_star
         raise malformed(file_name, f"describes tensor {name} by other keys than dtype, shape and data_offsets", name)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        shown = dtype[:40] if isinstance(dtype, str) else type(dtype).__name__
-        raise malformed(file_name, f"gives tensor {name} the unknown type {shown!r}", name, "UNKNOWN_DTYPE")
+        type_text = dtype[:40] if isinstance(dtype, str) else type(dtype).__name__
+        raise malformed(file_name, f"gives tensor {name} the unknown type {type_text!r}", name, "UNKNOWN_DTYPE")
     if not _is_size_list(shape) or len(shape) > _RANK_LIMIT:
         what = f"gives tensor {name} a shape that is not at most {_RANK_LIMIT} sizes of 0 or more"
         raise malformed(file_name, what, name)
@@ -443,8 +443,8 @@ def _read_index(model: ModelDirectory) -> dict[str, str]:
         raise malformed(_INDEX, "has no weight_map", "weight_map")
     for shard in weight_map.values():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or ".." in shard:
-            shown = repr(shard[:80]) if isinstance(shard, str) else f"of type {type(shard).__name__}"
-            raise malformed(_INDEX, f"names the file {shown}; it must be a plain *.safetensors name", "weight_map")
+            shard_text = repr(shard[:80]) if isinstance(shard, str) else f"of type {type(shard).__name__}"
+            raise malformed(_INDEX, f"names the file {shard_text}; it must be a plain *.safetensors name", "weight_map")
     count = len(set(weight_map.values()))
     if count > _SHARDS_LIMIT:
         raise malformed(_INDEX, f"names {count} files; at most {_SHARDS_LIMIT} are accepted", "weight_map")

@@ -374,8 +374,8 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
 
 
 def _unknown(kind: type[Enum], field: str, item: Any) -> InvalidArgumentError:
-    shown = repr(item[:80]) if isinstance(item, str) else item
-    why = f"is {shown}, a {kind.__name__} that this version does not know: upgrade it"
+    text = repr(item[:80]) if isinstance(item, str) else item
+    why = f"is {text}, a {kind.__name__} that this version does not know: upgrade it"
     return invalid(field, why, f"UNKNOWN_{kind.__name__.upper()}")
 
 

@@ -163,12 +163,12 @@ class Emulation:
 
 def _emulated_blocks(emulation: Emulation, stand_in: ModelSpec, points: _Points) -> Iterable[LayerProfile]:
     behind: dict[BlockSpec, list[BlockSpec]] = {}
-    for shown, emulated in zip(stand_in.blocks, emulation.model.blocks, strict=True):
-        behind.setdefault(shown, []).append(emulated)
-    for shown, group in behind.items():
-        kind = LayerKind.MOE_BLOCK if shown.experts else LayerKind.BLOCK
+    for stand_in_block, emulated in zip(stand_in.blocks, emulation.model.blocks, strict=True):
+        behind.setdefault(stand_in_block, []).append(emulated)
+    for stand_in_block, group in behind.items():
+        kind = LayerKind.MOE_BLOCK if stand_in_block.experts else LayerKind.BLOCK
         costs = [partial(emulation.times.block_s, block) for block in group]
-        yield _layer(kind, shown.parameters, costs, points, shown.window)
+        yield _layer(kind, stand_in_block.parameters, costs, points, stand_in_block.window)
 
 
 def _layer(

@@ -139,8 +139,8 @@ class Dashboard:
     def _cookie_of(self, request: Request) -> str | None:
         """A browser sends no origin if it only reads, so it may be at either place that its Host stands for."""
         places = self._places.of_host(request.headers.get("host", ""))
-        shown = (request.cookies.get(place.cookie) for place in places)
-        return next((cookie for cookie in shown if cookie is not None), None)
+        cookies = (request.cookies.get(place.cookie) for place in places)
+        return next((cookie for cookie in cookies if cookie is not None), None)
 
     def _session_of(self, request: Request) -> Session:
         """The session of a request that only reads."""

@@ -103,8 +103,8 @@ def parse_place(text: str) -> PageOrigin:
             field="dashboard-url",
             reason="TLS_REQUIRED",
         )
-    shown = f"[{host}]" if ":" in host else host
-    return PageOrigin(f"{parts.scheme}://{shown}{'' if port in (None, _PORTS[parts.scheme]) else f':{port}'}", path)
+    url_host = f"[{host}]" if ":" in host else host
+    return PageOrigin(f"{parts.scheme}://{url_host}{'' if port in (None, _PORTS[parts.scheme]) else f':{port}'}", path)
 
 
 def _refused(text: str) -> InvalidArgumentError:

@@ -130,9 +130,9 @@ class Membership:
         certificate, which joiners are shown. Raises FailedPreconditionError if no certificates are
         made here."""
         files = self._check_issues().files
-        shown = files.cert.read_bytes()
+        certificate = files.cert.read_bytes()
         authorities = ders_of(files.ca.read_bytes())
-        return tuple(sorted(authorities, key=lambda authority: not is_signed_by(shown, bundle_of([authority]))))
+        return tuple(sorted(authorities, key=lambda authority: not is_signed_by(certificate, bundle_of([authority]))))
 
     async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
         """A certificate for a token, and the authorities to trust, both in PEM; `address` is the joiner's, host:port.

@@ -54,22 +54,22 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         if not is_of_this_machine(_host_of(context.peer())):
             raise not_this_machine()
         model = await in_thread(lambda: wire.local_model_from_wire(request))
-        ended, shown = threading.Event(), LocalAdding(0, model.manifest.stored_bytes, knows_orders=True)
+        ended, status = threading.Event(), LocalAdding(0, model.manifest.stored_bytes, knows_orders=True)
 
         def progress(hashed: int, total: int) -> None:
-            nonlocal shown
+            nonlocal status
             if ended.is_set():
                 raise errors.AbortedError(f"adding model {model.manifest.name} was cancelled")
-            shown = LocalAdding(hashed, total, knows_orders=True)
+            status = LocalAdding(hashed, total, knows_orders=True)
 
         adding = asyncio.ensure_future(in_thread(self._store.add_local, model, progress))
         try:
             while not adding.done():
-                yield wire.local_adding_to_wire(shown)
+                yield wire.local_adding_to_wire(status)
                 await asyncio.wait([adding], timeout=_SHOWN_EVERY_S)
             digest = adding.result()
             log.info("model_registered", model=model.manifest.name, digest=digest)
-            yield wire.local_adding_to_wire(LocalAdding(shown.total, shown.total, digest, knows_orders=True))
+            yield wire.local_adding_to_wire(LocalAdding(status.total, status.total, digest, knows_orders=True))
         finally:
             ended.set()
             await asyncio.wait([adding])

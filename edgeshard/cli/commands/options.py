@@ -37,12 +37,12 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 def declared(item: OptionField, help: str = "", metavar: str = "", **more: Any) -> Any:
     """The option of a field, for `Annotated`; `help` and `metavar` if a command needs others."""
-    shown = metavar or item.metavar
+    placeholder = metavar or item.metavar
     return typer.Option(
         *item.flags,
-        metavar=shown or None,
+        metavar=placeholder or None,
         help=help or item.option.help,
-        autocompletion=_COMPLETED.get(shown),
+        autocompletion=_COMPLETED.get(placeholder),
         **more,
     )
 

@@ -147,7 +147,7 @@ def rows(load_report: Report) -> list[Row]:
 
 def fields(load_report: Report) -> dict[str, str]:
     """Everything but the times."""
-    shown = {
+    texts = {
         "Deployment": load_report.deployment,
         "Load": f"{load_report.load}, seed {load_report.seed}",
         "Requests": f"{load_report.answered} answered of {load_report.requests} in {load_report.seconds:.1f} s"
@@ -156,10 +156,10 @@ def fields(load_report: Report) -> dict[str, str]:
         f"({load_report.prompt_tokens} tokens in, {load_report.new_tokens} out)",
     }
     if load_report.goodput is not None and load_report.good_share is not None:
-        shown["Goodput"] = f"{load_report.goodput:.2f} requests/s within the goal, {100 * load_report.good_share:.0f} % of them"
+        texts["Goodput"] = f"{load_report.goodput:.2f} requests/s within the goal, {100 * load_report.good_share:.0f} % of them"
     if load_report.errors:
-        shown["Errors"] = ", ".join(f"{count} {reason}" for reason, count in load_report.errors.items())
-    return shown
+        texts["Errors"] = ", ".join(f"{count} {reason}" for reason, count in load_report.errors.items())
+    return texts
 
 
 def picture(load_report: Report, served: Sequence[Served]) -> str:

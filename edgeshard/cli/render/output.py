@@ -58,8 +58,8 @@ class Column(Generic[Item]):
 def show_text(text: str = "", *, err: bool = False, nl: bool = True, dim: bool = False) -> None:
     """Print a text to stdout, or to stderr. It may quote a node, a client or a coordinator: what steers a terminal is
     shown as an escape. Every line that a command prints goes through here or through a console of this module."""
-    shown = escaped(text, OWN_LINES)
-    typer.echo(typer.style(shown, dim=True) if dim else shown, err=err, nl=nl)
+    safe_text = escaped(text, OWN_LINES)
+    typer.echo(typer.style(safe_text, dim=True) if dim else safe_text, err=err, nl=nl)
 
 
 def show_list(

@@ -133,16 +133,16 @@ def timeline(
     if not visits:
         raise invalid("visits", "is empty; there is nothing to show")
     until = until_s if until_s is not None else max(visit.end_s for visit in visits)
-    shown = [visit for visit in visits if visit.start_s < until]
-    if not shown:
+    drawn_visits = [visit for visit in visits if visit.start_s < until]
+    if not drawn_visits:
         raise invalid("until_s", f"is {until}; no request begins before it")
-    stations = list(dict.fromkeys(visit.station for visit in shown))
-    batches = sorted({visit.micro_batch for visit in shown})
-    kinds = [kind for kind in _KINDS if any(visit.kind == kind for visit in shown)]
-    titles = {f"visit-{number}": _visit_words(visit, names) for number, visit in enumerate(shown)}
+    stations = list(dict.fromkeys(visit.station for visit in drawn_visits))
+    batches = sorted({visit.micro_batch for visit in drawn_visits})
+    kinds = [kind for kind in _KINDS if any(visit.kind == kind for visit in drawn_visits)]
+    titles = {f"visit-{number}": _visit_words(visit, names) for number, visit in enumerate(drawn_visits)}
 
     def draw(axes: Axes) -> None:
-        for number, visit in enumerate(shown):
+        for number, visit in enumerate(drawn_visits):
             place = visit.start_s, stations.index(visit.station) - 0.38
             width = max(min(visit.end_s, until) - visit.start_s, until / WIDTH)
             colour = _colour(batches.index(visit.micro_batch))

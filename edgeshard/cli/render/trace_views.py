@@ -57,13 +57,13 @@ def picture(traces: Sequence[StageTrace], deployment: str) -> str:
     from_s, until_s = steps[first].began_s, steps[min(first + PICTURED_STEPS, len(steps)) - 1].ended_s
     turns = max(2, most_in_flight(traces))
     visits = [visit for number, trace in enumerate(traces) for visit in _visits(trace, _next(traces, number), turns)]
-    shown = [
+    pictured_visits = [
         visit._replace(start_s=max(0.0, visit.start_s - from_s), end_s=visit.end_s - from_s)
         for visit in visits
         if visit.end_s > from_s and visit.start_s < until_s
     ]
     title = f"{deployment}: {1000 * (until_s - from_s):.1f} ms, {from_s:.2f} s after the trace began"
-    return timeline(shown, title, until_s - from_s, names=("turn", "step"))
+    return timeline(pictured_visits, title, until_s - from_s, names=("turn", "step"))
 
 
 def _next(traces: Sequence[StageTrace], number: int) -> str:

@@ -139,8 +139,8 @@ def _shown_key(headers: Headers) -> str | None:
     kind, _, key = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and key.strip():
         return key.strip()
-    shown = (headers.get(name, "").strip() for name in _KEY_HEADERS)
-    return next((key for key in shown if key), None)
+    header_keys = (headers.get(name, "").strip() for name in _KEY_HEADERS)
+    return next((key for key in header_keys if key), None)
 
 
 def _address(scope: Scope) -> str:

@@ -102,8 +102,8 @@ def _refuse(value: Any) -> Any:
 def _only(*values: Any) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if value is not None and value not in values:
-            shown = " or ".join(json.dumps(item) for item in values)
-            raise Refused(f"is not supported here: leave it out, or give {shown}")
+            choices = " or ".join(json.dumps(item) for item in values)
+            raise Refused(f"is not supported here: leave it out, or give {choices}")
         return value
 
     return check
@@ -121,8 +121,8 @@ def never(meaning: str) -> Any:
 
 def only(kind: Any, *values: Any, meaning: str = "") -> Any:
     """A field of which these values are accepted: they mean what happens anyway."""
-    shown = Field(default=None, description=meaning or None, json_schema_extra={"enum": [*values, None]})
-    return Annotated[kind | None, AfterValidator(_only(*values)), shown]
+    schema_field = Field(default=None, description=meaning or None, json_schema_extra={"enum": [*values, None]})
+    return Annotated[kind | None, AfterValidator(_only(*values)), schema_field]
 
 
 Taken = Annotated[Any, Treatment.IGNORED, Field(default=None)]

@@ -98,8 +98,8 @@ class Cluster:
         for index, node in enumerate(self.nodes):
             if node.name == name:
                 return index
-        shown = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
-        raise InvalidArgumentError.about(field_name, f"there is no node {name!r}; nodes are {shown}", "UNKNOWN_NODE")
+        listing = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
+        raise InvalidArgumentError.about(field_name, f"there is no node {name!r}; nodes are {listing}", "UNKNOWN_NODE")
 
 
 def parse_cluster(values: Mapping[str, Any]) -> Cluster:

@@ -165,9 +165,9 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
         return other(replace(rate_problem, concurrency=number), [node.at_most(number) for node in nodes])
 
     won = [wins(number) for number in tried]
-    shown = tried if len(tried) <= 4 else [*tried[:3], "...", tried[-1]]
+    listing = tried if len(tried) <= 4 else [*tried[:3], "...", tried[-1]]
     if not any(won):
-        return f"{better} with none of {', '.join(map(str, shown))} requests at once."
+        return f"{better} with none of {', '.join(map(str, listing))} requests at once."
     first, last = won.index(True), len(won) - 1 - won[::-1].index(True)
     if all(won[first:]) and first > 0 and (now is None or tried[first] > now):
         start = max(tried[first - 1], now or 0)
@@ -176,7 +176,7 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
         end = tried[last + 1] if now is None else min(tried[last + 1], now)
         return f"{better} with up to {_first(range(end - 1, tried[last] - 1, -1), wins)} requests at once."
     numbers = ", ".join(str(number) for number, is_won in zip(tried, won, strict=True) if is_won)
-    return f"{better} with {numbers} requests at once, of {', '.join(map(str, shown))}."
+    return f"{better} with {numbers} requests at once, of {', '.join(map(str, listing))}."
 
 
 def _by_links(problem: PlanProblem, nodes: Sequence[NodeAlone], slower: bool, better: str, other: Tried) -> str:
@@ -214,8 +214,8 @@ def _lacking(nodes: Sequence[NodeAlone]) -> str:
     short = sorted((node for node in nodes if node.short_bytes), key=lambda node: node.short_bytes)
     if not short:
         return ""
-    shown = listed([f"{node.node} ({gibibytes(node.short_bytes)})" for node in short], _NAMES_SHOWN)
-    return f"Too little memory for the whole model: {shown}."
+    listing = listed([f"{node.node} ({gibibytes(node.short_bytes)})" for node in short], _NAMES_SHOWN)
+    return f"Too little memory for the whole model: {listing}."
 
 
 def _first(values: Sequence[Value], wins: Callable[[Value], bool]) -> Value:

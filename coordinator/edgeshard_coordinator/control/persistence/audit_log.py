@@ -253,10 +253,10 @@ class AuditLog:
         done = _entries([*self._operators.newest(count), *self._others.newest(count)])
         refused = _entries(self._refusals.newest(count))
         oldest = sorted(entry.time for entry in (*done, *refused))[-count:][:1]
-        shown = [entry for entry in refused if [entry.time] >= oldest]
+        refusals = [entry for entry in refused if [entry.time] >= oldest]
         room = max((count + 1) // 2, count - len(done))
-        shown = shown[max(0, len(shown) - room) :]
-        entries = [*done[max(0, len(done) - (count - len(shown))) :], *shown]
+        refusals = refusals[max(0, len(refusals) - room) :]
+        entries = [*done[max(0, len(done) - (count - len(refusals))) :], *refusals]
         return tuple(sorted(entries, key=lambda entry: entry.time))
 
     def _next_items(self) -> list[_Item]:

@@ -351,10 +351,10 @@ def _link_notes(measured_site: SiteCluster, request: Asked) -> list[str]:
     if measured_site.starting:
         notes.append(f"{', '.join(measured_site.starting)}: left out, still starting; try again in a moment")
     if measured_site.unmeasured:
-        shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in measured_site.unmeasured[:4])
+        links_text = ", ".join(f"{sender} -> {receiver}" for sender, receiver in measured_site.unmeasured[:4])
         more = f" and {len(measured_site.unmeasured) - 4} more" if len(measured_site.unmeasured) > 4 else ""
         senders = " ".join(sorted({str(sender) for sender, _ in measured_site.unmeasured}))
-        notes.append(f"no link was measured for {shown}{more}: none is planned with; run `edgectl profile {senders}`")
+        notes.append(f"no link was measured for {links_text}{more}: none is planned with; run `edgectl profile {senders}`")
     return notes
 
 

@@ -292,11 +292,11 @@ def _picture(simulation: Forecast, load: AskedLoad, model: str) -> str:
     first = max(0, (len(steps) - PICTURED_STEPS) // 2)
     from_s = steps[first].start_s
     until_s = steps[min(first + PICTURED_STEPS, len(steps)) - 1].end_s
-    shown = [
+    visits = [
         visit._replace(start_s=max(0.0, visit.start_s - from_s), end_s=visit.end_s - from_s)
         for visit in simulation.visits
         if from_s < visit.end_s and visit.start_s < until_s
     ]
     names = ("turn", "step") if load.requests else ("micro-batch", "token")
     title = f"{model}: {until_s - from_s:.3g} s of the simulation, from {from_s:.3g} s on"
-    return timeline(sorted(shown, key=lambda visit: rows.index(visit.station)), title, until_s - from_s, names=names)
+    return timeline(sorted(visits, key=lambda visit: rows.index(visit.station)), title, until_s - from_s, names=names)

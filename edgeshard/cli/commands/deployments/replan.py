@@ -84,9 +84,9 @@ async def _replanned(
     try:
         for each in [one.spec.name for one in await client.replicas(name)]:
             with stderr_console().status(f"planning {each}") as status:
-                shown = DeployReporter(status).show
+                on_change = DeployReporter(status).show
                 done[each] = await client.replan(
-                    each, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=shown
+                    each, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=on_change
                 )
     except EdgeShardError:
         for each, outcome in done.items():

@@ -55,14 +55,14 @@ def show(
 
     kind = _kind(daemon)
     settings = settings_of(kind, given(kind, config, {}))
-    shown = [one for one in settings if resolved or one.source != "default"]
+    rows = [one for one in settings if resolved or one.source != "default"]
     columns: list[Column[Setting]] = [
         Column("KEY", lambda one: one.key),
         Column("VALUE", lambda one: _text(one.value)),
         Column("FROM", lambda one: one.source),
     ]
-    data = {one.key: {"value": one.value, "from": one.source} for one in shown}
-    show_list(shown, output, columns, lambda one: one.key, data)
+    data = {one.key: {"value": one.value, "from": one.source} for one in rows}
+    show_list(rows, output, columns, lambda one: one.key, data)
 
 
 @app.command("docs")
