@@ -76,8 +76,8 @@ class Lane:
             raise _closing()
         question = _Question(values, parts, exhausted)
         size = sum(map(len, parts.values()))
-        for gone in self._turns.put(identity, size, question):
-            gone.fail(overloaded())
+        for victim in self._turns.put(identity, size, question):
+            victim.fail(overloaded())
         self._begin()
         try:
             answer, data = await question.answer

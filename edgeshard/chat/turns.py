@@ -46,7 +46,7 @@ class Turns(Generic[ItemT]):
 
         Raises ResourceExhaustedError if it is this identity that would have the most.
         """
-        gone: list[ItemT] = []
+        victims: list[ItemT] = []
         while len(self) >= self._most or self._bytes() + size > self._most_bytes:
             line = self._lines.get(identity)
             own = self._share(line.size + size, len(line.waiting) + 1) if line else self._share(size, 1)
@@ -54,13 +54,13 @@ class Turns(Generic[ItemT]):
             largest, heaviest = max(shares, default=(0.0, identity))
             if heaviest == identity or own >= largest:
                 raise overloaded()
-            gone.append(self._drop_newest(heaviest))
+            victims.append(self._drop_newest(heaviest))
         if identity not in self._lines:
             self._lines[identity] = _Line(min((line.served for line in self._lines.values()), default=0.0))
         line = self._lines[identity]
         line.waiting.append((item, size))
         line.size += size
-        return gone
+        return victims
 
     def waiting(self) -> list[str]:
         """The identities that have something waiting."""

@@ -208,12 +208,12 @@ def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *
     sent = np.array(relaxed.sent, dtype=np.int64).reshape(-1, 3)
     links[sent[:, 0], sent[:, 1]] = hop
     coming = np.full((layers + 1, nodes), np.inf)  # before block a, on the node that has it
-    gone = np.full((layers + 1, nodes), np.inf)  # after block b - 1, on the node that had it
+    departures = np.full((layers + 1, nodes), np.inf)  # after block b - 1, on the node that had it
     coming[0, relaxed.memory.source] = 0.0
     for layer in range(1, layers + 1):
-        gone[layer] = join(coming[:layer].T, cost[:, :layer, layer]).min(axis=1)
+        departures[layer] = join(coming[:layer].T, cost[:, :layer, layer]).min(axis=1)
         if layer < layers:
-            coming[layer] = join(gone[layer][:, None], links).min(axis=0)
+            coming[layer] = join(departures[layer][:, None], links).min(axis=0)
     left = np.full((layers + 1, nodes), np.inf)  # from the end of a stage on, its hop included
     begun = np.full((layers + 1, nodes), np.inf)  # from the begin of a stage on
     left[layers] = np.where(relaxed.returns, back, np.inf)
@@ -224,7 +224,7 @@ def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *
     node, first, end = ranges.T
     through = join(join(coming[first, node], stage), left[end, node])
     sender, receiver, at = sent.T
-    across = join(join(gone[at, sender], hop), begun[at, receiver])
+    across = join(join(departures[at, sender], hop), begun[at, receiver])
     return np.asarray(through), np.asarray(across)
 
 

@@ -163,9 +163,9 @@ class LinkedFiles:
         """Forget blobs, and drop the files of this directory in which no other is left."""
         with self._lock:
             self._refresh()
-            gone = self._note_of.keys() & digests
-            for note in {self._note_of[digest] for digest in gone}:
-                self._write(note, {of: at for of, at in self._notes[note].items() if of not in gone})
+            removals = self._note_of.keys() & digests
+            for note in {self._note_of[digest] for digest in removals}:
+                self._write(note, {of: at for of, at in self._notes[note].items() if of not in removals})
 
     def drop_unused(self, paths: Collection[Path] | None = None) -> None:
         """Remove files in which no blob is noted: of `paths`, or of all files, such as a process left that died.

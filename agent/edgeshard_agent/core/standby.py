@@ -70,9 +70,9 @@ def released(standbys: Standbys, deployment: DeploymentName, epoch: Epoch) -> tu
     standby = standbys.get(deployment)
     if standby is None or standby.wanted.epoch > epoch or standby.wanted.layers is None:
         return standbys, ()
-    gone = StaleEpochError(f"deployment {deployment} was released", reason="SUPERSEDED")
+    error = StaleEpochError(f"deployment {deployment} was released", reason="SUPERSEDED")
     nothing = replace(standby, wanted=replace(standby.wanted, layers=None), operations=())
-    return {**standbys, deployment: nothing}, tuple((operation, gone) for operation in standby.operations)
+    return {**standbys, deployment: nothing}, tuple((operation, error) for operation in standby.operations)
 
 
 def due(standbys: Standbys) -> list[SetStandby]:

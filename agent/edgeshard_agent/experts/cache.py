@@ -45,11 +45,11 @@ class CacheCounts:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An expert that is used now. `load`: it is to be read first, in the room of the experts in `gone`."""
+    """An expert that is used now. `load`: it is to be read first, in the room of the experts in `victims`."""
 
     expert: Expert
     load: bool = False
-    gone: tuple[Expert, ...] = ()
+    victims: tuple[Expert, ...] = ()
 
 
 class ExpertCache(Protocol):
@@ -98,14 +98,14 @@ class LeastRecentlyUsed:
         return ()
 
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
-        gone, size = [], int(self.sizes[layer, expert])
+        victims, size = [], int(self.sizes[layer, expert])
         while self._resident and self._held + size > self.room:
-            gone.append(self._resident.popitem(last=False)[0])
-            self._held -= int(self.sizes[gone[-1]])
+            victims.append(self._resident.popitem(last=False)[0])
+            self._held -= int(self.sizes[victims[-1]])
         self._resident[layer, expert] = None
         self._held += size
         self.counts.bytes_read += size
-        return gone
+        return victims
 
     def choose(self, layer: int, choices: Chosen) -> Sequence[Use]:
         experts = _distinct(choices)
@@ -194,8 +194,8 @@ class ForecastCache:
         # The experts of this step stay if possible: its reads and products overlap.
         kept_experts = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
         for expert in missing:
-            gone = self._load(layer, expert, following, forecast, [*kept_experts, expert])
-            uses.append(Use((layer, expert), True, gone))
+            victims = self._load(layer, expert, following, forecast, [*kept_experts, expert])
+            uses.append(Use((layer, expert), True, victims))
         share = self._share[layer]
         counted = np.bincount(choices.ravel(), minlength=len(share)) / len(choices)
         share += (1.0 - (1.0 - _RECENT) ** len(choices)) * (counted - share)
@@ -207,11 +207,11 @@ class ForecastCache:
     ) -> tuple[Expert, ...]:
         """Make room for an expert; returns the experts that go."""
         size = int(self.sizes[layer, expert])
-        gone = self._let_go(size, following, forecast, layer, kept_experts) if self._held + size > self.room else ()
+        victims = self._let_go(size, following, forecast, layer, kept_experts) if self._held + size > self.room else ()
         self._resident[layer, expert] = True
         self._held += size
         self.counts.bytes_read += size
-        return gone
+        return victims
 
     def _let_go(
         self, size: int, following: int, forecast: NDArray[np.float32], layer: int, kept_experts: list[int]
@@ -230,11 +230,11 @@ class ForecastCache:
         expected = distance[:, None] + layers * rounds
         expected[layer, kept_experts] = np.minimum(expected[layer, kept_experts], -1.0)
         expected[~self._resident] = -2.0
-        gone: list[Expert] = []
+        victims: list[Expert] = []
         while self._held + size > self.room and self._resident.any():
             place = divmod(int(expected.argmax()), experts)
-            gone.append(place)
+            victims.append(place)
             expected[place] = -2.0
             self._resident[place] = False
             self._held -= int(self.sizes[place])
-        return tuple(gone)
+        return tuple(victims)

@@ -278,8 +278,8 @@ class Hosting:
             trace = await stage.trace(command.seconds)
             if self._stages.get(command.deployment) is stage:
                 return TraceEnded(action.operation_id, command.deployment, trace)
-        gone = no_stage(command.deployment, command.epoch)
-        return TraceEnded(action.operation_id, command.deployment, error=gone)
+        error = no_stage(command.deployment, command.epoch)
+        return TraceEnded(action.operation_id, command.deployment, error=error)
 
     async def _keep_weights(self, prepare: PrepareStage) -> LoadedModel | None:
         """Stop the stage of the former epoch; returns its weights, with KV emptied, when they serve this epoch too.

@@ -86,6 +86,6 @@ class UnitSources:
 
     def _unpin(self, units: Iterable[str]) -> None:
         with self._lock:
-            gone = self._pinned & set(units)
-            self._pinned -= gone
-        self._units.unpin(self._form.name(unit) for unit in gone)
+            released_units = self._pinned & set(units)
+            self._pinned -= released_units
+        self._units.unpin(self._form.name(unit) for unit in released_units)

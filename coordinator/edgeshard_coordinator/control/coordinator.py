@@ -176,16 +176,16 @@ class Coordinator:
 
     async def stop(self) -> None:
         """End requests with UnavailableError, then nodes' streams and the server. A second call changes nothing."""
-        gone = UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
+        error = UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
         if self._agents.closing:
             return
         self._agents.closing = True
         # First: streams that end from now on must not be taken for lost nodes, and saved as such.
         await self._stop_state()
-        self.front.close(gone)
+        self.front.close(error)
         self._inference.end_listeners()
-        self._calls.close(gone)
-        self.events.close(gone)
+        self._calls.close(error)
+        self.events.close(error)
         self._hub.close_all()
         await self.chats.close()
         await self._server.stop()

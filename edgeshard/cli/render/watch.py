@@ -38,8 +38,8 @@ async def show(
     while True:
         for item in changes.of(await fetch()):
             print_item(item, output, rows, name)
-        for gone in changes.gone:
-            show_text(f"{gone} is gone", err=True)
+        for item_name in changes.gone:
+            show_text(f"{item_name} is gone", err=True)
         sys.stdout.flush()
         await asyncio.sleep(INTERVAL_S)
 

@@ -257,8 +257,8 @@ class Bodies:
         if len(body) <= LARGE_BYTES:
             return parse(body, form)
         large = _Large(body, form)
-        for gone in self._turns.put(identity, len(body), large):
-            gone.done.set_exception(overloaded())
+        for victim in self._turns.put(identity, len(body), large):
+            victim.done.set_exception(overloaded())
         self._go_on()
         try:
             return cast(FormT, await large.done)

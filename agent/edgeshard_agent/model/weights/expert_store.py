@@ -205,8 +205,8 @@ class ExpertStore:
         self._state.resident[expert] = memory
         self.units[expert[0]][expert[1]].place(memory)
 
-    def _let_go(self, gone: Sequence[Expert]) -> None:
-        for expert in gone:
+    def _let_go(self, victims: Sequence[Expert]) -> None:
+        for expert in victims:
             memory = self._state.resident.pop(expert)
             self.units[expert[0]][expert[1]].place(None)
             self._state.free.setdefault(len(memory), []).append(memory)

@@ -72,14 +72,14 @@ class StateLoop:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        gone = _shutting_down()
+        error = _shutting_down()
         for _, future in self._waiting:
             if not future.done():
-                future.set_exception(gone)
+                future.set_exception(error)
         while not self._inbox.empty():
             _, answer = self._inbox.get_nowait()
             if answer is not None and not answer.done():
-                answer.set_exception(gone)
+                answer.set_exception(error)
 
     def post(self, event: Event) -> None:
         """Put an event in the inbox. An event that the state refuses is logged and dropped."""

@@ -38,19 +38,19 @@ class NodeRequests:
         """
         self.check_there(node)
         self._hub.send(node.node_id, node.connection, operation_id, command)
-        gone = asyncio.create_task(self._loop.until(lambda _: self._is_gone(node)))
-        either: set[asyncio.Future[Any]] = {answer, gone}
+        departure = asyncio.create_task(self._loop.until(lambda _: self._is_gone(node)))
+        either: set[asyncio.Future[Any]] = {answer, departure}
         try:
             await asyncio.wait(either, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
-            if gone.done():
+            if departure.done():
                 raise UnavailableError("the node disconnected before it answered", reason="NODE_LOST")
             raise DeadlineError(f"no {self._what} arrived within {self._limit_s:g} s", reason="NO_ANSWER")
         finally:
             answer.cancel()
-            gone.cancel()
-            await asyncio.gather(answer, gone, return_exceptions=True)
+            departure.cancel()
+            await asyncio.gather(answer, departure, return_exceptions=True)
 
     def _is_gone(self, node: KnownNode) -> bool:
         now = self._loop.state.nodes.get(node.node_id)

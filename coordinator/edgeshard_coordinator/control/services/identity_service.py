@@ -148,12 +148,12 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
 
     async def expel(self, node: KnownNode) -> None:
         """Forget a node, and have its agent stop. Deployments continue without it, in another epoch."""
-        gone = DeniedError(
+        denial = DeniedError(
             f"node {node.name} was removed from the site; an operator can admit it again with edgectl token create",
             field="node",
             reason="REMOVED",
         )
-        self._hub.fail(node.node_id, gone)
+        self._hub.fail(node.node_id, denial)
         await self._loop.ask(NodeRemoved(node.node_id, self._loop.now()))
         await self._store.forget_node(node.node_id)
         log.warning("node_removed", node_id=node.node_id, node=node.name)

@@ -294,9 +294,9 @@ def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError
 
 def deleted(record: DeploymentRecord) -> DeploymentRecord:
     """The disk has it as deleting: now it is. No new revision, since the disk has this one."""
-    gone = errors.UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
+    failure = errors.UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
     # One that was ready may have requests that wait for its next epoch.
-    ended = replace(record, ended=EndedService(record.epoch, gone)) if record.ever_ready else _ended(record, gone)
+    ended = replace(record, ended=EndedService(record.epoch, failure)) if record.ever_ready else _ended(record, failure)
     phase = next_phase(record.phase, Trigger.DELETE)
     return replace(ended, phase=phase, attachment=0, deadline=None, delete_revision=0, move=None, former=None)
 

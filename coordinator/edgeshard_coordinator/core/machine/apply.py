@@ -72,8 +72,8 @@ def _versioned(before: State, after: State) -> State:
     """
     changed = [] if before.nodes is after.nodes else _changed(before.nodes, after.nodes)
     other = [node for node_id, node in changed if _node_view(node) != _node_view(before.nodes.get(node_id))]
-    gone = before.nodes.keys() - after.nodes.keys()
-    if not other and not gone and not _memory_changed(before, after):
+    removed_ids = before.nodes.keys() - after.nodes.keys()
+    if not other and not removed_ids and not _memory_changed(before, after):
         return after
     version = before.version + 1
     moved = [node.node_id for node in other if _place_view(node) != _place_view(before.nodes.get(node.node_id))]

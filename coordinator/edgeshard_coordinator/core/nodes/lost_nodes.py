@@ -96,9 +96,9 @@ def died(state: State, node_id: NodeId) -> State:
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 
-def too_many(gone: int, nodes: int) -> bool:
+def too_many(vanished_count: int, nodes: int) -> bool:
     """Whether too many of these nodes are gone or silent at once, so that the coordinator may be the blind one."""
-    return gone >= LEAST_VANISHED and 2 * gone > nodes
+    return vanished_count >= LEAST_VANISHED and 2 * vanished_count > nodes
 
 
 def _is_overdue(node: KnownNode, now: float) -> bool:

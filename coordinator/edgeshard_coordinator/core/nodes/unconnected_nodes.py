@@ -49,14 +49,14 @@ def forgotten(state: State, now: float) -> State:
     return without(state, late)
 
 
-def without(state: State, gone: Collection[NodeId]) -> State:
+def without(state: State, node_ids: Collection[NodeId]) -> State:
     """The state without nodes that are not connected, and without measurements of them."""
-    if not gone:
+    if not node_ids:
         return state
-    nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}
-    retakes = tuple(item for item in state.retakes if item.node_id not in gone)
-    tries = {node_id: node_tries for node_id, node_tries in state.profile_tries.items() if node_id not in gone}
+    nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in node_ids}
+    retakes = tuple(item for item in state.retakes if item.node_id not in node_ids)
+    tries = {node_id: node_tries for node_id, node_tries in state.profile_tries.items() if node_id not in node_ids}
     state = replace(
-        state, nodes=nodes, measured=without_nodes(state.measured, gone), retakes=retakes, profile_tries=tries
+        state, nodes=nodes, measured=without_nodes(state.measured, node_ids), retakes=retakes, profile_tries=tries
     )
-    return lost_nodes.not_awaited(state, gone)
+    return lost_nodes.not_awaited(state, node_ids)

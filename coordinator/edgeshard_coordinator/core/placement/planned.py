@@ -117,7 +117,7 @@ class PlanningPlacer:
         conditions = conditions_of(problem.spec, candidates)
         barred = [node.name for node in candidates if rules.barred(conditions, node.name)]
         unusable = (*problem.spec.exclude, *barred)
-        left = [repair.survivors(broken, candidates, gone, unusable) for gone in without]
+        left = [repair.survivors(broken, candidates, scenario, unusable) for scenario in without]
         placements: list[Placement] = []
         ways = [repair.ways(one, lambda used: not rules.broken(conditions, used)) for one in left]
         for stages in itertools.chain.from_iterable(ways):

@@ -150,13 +150,13 @@ def settle(state: State, now: float) -> State:
         node = state.nodes.get(job.node_id)
         if node is None or node.connection != job.connection:
             name = node.name if node is not None else job.node_id
-            gone = UnavailableError(
+            failure = UnavailableError(
                 f"node {name} disconnected while it was measured; measure it again when it is back",
                 field="nodes",
                 reason="NODE_LOST",
                 retry_after_s=1.0,
             )
-            state = _end(state, job, gone)
+            state = _end(state, job, failure)
         elif job.sent is not None and now >= job.sent.deadline:
             late = DeadlineError(
                 f"node {node.name} did not answer in time; see its log",

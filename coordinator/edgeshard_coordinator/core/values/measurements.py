@@ -112,16 +112,16 @@ def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
             yield MeasuredLink(sender, receiver, link.value)
 
 
-def without_nodes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
+def without_nodes(measured: Mapping[NodeId, Measurements], node_ids: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
     """The measurements without nodes that are no longer known, and without the links to them."""
-    lost = frozenset(gone)
+    lost = frozenset(node_ids)
     if not lost:
         return measured
     return {node_id: _without_links(measurements, lost) for node_id, measurements in measured.items() if node_id not in lost}
 
 
-def _without_links(measurements: Measurements, gone: frozenset[NodeId]) -> Measurements:
-    if gone.isdisjoint(measurements.links):
+def _without_links(measurements: Measurements, removed_ids: frozenset[NodeId]) -> Measurements:
+    if removed_ids.isdisjoint(measurements.links):
         return measurements
-    links = {receiver: link for receiver, link in measurements.links.items() if receiver not in gone}
+    links = {receiver: link for receiver, link in measurements.links.items() if receiver not in removed_ids}
     return replace(measurements, links=links, saved=False)

@@ -589,8 +589,8 @@ def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...
 def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
     """Names of its missing nodes that are not awaited: without these its epoch cannot continue."""
     stages = record.placement.stages
-    gone = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
-    return tuple(stage.node_name for stage in gone)
+    lost_stages = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
+    return tuple(stage.node_name for stage in lost_stages)
 
 
 def node_view(state: State, node: KnownNode, now: float) -> Node:

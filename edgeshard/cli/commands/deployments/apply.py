@@ -194,10 +194,10 @@ async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[D
     spec_differences = differences(current[0].spec, spec)
     if spec_differences or any(map(_is_dead, current)):
         return Change(spec.name, "replaced" if replace else REFUSED, spec_differences)
-    gone = missing(current)
-    for one in gone[:1]:  # raises if there is no capacity for it
+    missing_specs = missing(current)
+    for one in missing_specs[:1]:  # raises if there is no capacity for it
         await client.plan(one)
-    return Change(spec.name, "restored" if gone else "unchanged", placement=current[0].placement)
+    return Change(spec.name, "restored" if missing_specs else "unchanged", placement=current[0].placement)
 
 
 async def _applied(
@@ -207,11 +207,11 @@ async def _applied(
     with stderr_console().status(f"applying {spec.name}") as status:
         reporter = DeployReporter(status)
         if current and not spec_differences and not any(map(_is_dead, current)):
-            gone = missing(current)
-            for one in gone:
+            missing_specs = missing(current)
+            for one in missing_specs:
                 await client.deploy(one, wait, timeout_s, reporter.show)
             first = await client.wait_ready(spec.name, timeout_s, reporter.show) if wait else current[0]
-            return Change(spec.name, "restored" if gone else "unchanged", placement=first.placement)
+            return Change(spec.name, "restored" if missing_specs else "unchanged", placement=first.placement)
         if current:
             await client.delete_deployment(spec.name, timeout_s=timeout_s)
         deployment = await client.deploy(spec, wait, timeout_s, reporter.show)

@@ -75,12 +75,12 @@ def packed(
         raise InvalidArgumentError("give the ids of packed units, or --unused for all not in use", field="units")
 
     packed_units = ask(context, lambda client: client.drop_packed(node, None if unused else units))
-    gone = [unit for unit in packed_units if not unit.in_use]
+    removed_units = [unit for unit in packed_units if not unit.in_use]
     if output in (Output.JSON, Output.YAML):
         show_data(packed_units, output)
     else:
-        freed = human_bytes(sum(unit.size_bytes for unit in gone))
-        show_text(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
+        freed = human_bytes(sum(unit.size_bytes for unit in removed_units))
+        show_text(f"{len(removed_units)} packed unit{'s' * (len(removed_units) != 1)} of node {node} deleted: {freed} freed")
     if units_in_use := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in packed_units if unit.in_use]:
         raise FailedPreconditionError(
             f"node {node} uses {', '.join(units_in_use)}; delete the deployment first", field="units", reason="PACKED_IN_USE"
