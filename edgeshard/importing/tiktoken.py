@@ -187,9 +187,9 @@ def _named(settings: Mapping[str, Any], base: int) -> dict[int, tuple[str, bool]
 
 def _letters() -> str:
     """The letter that stands for each byte in tokenizer.json: itself where it can be seen, else one from U+0100 on."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return "".join(chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256))
+    visible_bytes = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in visible_bytes]
+    return "".join(chr(byte) if byte in visible_bytes else chr(256 + hidden.index(byte)) for byte in range(256))
 
 
 _LETTERS = _letters()

@@ -212,12 +212,12 @@ def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None
     directories = {*before.directories, *missing, *(system.shared & parents)}
     digests = dict(before.files)
     for path, content in contents.items():
-        seen, new = system.files.get(path), digest(content)
-        if seen not in (None, new, before.files.get(path)):
+        present_digest, new = system.files.get(path), digest(content)
+        if present_digest not in (None, new, before.files.get(path)):
             steps.append(Leave(path, "it was changed by hand; remove it to have it written again"))
             continue
         digests[path] = new
-        if seen != new:
+        if present_digest != new:
             steps.append(Write(path, content))
     after = replace(before, options=options, files=digests, directories=tuple(sorted(directories)))
     if system.files.get(record_path(daemon)) != digest(to_text(after)):
@@ -239,10 +239,10 @@ def uninstall_steps(daemon: Daemon, record: Record, system: SystemState, *, purg
         steps.append(Remove(enabled_path(daemon)))
     left = {}
     for path, recorded in record.files.items():
-        seen = system.files.get(path)
-        if seen is not None and (seen == recorded or purge):
+        present_digest = system.files.get(path)
+        if present_digest is not None and (present_digest == recorded or purge):
             steps.append(Remove(path))
-        elif seen is not None:
+        elif present_digest is not None:
             steps.append(Leave(path, "it was changed by hand; --purge removes it"))
             left[path] = recorded
     if system.live and Remove(unit) in steps:

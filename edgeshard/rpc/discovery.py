@@ -89,14 +89,14 @@ async def found(authority: bytes) -> AsyncGenerator[tuple[str, str], None]:
 
     listener = AsyncZeroconf(interfaces=InterfaceChoice.All)
     browser = AsyncServiceBrowser(listener.zeroconf, SERVICE, handlers=[heard])
-    seen: set[tuple[str, str]] = set()
+    places: set[tuple[str, str]] = set()
     try:
-        while len(seen) < _MOST_PLACES:
+        while len(places) < _MOST_PLACES:
             info = AsyncServiceInfo(SERVICE, await names.get())
             if await info.async_request(listener.zeroconf, _ANSWER_MS):
                 for place in _places(info, authority):
-                    if place not in seen:
-                        seen.add(place)
+                    if place not in places:
+                        places.add(place)
                         yield place
     finally:
         await browser.async_cancel()

@@ -75,12 +75,12 @@ def adopted(source_files: TlsFiles, directory: Path) -> TlsFiles:
 
 def _keep(source_files: TlsFiles, local_files: TlsFiles, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    seen = directory / "given-ca.sha256"
+    digest_path = directory / "given-ca.sha256"
     authorities, certificate = source_files.ca.read_bytes(), source_files.cert.read_bytes()
     digest = sha256(authorities).hexdigest().encode()
-    if not local_files.ca.exists() or not seen.exists() or seen.read_bytes() != digest:
+    if not local_files.ca.exists() or not digest_path.exists() or digest_path.read_bytes() != digest:
         write_private(local_files.ca, authorities)
-        write_private(seen, digest)
+        write_private(digest_path, digest)
     if not _is_newer(local_files, certificate):
         write_private(local_files.cert, certificate)
 

@@ -123,7 +123,7 @@ class TlsFiles:
 
     def version(self) -> tuple[int, ...]:
         """Numbers that change whenever one of the files does. Raises InvalidArgumentError for a file that is gone."""
-        seen: list[int] = []
+        numbers: list[int] = []
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             try:
                 file_stat = path.stat()
@@ -131,8 +131,8 @@ class TlsFiles:
                 raise InvalidArgumentError(
                     f"--{field} {path}: {error.strerror}", field=field, reason="TLS_FILE"
                 ) from None
-            seen += (file_stat.st_mtime_ns, file_stat.st_ino, file_stat.st_size)
-        return tuple(seen)
+            numbers += (file_stat.st_mtime_ns, file_stat.st_ino, file_stat.st_size)
+        return tuple(numbers)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Credentials of a client with the files as they are now. Raises as `check`."""

@@ -52,11 +52,11 @@ def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
     tensors = tuple(_tensor_from_wire(tensor) for tensor in message.tensors)
     files = tuple(_file_from_wire(file) for file in message.files)
     for kind, items in (("tensor", tensors), ("file", files)):
-        seen: set[str] = set()
+        names: set[str] = set()
         for item in items:
-            if item.name in seen:
+            if item.name in names:
                 raise _invalid(item.name, f"is the name of two {kind}s")
-            seen.add(item.name)
+            names.add(item.name)
     further = further_from_wire(message.further) if message.HasField("further") else None
     return ModelManifest(name, message.architecture, message.config_json, tensors, files, further)
 

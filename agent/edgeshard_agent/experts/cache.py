@@ -154,7 +154,7 @@ class ForecastCache:
     _resident: NDArray[np.bool_] = field(init=False)
     _resident_bytes: int = 0
     _share: NDArray[np.float64] = field(init=False)
-    _seen: _Seen = field(default_factory=_Seen)
+    _history: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
         self._plain = LeastRecentlyUsed(self.room, self.sizes)

@@ -47,8 +47,8 @@ class HugePageWatch:
     async def read(self, stages: Iterable[StageStatus]) -> HugePages | None:
         """Read in a thread: the kernel walks through all of the process's memory."""
         now = self._clock.now()
-        seen = frozenset((stage.deployment, stage.epoch, stage.phase) for stage in stages)
-        if seen != self._seen or now >= self._due:
-            self._seen, self._due = seen, now + AGAIN_S
+        stage_phases = frozenset((stage.deployment, stage.epoch, stage.phase) for stage in stages)
+        if stage_phases != self._seen or now >= self._due:
+            self._seen, self._due = stage_phases, now + AGAIN_S
             self._known = await asyncio.to_thread(read_huge_pages)
         return self._known

@@ -38,11 +38,11 @@ class RequestSampler:
         moves = sampling.counts_answer or sampling.logit_bias
         self.offsets = Offsets(sampling, answer) if moves else None
         penalty, reach = sampling.repetition_penalty, sampling_reference.reach(sampling)
-        seen = None if self.seen is None else self.seen.ctypes.data
+        flags_address = None if self.seen is None else self.seen.ctypes.data
         figures = min(sampling.top_k, _MOST_INT32), sampling.logprobs, sampling.top_logprobs
         temperature = 0.0 if sampling_reference.is_greedy(sampling) else sampling.temperature
         self._struct = native.ChoiceStruct(
-            temperature, sampling.top_p, penalty, reach, sampling.seed, seen, None, None, *figures
+            temperature, sampling.top_p, penalty, reach, sampling.seed, flags_address, None, None, *figures
         )
         self.address = ctypes.addressof(self._struct)
         self._show_offsets()

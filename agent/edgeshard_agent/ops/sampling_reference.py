@@ -126,12 +126,12 @@ def arrivals(uniform: Floats) -> Floats:
 
 
 def drawn(
-    logits: Floats, sampling: SamplingOptions, seen: Flags | None, position: int, offsets: Offsets | None = None
+    logits: Floats, sampling: SamplingOptions, seen_flags: Flags | None, position: int, offsets: Offsets | None = None
 ) -> int:
-    """The token for `position` from its logits [vocab]; `seen` [vocab] are the tokens that the repetition penalty
+    """The token for `position` from its logits [vocab]; `seen_flags` [vocab] are the tokens that the repetition penalty
     counts. `offsets` are added behind it."""
-    if seen is not None:
-        logits = penalised(logits, seen, sampling.repetition_penalty)
+    if seen_flags is not None:
+        logits = penalised(logits, seen_flags, sampling.repetition_penalty)
     if offsets is not None:
         logits = offsets.added(logits)
     tokens, probabilities = candidates(logits, sampling)
@@ -141,9 +141,9 @@ def drawn(
     return int(tokens[(probabilities / arrivals(uniform)).argmax()])
 
 
-def penalised(logits: Floats, seen: Flags, penalty: float) -> Floats:
+def penalised(logits: Floats, seen_flags: Flags, penalty: float) -> Floats:
     """Logits of seen tokens divided by the penalty where positive, multiplied where negative (CTRL, section 4.1)."""
-    return np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+    return np.where(seen_flags, np.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def is_greedy(sampling: SamplingOptions) -> bool:

@@ -80,8 +80,8 @@ class ChunkSizer:
         """
         expected_s = self._expected_s.popleft()
         if expected_s > 0 and computed_s > 0:
-            seen = min(MOST_SLOWER, max(1.0, computed_s / expected_s))
-            self._slower = max(seen, self._slower + FORGOTTEN * (seen - self._slower))
+            slowdown = min(MOST_SLOWER, max(1.0, computed_s / expected_s))
+            self._slower = max(slowdown, self._slower + FORGOTTEN * (slowdown - self._slower))
 
     def length(self, pieces: Sequence[Piece], decodes: int, first: int, end: int, decoding: bool) -> int:
         """Tokens of the next chunk of the positions [first, end) of a prompt that ends there; 0 when none fits.

@@ -65,8 +65,8 @@ class FormingStep:
         states it begins from."""
         first = sequence.scheduled
         is_new, generation = not sequence.introduced, sequence.generation
-        seen = _seen_tokens(sequence) if is_new else ()
-        self.seen_count += len(seen) + _told(sequence)
+        seen_tokens = _seen_tokens(sequence) if is_new else ()
+        self.seen_count += len(seen_tokens) + _told(sequence)
         if ask is not None:
             self.asks.append(ask)
             guesses = (_UNKNOWN,) * ask.most
@@ -84,7 +84,7 @@ class FormingStep:
                 token_count=end - first + len(guesses),
                 sample=end == len(sequence.tokens) and generation.max_new_tokens > 0,
                 sampling=generation.sampling if is_new else None,
-                seen_tokens=seen,
+                seen_tokens=seen_tokens,
                 guide=generation.guide if is_new else None,
                 answer_tokens=_answer_tokens(sequence) if is_new else (),
                 party=_party(sequence.client) if is_new and generation.guide is not None else 0,

@@ -88,8 +88,8 @@ class MeasuredSteps:
         return max(sum(stages) + self._hops_s, in_flight * max(stages))
 
     def _at(self, rows: int) -> list[float]:
-        below = max((seen for seen in self._stages if seen <= rows), default=None)
-        above = min((seen for seen in self._stages if seen >= rows), default=None)
+        below = max((measured_rows for measured_rows in self._stages if measured_rows <= rows), default=None)
+        above = min((measured_rows for measured_rows in self._stages if measured_rows >= rows), default=None)
         if below is None or above is None or below == above:
             nearest = above if below is None else below
             assert nearest is not None

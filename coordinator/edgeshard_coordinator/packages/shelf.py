@@ -108,12 +108,12 @@ class Shelf:
         return tuple(files)
 
     def _file(self, path: Path) -> File:
-        seen = path.stat()
-        key = (str(path), seen.st_size, seen.st_mtime_ns, seen.st_ino)
+        stat = path.stat()
+        key = (str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino)
         digest = self._digests.get(key)
         if digest is None:
             digest = self._digests[key] = _digest(path)
-        return File(path.name, seen.st_size, digest)
+        return File(path.name, stat.st_size, digest)
 
 
 def _is_handed(path: Path) -> bool:

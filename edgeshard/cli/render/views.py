@@ -323,20 +323,20 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
     }
 
 
-def speculation_text(speculation: Speculation, seen: ExpectedGuesses | None) -> str:
+def speculation_text(speculation: Speculation, guesses: ExpectedGuesses | None) -> str:
     """Whether tokens are drafted, or why not; and the worth to a single request, if draft tokens were counted."""
     words = _SPECULATION[speculation]
     if speculation is not Speculation.GUESSES:
         return words
-    if seen is None:
+    if guesses is None:
         return f"{words}; none were seen yet for this model"
-    right = percent(seen.right)
-    if seen.times is None:
+    right = percent(guesses.right)
+    if guesses.times is None:
         return f"{words}: {right} of those seen were right; what rows cost here is not measured"
-    if not seen.most:
+    if not guesses.most:
         return f"{words}: none pays here; {right} of those seen were right"
-    many = f"up to {seen.most} in a step" if seen.most > 1 else "one in a step"
-    faster = f"a single request gets {seen.times:.1f} times the tokens/s if {right} are accepted, the observed share"
+    many = f"up to {guesses.most} in a step" if guesses.most > 1 else "one in a step"
+    faster = f"a single request gets {guesses.times:.1f} times the tokens/s if {right} are accepted, the observed share"
     return f"{words}: {many}; {faster}"
 
 
@@ -365,17 +365,17 @@ def draft_fields(deployment: Deployment) -> dict[str, str]:
 
 def traffic_fields(deployment: Deployment) -> dict[str, str]:
     """Requests that it served, how its placement does for them, and a better placement."""
-    seen, outlook = deployment.traffic, deployment.outlook
-    if not seen.requests:
+    traffic, outlook = deployment.traffic, deployment.outlook
+    if not traffic.requests:
         return {"Traffic": "none yet"}
     spans = [
         f"{what} of {round(lengths.mean)} tokens on average, half up to {lengths.up_to(0.5)}, 9 of 10 up to "
         f"{lengths.up_to(0.9)}"
-        for what, lengths in (("prompts", seen.prompts), ("answers", seen.answers))
+        for what, lengths in (("prompts", traffic.prompts), ("answers", traffic.answers))
     ]
-    many = f"{seen.requests} request{'s' if seen.requests > 1 else ''}"
-    if seen.at_once > 1:
-        many += f", {seen.at_once:.1f} at once on average"
+    many = f"{traffic.requests} request{'s' if traffic.requests > 1 else ''}"
+    if traffic.at_once > 1:
+        many += f", {traffic.at_once:.1f} at once on average"
     fields = {"Traffic": f"{many}: {'; '.join(spans)}"}
     if outlook is None:
         return fields

@@ -238,7 +238,7 @@ def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) 
     if not stages:
         raise PlacementError.about("layers", "no stage is given")
     expected = 0
-    seen: set[str] = set()
+    names: set[str] = set()
     for stage in stages:
         name, layers = stage.node, stage.layers
         if layers.end <= layers.first:
@@ -251,9 +251,9 @@ def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) 
         if layers.first < expected:
             overlap = f"{name}={layers} overlaps the stage before it, which ends at {expected}"
             raise PlacementError.about("layers", overlap, "LAYER_OVERLAP")
-        if name in seen:
+        if name in names:
             raise PlacementError.about("layers", f"node {name} is named twice", "DUPLICATE_NODE")
-        seen.add(name)
+        names.add(name)
         expected = layers.end
     if expected != layer_count:
         raise PlacementError.about("layers", f"no node holds layers {expected}:{layer_count}", "LAYER_GAP")

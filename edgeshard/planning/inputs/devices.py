@@ -163,11 +163,11 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
         )
         numbered = count > 1 or table.given("count")
         nodes += [replace(node, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [node]
-    seen: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
-        if node.name in seen:
+        if node.name in names:
             raise invalid("device", f"{node.name!r} appears twice; give each [[device]] its own name")
-        seen.add(node.name)
+        names.add(node.name)
     return tuple(nodes)
 
 

@@ -73,9 +73,9 @@ class StepShape:
     def of_spans(cls, spans: Sequence[tuple[int, int]]) -> StepShape:
         """A step that mixes decodes and pieces of prompts: of each sequence its new tokens, and those before them."""
         count, total = len(spans), sum(tokens for tokens, _ in spans)
-        seen = sum(tokens * (before + (tokens + 1) / 2) for tokens, before in spans)
+        context_sum = sum(tokens * (before + (tokens + 1) / 2) for tokens, before in spans)
         kv_tokens = sum(tokens + before for tokens, before in spans)
-        return cls(count, total / count, seen / total, kv_tokens / count)
+        return cls(count, total / count, context_sum / total, kv_tokens / count)
 
     def within(self, window: int) -> StepShape:
         """The same step if a query sees at most the last `window` keys, 0 for all."""

@@ -533,10 +533,10 @@ def runner_ups(
     limit = problem.max_time_per_token_s
     candidates = [item for item in candidates if limit is None or item[1].time_per_token_s <= limit]
     candidates = [item for item in candidates if not broken(rules, [item[0].names[node] for node in item[1].cut.nodes])]
-    distinct, seen = dict[tuple[object, ...], Alternative](), _signature(costs, best.cut, kind_of)
+    distinct, best_key = dict[tuple[object, ...], Alternative](), _signature(costs, best.cut, kind_of)
     for other, prediction in candidates:
         key = _signature(other, prediction.cut, kind_of)
-        if key != seen and key not in distinct:
+        if key != best_key and key not in distinct:
             placement = result_of(other, prediction).placement
             distinct[key] = Alternative(placement, prediction.load, **figures_of(prediction))
     return tuple(distinct.values())[:count]

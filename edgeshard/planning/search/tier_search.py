@@ -119,23 +119,23 @@ class StreamSearch:
         return np.where(allowed, value, np.inf)
 
     def _climb(self, loads: Sequence[StreamedLoad]) -> None:
-        seen: set[Cut] = set()
+        tried_cuts: set[Cut] = set()
         for cut in self._proposals(loads):
-            self._offer([cut], loads, seen)
+            self._offer([cut], loads, tried_cuts)
         for _ in range(_CLIMBS):
             if self._best is None:
                 return
             before, cut = self._best[0], self._best[1]
             # Neighbours under the best load so far, then the best of them under all.
-            self._offer(neighbours(cut, self._kinds), [self._best[2]], seen)
+            self._offer(neighbours(cut, self._kinds), [self._best[2]], tried_cuts)
             if self._best[1] != cut:
                 self._look(Cuts.of([self._best[1]]), loads)
             if self._best[0] >= before:
                 return
 
-    def _offer(self, cuts: Sequence[Cut], loads: Sequence[StreamedLoad], seen: set[Cut]) -> None:
-        new = [cut for cut in dict.fromkeys(cuts) if cut not in seen and not violations(self._least, cut)]
-        seen.update(new)
+    def _offer(self, cuts: Sequence[Cut], loads: Sequence[StreamedLoad], tried_cuts: set[Cut]) -> None:
+        new = [cut for cut in dict.fromkeys(cuts) if cut not in tried_cuts and not violations(self._least, cut)]
+        tried_cuts.update(new)
         for count in sorted({len(cut.nodes) for cut in new}):
             self._look(Cuts.of([cut for cut in new if len(cut.nodes) == count]), loads)
 

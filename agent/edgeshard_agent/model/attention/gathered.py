@@ -226,8 +226,8 @@ class GatheredSpans:
         scale, window = scoring.scale, scoring.window or None
         start = 0 if window is None else max(0, chunk.first - window + 1)
         if chunk.slots is None:
-            seen = slice(chunk.base + start, chunk.base + chunk.end)
-            seen_keys, seen_values = keys[seen], values[seen]
+            rows = slice(chunk.base + start, chunk.base + chunk.end)
+            seen_keys, seen_values = keys[rows], values[rows]
         else:
             slots = chunk.slots[start:]
             seen_keys, seen_values = keys.index_select(0, slots), values.index_select(0, slots)

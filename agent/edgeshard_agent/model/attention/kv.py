@@ -274,11 +274,11 @@ class KvPool:
             self._draft_grant(draft, grant)
         if self.states.slots:
             self._draft_restores(draft, plan)
-        seen: set[int] = set()
+        requests: set[int] = set()
         for span in plan.spans:
-            if span.request in seen:
+            if span.request in requests:
                 raise InvalidArgumentError(f"request {span.request} has two spans in one step", field="spans")
-            seen.add(span.request)
+            requests.add(span.request)
             self._draft_span(draft, span)
         return draft
 

@@ -89,8 +89,8 @@ class PlanningPlacer:
         current_layers, nodes = repair.layers_of(placement), problem.candidates
 
         def with_layers(layers: tuple[ExplicitStage, ...], candidates: Sequence[Candidate]) -> Placement:
-            seen = problem.with_spec(prompt_tokens=None, new_tokens=None, layers=layers)
-            return self._placed(_Site(replace(seen, candidates=candidates), self._provers))
+            variant = problem.with_spec(prompt_tokens=None, new_tokens=None, layers=layers)
+            return self._placed(_Site(replace(variant, candidates=candidates), self._provers))
 
         try:
             here, best = with_layers(current_layers, nodes), with_layers((), nodes)

@@ -139,9 +139,9 @@ class ProfileReporter:
     def _is_news(self, event: NodeProgress) -> bool:
         """Whether another tenth is done: a log wants no line for every figure."""
         tenth = 10 * event.done // max(1, event.total)
-        seen = self._tenths.get(event.node)
+        last_tenth = self._tenths.get(event.node)
         self._tenths[event.node] = tenth
-        return seen != tenth
+        return last_tenth != tenth
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False)
