@@ -188,9 +188,9 @@ def _called(call: Any) -> dict[str, Any] | None:
     return {**present, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _arguments(sent: Any) -> Arguments | str:
+def _arguments(raw_value: Any) -> Arguments | str:
     """The arguments of a call, as an object and as text; only as text if they are no JSON object."""
-    text = sent if isinstance(sent, str) else json.dumps(sent, ensure_ascii=False)
+    text = raw_value if isinstance(raw_value, str) else json.dumps(raw_value, ensure_ascii=False)
     try:
         values = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -70,20 +70,20 @@ class TemplateForm:
         return [self._message(message) for message in messages]
 
     def _message(self, message: Message) -> dict[str, Any]:
-        sent = [name for name in REASONING_NAMES if message.get(name)]
-        changed = {name: value for name, value in message.items() if name not in sent}
+        names = [name for name in REASONING_NAMES if message.get(name)]
+        changed = {name: value for name, value in message.items() if name not in names}
         calls = changed.pop("tool_calls", [])
         if calls:
             changed["tool_calls"] = [self._call(call) for call in calls]
         changed["content"] = self._content(message["content"], has_calls=bool(calls))
-        if not sent or not self.has_reasoning:
+        if not names or not self.has_reasoning:
             return changed
-        read = [name for name in sent if name in self.reasoning_names]
-        reasoning = message[(read or sent)[0]]
+        read = [name for name in names if name in self.reasoning_names]
+        reasoning = message[(read or names)[0]]
         if self.thinking_parts:
             changed["content"] = [{"type": "thinking", "thinking": reasoning}, *_parts(message["content"])]
         else:
-            changed[(read or self.reasoning_names or sent)[0]] = reasoning
+            changed[(read or self.reasoning_names or names)[0]] = reasoning
         return changed
 
     def _content(self, content: str, *, has_calls: bool) -> Any:

@@ -126,7 +126,7 @@ def _solved(
 class _Times:
     """Seconds of a part's stages and hops, its weight in them."""
 
-    def __init__(self, part: GoalTerm, ranges: Sequence[NodeBlocks], sent: Sequence[Sent]) -> None:
+    def __init__(self, part: GoalTerm, ranges: Sequence[NodeBlocks], hops: Sequence[Sent]) -> None:
         instance, weight = part.instance, part.weight
         done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
         nodes, firsts, ends = np.array(ranges, dtype=np.int64).reshape(-1, 3).T
@@ -135,7 +135,7 @@ class _Times:
         stage = stage + np.where(source, instance.embed_s[nodes], 0.0)
         has_head = source if instance.head_on_source else ends == instance.layers
         self.stage: Floats = weight * (stage + np.where(has_head, instance.head_s[nodes], 0.0))
-        senders, receivers, _ = np.array(sent, dtype=np.int64).reshape(-1, 3).T
+        senders, receivers, _ = np.array(hops, dtype=np.int64).reshape(-1, 3).T
         self.hop: Floats = weight * instance.hop_s[senders, receivers]
         self.delay: Floats = weight * instance.latency_s[senders, receivers]
         away = np.arange(instance.nodes) != instance.source
@@ -205,8 +205,8 @@ def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *
     ranges = np.array(relaxed.held, dtype=np.int64).reshape(-1, 3)
     cost[ranges[:, 0], ranges[:, 1], ranges[:, 2]] = stage
     links = np.full((nodes, nodes), np.inf)
-    sent = np.array(relaxed.sent, dtype=np.int64).reshape(-1, 3)
-    links[sent[:, 0], sent[:, 1]] = hop
+    hops = np.array(relaxed.sent, dtype=np.int64).reshape(-1, 3)
+    links[hops[:, 0], hops[:, 1]] = hop
     coming = np.full((layers + 1, nodes), np.inf)  # before block a, on the node that has it
     departures = np.full((layers + 1, nodes), np.inf)  # after block b - 1, on the node that had it
     coming[0, relaxed.memory.source] = 0.0
@@ -223,7 +223,7 @@ def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *
             left[layer] = join(links, begun[layer][None, :]).min(axis=1)
     node, first, end = ranges.T
     through = join(join(coming[first, node], stage), left[end, node])
-    sender, receiver, at = sent.T
+    sender, receiver, at = hops.T
     across = join(join(departures[at, sender], hop), begun[at, receiver])
     return np.asarray(through), np.asarray(across)
 
@@ -261,9 +261,9 @@ class _Program:
         for blocks, variable in self.held.items():
             ending[blocks.node, blocks.end].append(variable)
             beginning[blocks.node, blocks.first].append(variable)
-        for sent, variable in self.sent.items():
-            leaving[sent.sender, sent.end].append(variable)
-            coming[sent.receiver, sent.end].append(variable)
+        for hop, variable in self.sent.items():
+            leaving[hop.sender, hop.end].append(variable)
+            coming[hop.receiver, hop.end].append(variable)
         for node in range(instance.nodes):
             if node == instance.source:
                 model.add_exactly_one(self._of_node[node])
@@ -355,11 +355,11 @@ class _Program:
             return math.floor(min(seconds / unit_s, MOST / 4))
 
         stage_terms = [units(stage[at]) * self.held[self.relaxed.held[at]] for at in self._held_at]
-        sent = [units(hop[at]) * self.sent[self.relaxed.sent[at]] for at in self._sent_at]
+        hop_terms = [units(hop[at]) * self.sent[self.relaxed.sent[at]] for at in self._sent_at]
         returns = []
         for node, variable in enumerate(self.returns):
             returns.append((units(back[node]) if self.relaxed.returns[node] else 0) * variable)
-        return stage_terms, sent, returns
+        return stage_terms, hop_terms, returns
 
     def hint(self, cut: Cut) -> None:
         """Begin at a cut that is known."""

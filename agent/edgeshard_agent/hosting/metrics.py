@@ -89,7 +89,7 @@ def _parts(
 
 
 def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:
-    sent, received, suspected = [], [], []
+    sent_bytes, received, suspected = [], [], []
     for stage in stages:
         sender = stage.sender
         if sender is None:
@@ -97,9 +97,9 @@ def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:
         index, count = stage.prepare.stage, len(stage.prepare.placement.stages)
         out = (stage.prepare.deployment, str(index), str((index + 1) % count))
         into = (stage.prepare.deployment, str((index - 1) % count), str(index))
-        sent.append((out, float(sender.sent_bytes)))
+        sent_bytes.append((out, float(sender.sent_bytes)))
         suspected.append((out, float(sender.suspicions)))
         received.append((into, float(stage.received_bytes)))
-    yield counter("edgeshard_link_sent_bytes", "Payload that went to the next stage.", _HOP, sent)
+    yield counter("edgeshard_link_sent_bytes", "Payload that went to the next stage.", _HOP, sent_bytes)
     yield counter("edgeshard_link_received_bytes", "Payload that came from the stage before.", _HOP, received)
     yield counter("edgeshard_link_suspected", "How often the link to the next stage became suspect.", _HOP, suspected)

@@ -144,13 +144,13 @@ def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
 
 
 def _least_gap(sender: StageTrace, receiver: StageTrace) -> float | None:
-    sent = {record.step: record.sent_s for record in sender.records}
-    return min((r.arrived_s - sent[r.step] for r in receiver.records if r.step in sent), default=None)
+    send_times = {record.step: record.sent_s for record in sender.records}
+    return min((r.arrived_s - send_times[r.step] for r in receiver.records if r.step in send_times), default=None)
 
 
 def _least_return(head: StageTrace, last: StageTrace) -> float | None:
-    sent = {record.step: record.sent_s for record in last.records}
-    return min((r.returned_s - sent[r.step] for r in head.records if r.returned_s and r.step in sent), default=None)
+    send_times = {record.step: record.sent_s for record in last.records}
+    return min((r.returned_s - send_times[r.step] for r in head.records if r.returned_s and r.step in send_times), default=None)
 
 
 def _moved(record: StepRecord, by_s: float) -> StepRecord:

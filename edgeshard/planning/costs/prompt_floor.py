@@ -203,7 +203,7 @@ class CutFloor:
         rate_bps = self._costs.bandwidth_bps[senders, receivers][:, None]
         delay_s = self._costs.delay_s[senders, receivers][:, None]
         first_hops, last_hops = self._first_bits / rate_bps + delay_s, self._last_bits / rate_bps + delay_s
-        sent = self._between_bits / rate_bps[:, :, None]
+        send_s = self._between_bits / rate_bps[:, :, None]
         before = np.zeros_like(firsts)
         before[1:] = np.cumsum(firsts[:-1] + first_hops, axis=0)
         behind = np.zeros_like(lasts)
@@ -211,9 +211,9 @@ class CutFloor:
         ends = self._prefill.return_s[cut.nodes[-1], source] + self._costs.delay_s[cut.nodes[-1], source]
         ends += self._prefill.head_s[source if self._prefill.head_on_source else cut.nodes[-1]]
         nodes = (before + firsts)[:, :, None] + between + (lasts + behind)[:, None, :]
-        links = (before[:-1] + firsts[:-1] + first_hops - delay_s)[:, :, None] + sent + behind[:-1, None, :]
+        links = (before[:-1] + firsts[:-1] + first_hops - delay_s)[:, :, None] + send_s + behind[:-1, None, :]
         if not self._prefill.asynchronous:
-            nodes[:-1] += (first_hops - delay_s)[:, :, None] + sent
+            nodes[:-1] += (first_hops - delay_s)[:, :, None] + send_s
         least = np.where(self._open, np.maximum(nodes.max(axis=0), links.max(axis=0)), np.inf).min(initial=np.inf)
         return float(min(least, before[-1, -1] + firsts[-1, -1]) + ends)
 

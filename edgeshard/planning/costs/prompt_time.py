@@ -90,10 +90,10 @@ class PromptTimes:
                 receiver, returns = cut.nodes[(stage + 1) % count], stage == count - 1
                 size = self._costs.hop_bytes(is_last if returns else length, returns)
                 hop_s = 8.0 * size / float(self._costs.bandwidth_bps[node, receiver])
-                link_free[stage] = sent = max(done, link_free[stage]) + hop_s
+                link_free[stage] = send_end = max(done, link_free[stage]) + hop_s
                 if not self._costs.problem.asynchronous:
-                    node_free[stage] = sent
-                ready = sent + float(self._costs.delay_s[node, receiver])
+                    node_free[stage] = send_end
+                ready = send_end + float(self._costs.delay_s[node, receiver])
             back.append(ready)
             first += length
         if self._head_apart(count):

@@ -240,8 +240,8 @@ def _least_rest(times: SliceTimes) -> Floats:
     tail = np.zeros((units + 1, count))  # of the slice that begins at a and is the last
     for start in range(units):
         for device in range(count - 2, -1, -1):
-            sent = times.comm_s[units - start, device]
-            tail[start, device] = tail[start, device + 1] + times.work_s[start, units, device + 1] + sent
+            send_s = times.comm_s[units - start, device]
+            tail[start, device] = tail[start, device + 1] + times.work_s[start, units, device + 1] + send_s
     least = np.full((units + 1, count), np.inf)
     for start in range(units - 1, -1, -1):
         least[start] = times.work_s[start, units] + tail[start]

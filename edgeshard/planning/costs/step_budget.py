@@ -184,9 +184,9 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
         return (tokens,)
     work = np.stack([_slice_table(stage, unit, units) for stage in stages], axis=2)
     counts = unit * np.arange(units + 1)
-    sent = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
-    sent[0] = 0.0
-    lengths = [length * unit for length in best_slices(SliceTimes(work, sent)).lengths]
+    send_s = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
+    send_s[0] = 0.0
+    lengths = [length * unit for length in best_slices(SliceTimes(work, send_s)).lengths]
     return with_rest(lengths, tokens)
 
 

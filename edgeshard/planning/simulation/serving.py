@@ -254,11 +254,11 @@ class _Run:
             stage_s.append((start, time))
             if hops:
                 carried = tokens if index < len(hops) - 1 else sampled
-                sent = checked_seconds(hops[index].station_s(carried), f"hops[{index}].station_s")
+                send_s = checked_seconds(hops[index].station_s(carried), f"hops[{index}].station_s")
                 start = max(time, self._link_free_s[index])
-                self._link_free_s[index] = start + sent
-                hop_s.append((start, start + sent))
-                time = start + sent + hops[index].latency_s
+                self._link_free_s[index] = start + send_s
+                hop_s.append((start, start + send_s))
+                time = start + send_s + hops[index].latency_s
         return ServedStep(tuple(spans), decodes, now, time, tuple(stage_s), tuple(hop_s))
 
     def _return(self, step: ServedStep) -> None:

@@ -182,7 +182,7 @@ def _tables(
             for index, item in enumerate(pipeline.stages)
         ]
         # A slice that does not return never gets to the last link and the head.
-        sent = [
+        send_s = [
             0.0 if index is None or (index == last_link and not returns) else _hop_s(pipeline, index, tokens, batch)
             for index in link
         ]
@@ -191,8 +191,8 @@ def _tables(
             head if is_head else (0.0 if index is None else computed[index])
             for index, is_head in zip(stage, headed, strict=True)
         ]
-        hold.append([a + b for a, b in zip(work, sent, strict=True)])
-        send.append(sent)
+        hold.append([a + b for a, b in zip(work, send_s, strict=True)])
+        send.append(send_s)
 
     context = 0
     for number, length in enumerate(() if traffic.decode_only else traffic.pieces):
@@ -303,12 +303,12 @@ def _result(path: _Path, traffic: SimulatedTraffic, run: _Run, mode: Mode) -> Si
     node_busy, link_busy = [0.0] * len(path.nodes), [0.0] * len(path.links)
     working = [0.0] * len(path.nodes)
     for hold, send in zip(path.hold_s, path.send_s, strict=True):
-        for stage, link, hold_s, sent in zip(path.stage, path.link, hold, send, strict=True):
+        for stage, link, hold_s, send_s in zip(path.stage, path.link, hold, send, strict=True):
             if stage is not None:
                 node_busy[stage] += count * hold_s
-                working[stage] += count * (hold_s - sent)
+                working[stage] += count * (hold_s - send_s)
             if link is not None:
-                link_busy[link] += count * sent
+                link_busy[link] += count * send_s
     bubbles = tuple(max(0.0, makespan - value) for value in working)
     span = makespan or 1.0  # nothing takes any time: nothing is busy either
     gaps = tokens - 1
