@@ -136,8 +136,8 @@ class ListenerStream:
             self._untold_wake.set()
             self._call.cancel()
             for inbox in list(self._inboxes.values()):
-                lost = f"the stream of tokens from {self._target} broke: {why}"
-                inbox.break_off(UnavailableError(lost, retry_after_s=1.0))
+                failure = f"the stream of tokens from {self._target} broke: {why}"
+                inbox.break_off(UnavailableError(failure, retry_after_s=1.0))
 
     def _deliver(self, message: pb.ListenResponse) -> None:
         heard = heard_from_wire(message)

@@ -96,19 +96,19 @@ class HeadStream:
         while True:
             channel = self._channel
             least_pause_s = 0.0
-            lost: tuple[str, str] | None = None
+            loss: tuple[str, str] | None = None
             call: Attach = HeadServiceStub(channel).Attach()
             try:
                 await until_one_ends(self._serve(call, head), self._until_given_up())
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error)
-                lost = typed.reason, typed.message
+                loss = typed.reason, typed.message
                 if typed.reason == StaleEpochError.default_reason:
                     least_pause_s = STALE_RETRY_S
             except EdgeShardError as error:
                 log.warning("head_stream_refused", deployment=self._deployment, why=error.message)
             except asyncio.InvalidStateError:
-                lost = "UNAVAILABLE", "it ended while a token was written"
+                loss = "UNAVAILABLE", "it ended while a token was written"
             except Exception:
                 # No one awaits this task: if it died, the deployment would wait for its head forever.
                 log.exception("head_stream_crashed", deployment=self._deployment)
@@ -124,7 +124,7 @@ class HeadStream:
                     self._owed.clear()
             if channel is not None and self._channel is not channel:
                 await channel.close()
-            await asyncio.sleep(max(least_pause_s, self._lost(lost)))
+            await asyncio.sleep(max(least_pause_s, self._lost(loss)))
 
     def _lost(self, why: tuple[str, str] | None) -> float:
         """Log the reason and the message of an end if they are news. Return the seconds before the next try."""

@@ -90,7 +90,7 @@ class Replicas:
         had it."""
         replicas = (record, *self._state().siblings_of(record.spec))
         names, unheard = [one.name for one in replicas], self._unheard(replicas)
-        lost = [name for name in names if self._resumptions.may_have_lost(name)]
+        lost_names = [name for name in names if self._resumptions.may_have_lost(name)]
         for request in list(self._requests.values()):
             if request.standing is not Standing.AWAITING or request.deployment not in names:
                 continue
@@ -100,8 +100,8 @@ class Replicas:
             elif unheard:
                 request.deployment = unheard[0]
                 continue
-            elif lost:
-                request.deployment = lost[0]
+            elif lost_names:
+                request.deployment = lost_names[0]
             yield request
 
     def _unheard(self, replicas: Sequence[DeploymentRecord]) -> list[DeploymentName]:

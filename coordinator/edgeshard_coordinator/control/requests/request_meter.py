@@ -178,16 +178,16 @@ class RequestMeter:
 
     def head_back(self, deployment: DeploymentName, epoch: Epoch, now: float) -> None:
         """Its first head ever recovers nothing."""
-        lost = self._lost.pop(deployment, None)
-        if lost is not None:
+        loss = self._lost.pop(deployment, None)
+        if loss is not None:
             counts = self.of(deployment)
-            counts.recovered[EPOCH if epoch > lost[0] else STREAM] += 1
-            counts.last_pause_s = now - lost[1]
+            counts.recovered[EPOCH if epoch > loss[0] else STREAM] += 1
+            counts.last_pause_s = now - loss[1]
             counts.pauses.add(counts.last_pause_s)
 
     def kept(self, deployments: Collection[DeploymentName]) -> dict[DeploymentName, DeploymentCounts]:
         """The counts of these deployments. The counts of others are dropped from now on: names
         change, and memory must not grow with them."""
         self._counts = {name: self.of(name) for name in deployments}
-        self._lost = {name: lost for name, lost in self._lost.items() if name in deployments}
+        self._lost = {name: loss for name, loss in self._lost.items() if name in deployments}
         return self._counts

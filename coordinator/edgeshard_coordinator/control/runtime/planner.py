@@ -102,10 +102,10 @@ class Planner:
 
         def repaired(node_id: NodeId, name: NodeName, problem: PlacementProblem) -> Repaired:
             began = time.monotonic()
-            lost = Lost(frozenset({node_id}), frozenset(state.bad_links))
+            loss = Lost(frozenset({node_id}), frozenset(state.bad_links))
             outcome: Placement | EdgeShardError
             try:
-                outcome = self._placer.repair(problem, placement, lost)
+                outcome = self._placer.repair(problem, placement, loss)
             except EdgeShardError as error:
                 outcome = error
             return Repaired(name, outcome, time.monotonic() - began)

@@ -86,8 +86,8 @@ def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
         return record
     if record.phase is Phase.WAITING:
         return _step_waiting(state, record, now)
-    if lost := lost_nodes(state, record):
-        return broke(state, record, _node_lost(record, lost[0]), now)
+    if lost_names := lost_nodes(state, record):
+        return broke(state, record, _node_lost(record, lost_names[0]), now)
     if record.phase is Phase.LOADING:
         return _step_loading(state, record, now)
     if record.phase is Phase.ACTIVATING:
@@ -189,9 +189,9 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
     failure = record.failure
     if not missing_nodes(state, record):
         return replace(record, avoided=frozenset(), planned_for=IN_VAIN)
-    lost = failure.message.split("; it cannot continue", 1)[0] if failure is not None else "a node disconnected"
+    cause = failure.message.split("; it cannot continue", 1)[0] if failure is not None else "a node disconnected"
     why = errors.UnavailableError(
-        f"{lost}; it cannot continue without: {event.found.message}",
+        f"{cause}; it cannot continue without: {event.found.message}",
         field="node",
         reason="NO_PLACEMENT",
         retry_after_s=5.0,

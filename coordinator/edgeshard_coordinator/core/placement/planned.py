@@ -108,12 +108,12 @@ class PlanningPlacer:
             return Outlook(here.predicted)
         return Outlook(here.predicted, best.predicted, repair.layers_of(best), gain)
 
-    def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
+    def repair(self, problem: PlacementProblem, broken: Placement, losses: Lost) -> Placement:
         candidates = problem.candidates
-        usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
+        usable = [replace(node, connected=node.connected and node.node_id not in losses.nodes) for node in candidates]
         problem = replace(problem, candidates=usable)
         # A stalled link may be avoided by dropping either endpoint.
-        without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
+        without = [losses, *(replace(losses, nodes=losses.nodes | {end}) for end in losses.ends)]
         conditions = conditions_of(problem.spec, candidates)
         barred = [node.name for node in candidates if rules.barred(conditions, node.name)]
         unusable = (*problem.spec.exclude, *barred)
@@ -123,7 +123,7 @@ class PlanningPlacer:
         for stages in itertools.chain.from_iterable(ways):
             with suppress(EdgeShardError):
                 placement = _Site(problem.with_spec(layers=stages, source=stages[0].node), self._provers).kept(broken)
-                if not lost.crosses(placement):
+                if not losses.crosses(placement):
                     placements.append(placement)
         # Weights in memory count more than a better pace, and those on the disk more than a
         # slightly better one. Without figures, the first placement wins, which touches the fewest
@@ -132,10 +132,10 @@ class PlanningPlacer:
             rank = rank_among(placement.predicted for placement in placements)
             best = nearest(placements, lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)), candidates)
         else:
-            best = self._without(replace(problem, measured=_without_links(problem.measured, lost)), lost)
+            best = self._without(replace(problem, measured=_without_links(problem.measured, losses)), losses)
         return replace(best, note=f"{best.note} {repair.moved_bits(broken, best, candidates)}".strip())
 
-    def _without(self, problem: PlacementProblem, lost: Lost) -> Placement:
+    def _without(self, problem: PlacementProblem, losses: Lost) -> Placement:
         """Any placement on the nodes that are left, from any of them if the source is lost."""
         spec = problem.spec
         sources = [node for node in problem.candidates if node.placeable and node.name not in spec.exclude]
@@ -148,7 +148,7 @@ class PlanningPlacer:
             except EdgeShardError as refused:
                 error = refused
                 continue
-            if not lost.crosses(placement):
+            if not losses.crosses(placement):
                 return placement
             error = UnavailableError("every placement needs a stalled link", field="link", reason="NO_LINK")
         raise error
@@ -446,10 +446,10 @@ def _token_cost(result: PlanResult) -> float:
     return 1.0 / result.prediction.throughput_tps
 
 
-def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mapping[NodeId, Measurements]:
+def _without_links(measured: Mapping[NodeId, Measurements], losses: Lost) -> Mapping[NodeId, Measurements]:
     """Stalled links count as not measured."""
     return {
-        sender: replace(measurements, links={to: link for to, link in measurements.links.items() if (sender, to) not in lost.links})
+        sender: replace(measurements, links={to: link for to, link in measurements.links.items() if (sender, to) not in losses.links})
         for sender, measurements in measured.items()
     }
 

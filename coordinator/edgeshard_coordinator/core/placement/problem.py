@@ -62,6 +62,6 @@ class Placer(Protocol):
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
         """The figures of a placement for the problem's traffic, and whether another would do better."""
 
-    def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
+    def repair(self, problem: PlacementProblem, broken: Placement, losses: Lost) -> Placement:
         """A placement to continue with if `broken` cannot: the remaining nodes keep their layers
         and KV pool if that is possible."""

@@ -49,18 +49,18 @@ class Survivors:
     spares: tuple[NodeName, ...] = field(default=())
 
 
-def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost, exclude: Collection[str]) -> Survivors:
+def survivors(placement: Placement, candidates: Sequence[Candidate], losses: Lost, exclude: Collection[str]) -> Survivors:
     """The stages that stay, and the nodes that could take the others."""
     nodes: Mapping[NodeId, Candidate] = {node.node_id: node for node in candidates}
     is_kept = tuple(
-        stage.node_id in nodes and nodes[stage.node_id].placeable and stage.node_id not in lost.nodes
+        stage.node_id in nodes and nodes[stage.node_id].placeable and stage.node_id not in losses.nodes
         for stage in placement.stages
     )
     used = {stage.node_id for stage, stays in zip(placement.stages, is_kept, strict=True) if stays}
     spare = [
         node
         for node in candidates
-        if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
+        if node.placeable and node.node_id not in used | losses.nodes and node.name not in exclude
     ]
     spare.sort(key=lambda node: (node.warm is None, -node.free_bytes, node.name))
     return Survivors(layers_of(placement), is_kept, tuple(node.name for node in spare[:MOST_SPARES]))

@@ -114,10 +114,10 @@ def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
 
 def without_nodes(measured: Mapping[NodeId, Measurements], node_ids: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
     """The measurements without nodes that are no longer known, and without the links to them."""
-    lost = frozenset(node_ids)
-    if not lost:
+    removed_ids = frozenset(node_ids)
+    if not removed_ids:
         return measured
-    return {node_id: _without_links(measurements, lost) for node_id, measurements in measured.items() if node_id not in lost}
+    return {node_id: _without_links(measurements, removed_ids) for node_id, measurements in measured.items() if node_id not in removed_ids}
 
 
 def _without_links(measurements: Measurements, removed_ids: frozenset[NodeId]) -> Measurements:
