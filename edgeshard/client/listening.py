@@ -140,8 +140,8 @@ class ListenerStream:
                 inbox.break_off(UnavailableError(failure, retry_after_s=1.0))
 
     def _deliver(self, message: pb.ListenResponse) -> None:
-        heard = heard_from_wire(message)
-        for number, event in chain(heard.tokens, heard.ends):
+        batch = heard_from_wire(message)
+        for number, event in chain(batch.tokens, batch.ends):
             inbox = self._inboxes.get(number)
             if inbox is not None:  # otherwise its reader has left
                 inbox.put(event)

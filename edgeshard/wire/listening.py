@@ -37,10 +37,10 @@ def listener_message_from_wire(message: pb.ListenRequest) -> ListenerMessage | N
             return None
 
 
-def heard_to_wire(heard: Heard) -> pb.ListenResponse:
+def heard_to_wire(events: Heard) -> pb.ListenResponse:
     return pb.ListenResponse(
-        steps=[_step_to_wire(list(step)) for _, step in groupby(heard.tokens, _step_of)],
-        ends=[_end_to_wire(number, end) for number, end in heard.ends],
+        steps=[_step_to_wire(list(step)) for _, step in groupby(events.tokens, _step_of)],
+        ends=[_end_to_wire(number, end) for number, end in events.ends],
     )
 
 

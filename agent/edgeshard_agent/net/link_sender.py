@@ -306,9 +306,9 @@ async def _write(call: Exchange, message: LinkMessage) -> None:
         await _raise_end(call)
 
 
-async def _raise_end(call: Exchange, heard: Callable[[LinkMessage | None], None] = lambda message: None) -> None:
+async def _raise_end(call: Exchange, listener: Callable[[LinkMessage | None], None] = lambda message: None) -> None:
     """Wait for the end of a call and raise its status; an orderly end counts as a lost stream."""
     while isinstance(answer := await call.read(), pb.ExchangeResponse):
-        heard(link_message_from_wire(answer.message))
+        listener(link_message_from_wire(answer.message))
     if await call.code() is not grpc.StatusCode.OK:
         raise await status_of(call)

@@ -84,9 +84,9 @@ class ListenerFeed:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            heard = self._take()
-            if heard.tokens or heard.ends:
-                yield heard
+            message = self._take()
+            if message.tokens or message.ends:
+                yield message
 
     def _has_news(self, followed: Followed) -> None:
         if not followed.has_end and self._followed.get(followed.number) is followed:

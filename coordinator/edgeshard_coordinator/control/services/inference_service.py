@@ -88,8 +88,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
         context.add_done_callback(ended)
         await context.send_initial_metadata(())  # the sign that requests can name it
-        async for heard in stream.heard():
-            yield heard_to_wire(heard)
+        async for message in stream.heard():
+            yield heard_to_wire(message)
 
     def end_listeners(self) -> None:
         """End the listeners once all is sent, since the coordinator goes down."""

@@ -168,29 +168,29 @@ def away(state: State, node: KnownNode) -> State:
 def on_heartbeats(state: State, event: events.HeartbeatsReceived) -> State:
     nodes = dict(state.nodes)
     failed: list[tuple[KnownNode, StageStatus]] = []
-    for heard in event.heartbeats:
-        node = nodes.get(heard.node_id)
-        if node is None or not node.connected or node.incarnation != heard.incarnation:
+    for heartbeat in event.heartbeats:
+        node = nodes.get(heartbeat.node_id)
+        if node is None or not node.connected or node.incarnation != heartbeat.incarnation:
             continue  # From a stream that ended meanwhile.
-        nodes[heard.node_id] = _heard(node, heard, event.now)
-        failed += [(node, stage) for stage in heard.stages if stage.phase is StagePhase.FAILED]
+        nodes[heartbeat.node_id] = _heard(node, heartbeat, event.now)
+        failed += [(node, stage) for stage in heartbeat.stages if stage.phase is StagePhase.FAILED]
     state = replace(state, nodes=nodes)
     for node, stage in failed:
         state = _stage_failed(state, node, stage, event.now)
     return state
 
 
-def _heard(node: KnownNode, heard: Heartbeat, now: float) -> KnownNode:
+def _heard(node: KnownNode, heartbeat: Heartbeat, now: float) -> KnownNode:
     released = node.released
-    if released and heard.stages is not node.stages:
-        released &= {(stage.deployment, stage.epoch) for stage in heard.stages}
+    if released and heartbeat.stages is not node.stages:
+        released &= {(stage.deployment, stage.epoch) for stage in heartbeat.stages}
     return replace(
         node,
         heard_at=now,
-        others_at=now if heard.others_share > OTHERS else node.others_at,
-        stages=heard.stages,
-        huge_pages=heard.huge_pages,
-        packed=heard.packed,
+        others_at=now if heartbeat.others_share > OTHERS else node.others_at,
+        stages=heartbeat.stages,
+        huge_pages=heartbeat.huge_pages,
+        packed=heartbeat.packed,
         released=released,
         excused=False,
         reported=True,
