@@ -145,9 +145,9 @@ class Flight:
         if self._sweep > 1:
             self._sweeps.append(steps)
 
-    def begin(self, decodes: bool, owed: Owed) -> None:
+    def begin(self, decodes: bool, expectation: Owed) -> None:
         self._decodes.append(decodes)
-        self._owed.append(owed)
+        self._owed.append(expectation)
 
     def guessed(self, index: int, guesses: GuessedTokens) -> None:
         """Note the guesses of a step in flight, the oldest being at index 0."""
@@ -168,7 +168,7 @@ class Flight:
 
 def check_owed(
     step: int,
-    owed: Owed,
+    expectation: Owed,
     result: StepResult,
     running: Mapping[int, sequences.Sequence],
     late: Mapping[int, int],
@@ -183,14 +183,14 @@ def check_owed(
     Tokens of `late`, requests and positions, may come with any step. An additional token must
     follow a guess that equals the token before it.
     """
-    tokens, failures = owed.first_tokens(result.tokens), result.guide_failures
-    due = {**late, **owed.tokens}
+    tokens, failures = expectation.first_tokens(result.tokens), result.guide_failures
+    due = {**late, **expectation.tokens}
     came = {sampled.request: sampled.position for sampled in tokens}
     came |= {failed.request: due.get(failed.request, -1) for failed in failures}
-    came |= {number: owed.tokens.get(number, -1) for number in result.pending}
+    came |= {number: expectation.tokens.get(number, -1) for number in result.pending}
     if len(came) < len(tokens) + len(failures) + len(result.pending) or not came.items() <= due.items():
         raise InternalError(f"result of step {step} has a token that was not requested", reason="WRONG_RESULT")
-    missing = sum(number in running for number in owed.tokens.keys() - came.keys())
+    missing = sum(number in running for number in expectation.tokens.keys() - came.keys())
     if missing:
         raise InternalError(f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT")
     for sampled in result.tokens:
@@ -204,4 +204,4 @@ def check_owed(
     for forced in result.forced.values():  # the next step runs them as draft tokens
         for token in forced:
             check_token(step, token, vocab_size)
-    check_scores(step, owed.targets, result.prompt_logprobs, running, vocab_size)
+    check_scores(step, expectation.targets, result.prompt_logprobs, running, vocab_size)

@@ -494,40 +494,40 @@ class Scheduler:
             raise errors.InternalError(f"received the result of step {step}, expected step {self._returned}")
         self._returned += 1
         self._now_s = now_s
-        owed = self._flight.end()
+        expectation = self._flight.end()
         late_positions = {number: late.position for number, late in self._late.items()}
-        check_owed(step, owed, result, self._known, late_positions, self.limits.vocab_size)
-        self._note_late(owed, result)
-        self._note_guesses(owed, result)
+        check_owed(step, expectation, result, self._known, late_positions, self.limits.vocab_size)
+        self._note_late(expectation, result)
+        self._note_guesses(expectation, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._tuner.returned(result.timings, now_s)
-        items: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result), *self._take_read(owed)]
+        items: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result), *self._take_read(expectation)]
         for sampled in result.tokens:
             sequence = self._known.get(sampled.request)
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way
                 items.append(self._take_token(sequence, sampled, result))
         return items
 
-    def _note_late(self, owed: Owed, result: StepResult) -> None:
+    def _note_late(self, expectation: Owed, result: StepResult) -> None:
         came = [token.request for token in result.tokens] + [failed.request for failed in result.guide_failures]
-        for number in (*came, *owed.frees):
+        for number in (*came, *expectation.frees):
             self._late.pop(number, None)
-        self._late.update((number, _Late(owed.tokens[number], self._now_s)) for number in result.pending)
+        self._late.update((number, _Late(expectation.tokens[number], self._now_s)) for number in result.pending)
 
-    def _note_guesses(self, owed: Owed, result: StepResult) -> None:
+    def _note_guesses(self, expectation: Owed, result: StepResult) -> None:
         """Continue after the guesses that were right. The stages learn it with the next span, which
         cuts the others.
         """
         drawn = Counter(token.request for token in result.tokens)
-        for number in owed.tokens.keys() & drawn.keys():
-            proposed, accepted = len(owed.guesses.get(number, ())), drawn[number] - 1
+        for number in expectation.tokens.keys() & drawn.keys():
+            proposed, accepted = len(expectation.guesses.get(number, ())), drawn[number] - 1
             self._counts.guesses += proposed
             self._counts.right_guesses += accepted
             if (sequence := self._known.get(number)) is not None:
                 if sequence.guessed is not None:
-                    sequence.guessed.noted(proposed, accepted, is_alone=owed.is_alone)
+                    sequence.guessed.noted(proposed, accepted, is_alone=expectation.is_alone)
                 sequence.scheduled = min(sequence.scheduled, sequence.certain + accepted)
-        for number in owed.guesses.keys() - drawn.keys():
+        for number in expectation.guesses.keys() - drawn.keys():
             if (sequence := self._known.get(number)) is not None:
                 sequence.scheduled = sequence.certain
 
@@ -572,8 +572,8 @@ class Scheduler:
                 self._end(sequence)
                 yield HeadEvent(sequence.request_id, RequestEnd(FinishReason.LENGTH, ""))
 
-    def _take_read(self, owed: Owed) -> Iterator[TakenItem]:
-        for number, position in owed.read.items():
+    def _take_read(self, expectation: Owed) -> Iterator[TakenItem]:
+        for number, position in expectation.read.items():
             sequence = self._known.get(number)
             if sequence is not None:
                 yield HeadEvent(sequence.request_id, RequestAdmitted(position))

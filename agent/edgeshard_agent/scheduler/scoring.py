@@ -65,7 +65,7 @@ def check_logprob(step: int, logprob: float) -> None:
 
 def check_scores(
     step: int,
-    owed: Mapping[int, Targets],
+    expected_targets: Mapping[int, Targets],
     came: Sequence[SpanLogprobs],
     running: Mapping[int, sequences.Sequence],
     vocab_size: int,
@@ -75,7 +75,7 @@ def check_scores(
 
     Scores of a request that runs no more, or begins again, may be missing.
     """
-    ends = {request: targets.position for request, targets in owed.items()}
+    ends = {request: targets.position for request, targets in expected_targets.items()}
     for item in came:
         scores = item.prompt_logprobs
         top = max(map(len, scores.top), default=0)
@@ -89,7 +89,7 @@ def check_scores(
         for likeliest in scores.top:
             check_likeliest(step, likeliest, vocab_size)
         ends[item.request] = scores.end
-    for request, targets in owed.items():
+    for request, targets in expected_targets.items():
         behind = targets.position + len(targets.tokens)
         if ends[request] > behind or (ends[request] < behind and request in running):
             raise InternalError(f"result of step {step} lacks log-probabilities", reason="WRONG_RESULT")
