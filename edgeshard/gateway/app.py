@@ -200,7 +200,7 @@ def _near(request: Request, path: str) -> str:
     if len(path) > MAX_NEAR_CHARACTERS:
         return ""
     shorter = [path[at:] for at, sign in enumerate(path) if sign == "/" and at > 0]
-    for meant in (f"/v1{path}", f"/api{path}", *shorter):
-        if any(isinstance(route, Route) and route.path_regex.match(meant) for route in request.app.routes):
-            return meant
+    for candidate in (f"/v1{path}", f"/api{path}", *shorter):
+        if any(isinstance(route, Route) and route.path_regex.match(candidate) for route in request.app.routes):
+            return candidate
     return ""

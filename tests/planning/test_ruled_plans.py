@@ -146,7 +146,7 @@ class Slow:
     """A prover whose time was over before it found anything."""
 
     def ask(self, question: Question) -> LinearAnswer:
-        return LinearAnswer(None, 0.0, spent=True)
+        return LinearAnswer(None, 0.0, is_out_of_time=True)
 
 
 class Hasty:

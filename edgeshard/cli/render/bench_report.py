@@ -102,7 +102,7 @@ def report(deployment: str, load: str, seed: int, served: Sequence[Served], unfi
     """The figures of a load; `load` describes it in words."""
     good = [one for one in served if not one.error]
     seconds = max((one.began_s + one.total_s for one in served), default=0.0)
-    met = sum(1 for one in good if goal.met_by(one))
+    met_count = sum(1 for one in good if goal.met_by(one))
     new_tokens = sum(one.new_tokens for one in good)
     return Report(
         deployment=deployment,
@@ -120,8 +120,8 @@ def report(deployment: str, load: str, seed: int, served: Sequence[Served], unfi
         ttft_s=Spread.of([one.ttft_s for one in good if one.new_tokens]),
         inter_token_s=Spread.of([gap for one in good for gap in one.gaps_s]),
         request_s=Spread.of([one.total_s for one in good]),
-        goodput=_rate(met, seconds) if goal.is_set else None,
-        good_share=met / len(served) if goal.is_set and served else None,
+        goodput=_rate(met_count, seconds) if goal.is_set else None,
+        good_share=met_count / len(served) if goal.is_set and served else None,
     )
 
 

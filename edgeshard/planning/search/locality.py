@@ -97,8 +97,8 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
             if len(weighed) >= MOST_WEIGHED:
                 return None
             refused = len(cut.nodes) > len(best.nodes) or violations(instance, cut)
-            spent = float("inf") if refused else cost(cut)
-            weighed[cut] = (lacking.of(cut), spent) if spent <= limit else None
+            cut_cost = float("inf") if refused else cost(cut)
+            weighed[cut] = (lacking.of(cut), cut_cost) if cut_cost <= limit else None
         return weighed[cut]
 
     choice, least = best, (lacking.of(best), cost(best))

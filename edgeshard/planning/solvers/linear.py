@@ -78,7 +78,7 @@ class LinearAnswer:
 
     cut: Cut | None
     bound_s: float
-    spent: bool = False
+    is_out_of_time: bool = False
     """Whether the time for all queries is over: another one gets only a bound."""
 
     @property
