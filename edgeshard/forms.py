@@ -179,7 +179,9 @@ class _Walk:
         written = {value: value.value if isinstance(value, Enum) else value for value in values}
         choices = {plain: value for value, plain in written.items()}
         what = f"one of {', '.join(map(str, choices))}"
-        return self._form(what, written.__getitem__, lambda plain, path: choices[plain] if read is None else read(plain))
+        return self._form(
+            what, written.__getitem__, lambda plain, path: choices[plain] if read is None else read(plain)
+        )
 
     def _items(self, arguments: tuple[Any, ...], where: str) -> Form:
         is_many = arguments[-1] is Ellipsis

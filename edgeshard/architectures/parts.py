@@ -230,7 +230,9 @@ def fixed_values(**values: object) -> Check:
     def check(fields: ConfigFields, layer_count: int) -> None:
         for key, value in values.items():
             config_value = fields.values.get(key)
-            if config_value is not None and (config_value != value or isinstance(config_value, bool) is not isinstance(value, bool)):
+            if config_value is not None and (
+                config_value != value or isinstance(config_value, bool) is not isinstance(value, bool)
+            ):
                 raise fields.refuse(key, f"is {shown(config_value)}; {fields.family} runs with {shown(value)} only")
 
     return check
@@ -265,7 +267,7 @@ def chosen_experts(experts: Experts, fields: ConfigFields) -> int:
     """Experts a token uses in one mixture layer; 0 if they are switched off."""
     if experts.switch and not fields.flag(experts.switch):
         return 0
-    return fields.size(experts.chosen)
+    return fields.size(experts.top_k)
 
 
 def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> None:
@@ -279,7 +281,7 @@ def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> N
         )
     top_k = chosen_experts(experts, fields)
     if top_k > count:
-        raise fields.refuse(experts.chosen, f"is {top_k}, more than the {count} experts there are")
+        raise fields.refuse(experts.top_k, f"is {top_k}, more than the {count} experts there are")
 
 
 def expert_groups(experts: Experts) -> Check:
@@ -293,6 +295,6 @@ def expert_groups(experts: Experts) -> Check:
         if kept_groups > groups:
             raise fields.refuse("topk_group", f"is {kept_groups}, more than the {groups} groups there are")
         if (top_k := chosen_experts(experts, fields)) > kept_groups * in_group:
-            raise fields.refuse(experts.chosen, f"is {top_k}, more than {kept_groups} groups of {in_group} experts have")
+            raise fields.refuse(experts.top_k, f"is {top_k}, more than {kept_groups} groups of {in_group} experts have")
 
     return check

@@ -79,7 +79,9 @@ def conversation_of(
 
 def wrong_type(name: str, value: Any, expected_type: str) -> InvalidArgumentError:
     """Not the value: it could be a prompt."""
-    return InvalidArgumentError(f"{name} must be {expected_type}, not {type(value).__name__}", field=name, reason="WRONG_TYPE")
+    return InvalidArgumentError(
+        f"{name} must be {expected_type}, not {type(value).__name__}", field=name, reason="WRONG_TYPE"
+    )
 
 
 def _as_json(name: str, value: Any) -> str:

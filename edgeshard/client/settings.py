@@ -60,7 +60,9 @@ def access(target: str | None = None, tls: TlsFiles | None = None, plaintext: bo
     file = _read(configuration())
     tls = tls or _tls(environment) or _tls(file, directory())
     named_target, filed = target or environment.get("coordinator"), file.get("coordinator")
-    return Access(named_target or filed or DEFAULT_TARGET, tls, named_in=configuration() if filed and not named_target else None)
+    return Access(
+        named_target or filed or DEFAULT_TARGET, tls, named_in=configuration() if filed and not named_target else None
+    )
 
 
 def _plaintext(environment: Mapping[str, str]) -> bool:

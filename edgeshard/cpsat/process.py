@@ -92,7 +92,7 @@ class CpSat:
             answer = read_answer(json.loads(self._exchanged(process, json.dumps(line).encode() + b"\n", wall_s)))
         finally:
             self._left_s -= time.monotonic() - began_s
-        return replace(answer, spent=self._left_s <= 0)
+        return replace(answer, is_out_of_time=self._left_s <= 0)
 
     def close(self) -> None:
         """End the process."""

@@ -369,7 +369,9 @@ class _Program:
 
     def cut(self, solver: cp_model.CpSolver) -> Cut:
         """The cut that was found."""
-        stages = sorted((item for item, variable in self.held.items() if solver.value(variable)), key=lambda item: item.first)
+        stages = sorted(
+            (item for item, variable in self.held.items() if solver.value(variable)), key=lambda item: item.first
+        )
         return Cut(tuple(item.node for item in stages), tuple(item.end for item in stages))
 
 

@@ -140,7 +140,9 @@ def _differences(replayed: Any, dumped: Any, path: str) -> list[str]:
     if replayed == dumped:
         return []
     if isinstance(replayed, dict) and isinstance(dumped, dict) and replayed.keys() == dumped.keys():
-        return [difference for key in replayed for difference in _differences(replayed[key], dumped[key], f"{path}.{key}")]
+        return [
+            difference for key in replayed for difference in _differences(replayed[key], dumped[key], f"{path}.{key}")
+        ]
     if isinstance(replayed, list) and isinstance(dumped, list) and len(replayed) == len(dumped):
         pairs = enumerate(zip(replayed, dumped, strict=True))
         return [difference for index, (a, b) in pairs for difference in _differences(a, b, f"{path}[{index}]")]

@@ -113,7 +113,9 @@ def refusal_of(error: ValidationError) -> InvalidArgumentError:
         return InvalidArgumentError(f"the body has {error.error_count()} faults", reason="INVALID_VALUE")
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports each of its kinds; the deepest one was meant.
-    first = max(faults, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in faults}) == 1 else faults[0]
+    first = (
+        max(faults, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in faults}) == 1 else faults[0]
+    )
     name = _name(first["loc"])
     match first["type"]:
         case "extra_forbidden":

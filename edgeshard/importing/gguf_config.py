@@ -90,7 +90,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     config |= known_keys(fields, read)
     if record.experts is not None and fields.get("expert_count") not in (None, 0):
         config[record.experts.count[0]] = fields.size("expert_count")
-        config[record.experts.chosen] = fields.size("expert_used_count")
+        config[record.experts.top_k] = fields.size("expert_used_count")
     if record.rope is not None and not record.rope.by_layer_type:
         config["rope_parameters"] = rope_parameters(fields)
         turned = fields.get("rope.dimension_count")

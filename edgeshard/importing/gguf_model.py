@@ -59,7 +59,7 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress, templ
     with TensorWriter(scratch, total, report) as writer:
         # Closed when nothing looks into them any more: later, if an error leaves a tensor half read.
         maps = {part: _mapped(part) for part in {tensor.path for tensor in file.tensors.values()}}
-        tensors = tuple(opener.stored(target, maps, writer) for target in targets.found)
+        tensors = tuple(opener.stored(target, maps, writer) for target in targets.tensors)
     config = with_stored(config, tensors)
     files = []
     for name, content in tokenizer.items():
@@ -67,7 +67,7 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress, templ
         place.write_bytes(content)
         files.append(StoredFile(name, place, len(content)))
     checkpoint = Checkpoint(path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files))
-    read_bytes = sum(source.size for target in targets.found for source in target.sources)
+    read_bytes = sum(source.size for target in targets.tensors for source in target.sources)
     return Imported(checkpoint, (*notes, *opener.notes(targets, writer), *size_notes(read_bytes, tensors)))
 
 
@@ -99,7 +99,7 @@ def _companion_notes(path: Path) -> list[str]:
 
 def check_planned(file: GgufFile, config: Mapping[str, Any], targets: TensorTargets, width: Width) -> None:
     """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
-    for kind in {source.type for target in targets.found for source in target.sources} - _KEPT:
+    for kind in {source.type for target in targets.tensors for source in target.sources} - _KEPT:
         _decoder(kind)
     tensors = tuple(_planned(config, targets, width))
     stored = json.dumps(with_stored(config, tensors))
@@ -113,7 +113,7 @@ def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> lis
 
 def _planned(config: Mapping[str, Any], targets: TensorTargets, width: Width) -> list[StoredTensor]:
     opener, tensors = _Opener(config, width), []
-    for target in targets.found:
+    for target in targets.tensors:
         first = target.sources[0]
         integer_format = opener.kept_format(target)
         if integer_format is None and not opener.is_exact(target):
@@ -184,7 +184,7 @@ class _Opener:
     def converted_bytes(self, targets: TensorTargets) -> int:
         """The bytes that will be written anew, about."""
         size = 0
-        for target in targets.found:
+        for target in targets.tensors:
             exact = self.is_exact(target)
             if not exact or len(target.sources) > 1:
                 stored = sum(source.size for source in target.sources)
@@ -193,7 +193,7 @@ class _Opener:
 
     def notes(self, targets: TensorTargets, writer: TensorWriter) -> list[str]:
         rounded = Counter(
-            source.type for target in targets.found if not self.is_exact(target) for source in target.sources
+            source.type for target in targets.tensors if not self.is_exact(target) for source in target.sources
         )
         if not rounded or not writer.loss.elements:
             return []

@@ -349,7 +349,8 @@ def _check_weights(repository: Repository) -> None:
     pickled = sorted(file for file in repository.sizes if file.endswith(_PICKLED))
     if pickled:
         raise UnsupportedModelError(
-            f"{repository.name} has its weights as {pickled[0]} only, a format that can run code when it is read; take a "
+            f"{repository.name} has its weights as {pickled[0]} only, "
+            f"a format that can run code when it is read; take a "
             "revision with safetensors (many repositories have one at @refs/pr/1), or convert it",
             field="model",
             reason="PICKLED_WEIGHTS",

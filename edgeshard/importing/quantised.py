@@ -300,7 +300,11 @@ class Converter:
             block_size = block_size or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
         if block_size is None:
             return None
-        if not isinstance(block_size, list) or len(block_size) != 2 or not all(type(size) is int and size > 0 for size in block_size):
+        if (
+            not isinstance(block_size, list)
+            or len(block_size) != 2
+            or not all(type(size) is int and size > 0 for size in block_size)
+        ):
             raise _refused("weight_block_size is not a pair of sizes")
         return block_size[0], block_size[1]
 

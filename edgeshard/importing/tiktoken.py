@@ -154,7 +154,9 @@ def _tokens(name: str, data: bytes) -> list[bytes]:
         token_by_rank[rank] = token
     tokens = [token_by_rank[rank] for rank in range(len(token_by_rank)) if rank in token_by_rank]
     distinct_tokens = set(tokens)
-    if len(distinct_tokens) != len(token_by_rank) or not distinct_tokens.issuperset(bytes((byte,)) for byte in range(256)):
+    if len(distinct_tokens) != len(token_by_rank) or not distinct_tokens.issuperset(
+        bytes((byte,)) for byte in range(256)
+    ):
         raise malformed(name, "has no token for some byte, one token twice, or ranks other than 0, 1, 2 and so on")
     return tokens
 

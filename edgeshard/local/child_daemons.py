@@ -96,7 +96,9 @@ class ChildDaemon:
         self._ready_path.unlink(missing_ok=True)
         self.address = ""
         # The operator's own settings for daemons must not change a temporary site.
-        environment = {key: text for key, text in os.environ.items() if self._configured or not key.startswith("EDGESHARD__")}
+        environment = {
+            key: text for key, text in os.environ.items() if self._configured or not key.startswith("EDGESHARD__")
+        }
         listen = [word for option in self._listen.items() for word in option]
         self.starts += 1
         with contextlib.nullcontext() if self._in_view else _private_log(self.log_path) as log:

@@ -215,7 +215,9 @@ class OwnSite:
 
     def next_name(self, used_names: set[str]) -> str:
         """A name for one more node that is not in `used_names`."""
-        return next(name for name in (f"node-{number}" for number in range(2, len(used_names) + 3)) if name not in used_names)
+        return next(
+            name for name in (f"node-{number}" for number in range(2, len(used_names) + 3)) if name not in used_names
+        )
 
     def _tell_edgectl(self) -> None:
         """Write the site into the settings of this user's edgectl and SDK, unless they belong to another."""

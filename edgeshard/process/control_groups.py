@@ -93,7 +93,7 @@ def _groups(root: Path, controller: str) -> Iterator[_Group]:
             continue
         mount = _mount(root, version, controller)
         path = PurePosixPath(parts[2])
-        inside = path.relative_to(mount.shown) if path.is_relative_to(mount.shown) else path.relative_to("/")
+        inside = path.relative_to(mount.top_group) if path.is_relative_to(mount.top_group) else path.relative_to("/")
         if ".." in inside.parts:
             inside = PurePosixPath()
         here = mount.directory / inside

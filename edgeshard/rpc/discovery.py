@@ -121,7 +121,12 @@ def _places(info: ServiceInfo, authority: bytes) -> list[tuple[str, str]]:
     """The content of an announcement for this authority's site; empty if it is for another site, or malformed."""
     properties = info.decoded_properties
     port = properties.get("coordinator") or ""
-    if properties.get("authority") != authority.hex() or not port.isdecimal() or not 0 < int(port) < 65536 or not info.port:
+    if (
+        properties.get("authority") != authority.hex()
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+        or not info.port
+    ):
         return []
     return [
         (join_address(address, int(port)), join_address(address, info.port))

@@ -194,7 +194,9 @@ def experts_apart(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) ->
             continue
         size = tensor.size // len(parts)
         for number, (name, shape) in enumerate(parts.items()):
-            split_tensors.append(replace(tensor, name=name, shape=shape, offset=tensor.offset + number * size, size=size))
+            split_tensors.append(
+                replace(tensor, name=name, shape=shape, offset=tensor.offset + number * size, size=size)
+            )
     return tuple(split_tensors)
 
 

@@ -324,7 +324,10 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | No
         # For several different values: the message's fields, in their order.
         message_class, names = GetMessageClass(message), [item.name for item in message.fields]
         values = attrgetter(*names)
-        return MessageForm(lambda value: message_class(**dict(zip(names, value, strict=True))), lambda wire_message, _: values(wire_message))
+        return MessageForm(
+            lambda value: message_class(**dict(zip(names, value, strict=True))),
+            lambda wire_message, _: values(wire_message),
+        )
     if message is not None:
         form = _form_of(hint, message)
         return MessageForm(form.write, _within(form.read))

@@ -123,7 +123,9 @@ def _tokens_to_wire(message: HeadEvents) -> pb.HeadTokens:
     at_s = tokens[0].at_s if all(token.at_s for token in tokens) else 0.0
     return pb.HeadTokens(
         tokens=[
-            pb.HeadToken(request_id=head_event.request_id, epoch=message.epoch, **_token_fields(head_event.event, timings, at_s))
+            pb.HeadToken(
+                request_id=head_event.request_id, epoch=message.epoch, **_token_fields(head_event.event, timings, at_s)
+            )
             for head_event in message.events
         ],
         timings=timings_to_wire(timings),
@@ -190,7 +192,9 @@ _READ: dict[str, Callable[[Any], RequestEvent]] = {
     "prompt_logprobs": lambda message: prompt_logprobs_from_wire(message.prompt_logprobs),
     "accepted": _accepted_from_wire,
     "admitted": lambda message: RequestAdmitted(message.read),
-    "finished": lambda message: RequestEnd(reason_from_wire(message.reason), message.text, _guesses_from_wire(message.guesses)),
+    "finished": lambda message: RequestEnd(
+        reason_from_wire(message.reason), message.text, _guesses_from_wire(message.guesses)
+    ),
     "failed": lambda message: from_failure(message.failure),
 }
 """The event of a message that is about one request, by the message's kind."""

@@ -60,7 +60,7 @@ def test_a_time_limit_gives_a_bound_and_perhaps_a_cut() -> None:
             assert found.bound_s <= asked.seconds(found.cut) * (1 + ROUNDING)
         for _ in range(3):
             found = prover.ask(asked)
-        assert found.spent
+        assert found.is_out_of_time
         assert 0 < found.bound_s < float("inf")
 
 

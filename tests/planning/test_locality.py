@@ -93,7 +93,9 @@ def test_it_costs_at_most_the_margin_and_breaks_no_rule(seed: int, objective: Ob
     problem = random_problem(seed, objective)
     best = plan(problem, alternatives=0)
     nobody = dict.fromkeys(problem.cluster.names, NOTHING_HELD)
-    assert plan(replace(problem, held=nobody), alternatives=0) == replace(best, problem=replace(problem, held=nobody))
+    assert plan(replace(problem, packed_parts=nobody), alternatives=0) == replace(
+        best, problem=replace(problem, packed_parts=nobody)
+    )
     random = np.random.default_rng(seed)
     count = problem.model.layer_count
     held = {
@@ -103,7 +105,7 @@ def test_it_costs_at_most_the_margin_and_breaks_no_rule(seed: int, objective: Ob
         for name in problem.cluster.names
         if random.random() < 0.7
     }
-    wanted = replace(problem, held=held)
+    wanted = replace(problem, packed_parts=held)
     near = plan(wanted, alternatives=0)
     assert (near.prediction is None) == (best.prediction is None)
     if near.prediction is None or best.prediction is None:

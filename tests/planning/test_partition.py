@@ -87,10 +87,10 @@ def test_small_sites_get_the_best_of_all_choices() -> None:
             if found is None:
                 continue
             assert found.rank[0] == pytest.approx(max(rates), rel=1e-12)
-            used = [name for one in found.pipelines for name in one.found.split("+")]
+            used = [name for one in found.pipelines for name in one.pipeline.split("+")]
             assert len(used) == len(set(used)) and count in (None, len(found.pipelines))
             if count is None:
-                kind = kind_of([one.found for one in found.pipelines])
+                kind = kind_of([one.pipeline for one in found.pipelines])
                 kinds[kind] = kinds.get(kind, 0) + 1
     assert set(kinds) == {"mixed", "pipelines", "boxes"}, kinds
 
@@ -107,7 +107,7 @@ def test_larger_sites_find_single_boxes_beside_a_pipeline_of_the_rest() -> None:
 
     assert len(names) > MOST_EXACT
     found = partition(names, worth)
-    assert found is not None and [one.found for one in found.pipelines][:2] == ["n0", "n1"]
+    assert found is not None and [one.pipeline for one in found.pipelines][:2] == ["n0", "n1"]
     assert found.rank[0] == 24.0 and len(found.pipelines) == 3
     assert len(asked) == len(set(asked)) <= 60
     two = partition(names, worth, 2)

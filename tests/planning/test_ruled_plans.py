@@ -159,7 +159,7 @@ class Hasty:
         if not self._left:
             return Slow().ask(question)
         self._left -= 1
-        return replace(self._prover.ask(question), spent=not self._left)
+        return replace(self._prover.ask(question), is_out_of_time=not self._left)
 
 
 def test_without_time_there_is_an_error_or_a_plan_with_a_gap_that_holds(prover: CpSat) -> None:
@@ -183,7 +183,7 @@ def test_a_plan_near_what_nodes_hold_keeps_the_rules(prover: CpSat) -> None:
         problem = ruled(seed)
         layers = range(problem.model.layer_count)
         everywhere = {name: PackedParts(frozenset(layers), True, True) for name in problem.cluster.names[1:]}
-        found = plan(replace(problem, held=everywhere), 0, prover)
+        found = plan(replace(problem, packed_parts=everywhere), 0, prover)
         assert broken(problem.rules, [stage.node for stage in found.stages]) == () or not found.feasible
 
 

@@ -81,17 +81,17 @@ class Measuring:
 
     @property
     def startable(self) -> MeasuringTask | None:
-        return self.wanted if self.running is None else None
+        return self.pending_task if self.running is None else None
 
     @property
     def superfluous(self) -> bool:
         """Whether a measurement runs that is no longer wanted and has not been ordered to stop."""
-        return self.running is not None and self.running != self.wanted and not self.stopping
+        return self.running is not None and self.running != self.pending_task and not self.stopping
 
     def refusal(self, task: MeasuringTask, loads: bool) -> EdgeShardError | None:
         """Why the node cannot do this now, None when it can. `loads`: a stage loads or is about to load."""
-        if self.wanted is not None:
-            what = "its layers" if isinstance(self.wanted.command, MeasureCompute) else "its links"
+        if self.pending_task is not None:
+            what = "its layers" if isinstance(self.pending_task.command, MeasureCompute) else "its links"
             return ResourceExhaustedError(
                 f"the node is measuring {what}; try again when that is done", reason="NODE_MEASURES", retry_after_s=5.0
             )

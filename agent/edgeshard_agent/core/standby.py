@@ -24,7 +24,7 @@ class Standby:
 
     @property
     def is_done(self) -> bool:
-        return self.begun == self.wanted and not self.operations
+        return self.begun == self.command and not self.operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -
         return {**standbys, command.deployment: Standby(command, None, (operation_id,))}, ()
     if operation_id in standby.operations:
         return standbys, ()
-    if command.epoch < standby.wanted.epoch:
-        low = f"epoch {command.epoch} is below {standby.wanted.epoch}"
+    if command.epoch < standby.command.epoch:
+        low = f"epoch {command.epoch} is below {standby.command.epoch}"
         return standbys, ((operation_id, StaleEpochError(low, field="epoch")),)
-    if standby.is_done and command == standby.wanted:
+    if standby.is_done and command == standby.command:
         return standbys, ((operation_id, None),)
     superseded = StaleEpochError("a newer command for this standby took its place", reason="SUPERSEDED")
-    if command == standby.wanted:
+    if command == standby.command:
         return {**standbys, command.deployment: replace(standby, operations=(*standby.operations, operation_id))}, ()
     changed = Standby(command, standby.begun, (operation_id,))
     return {**standbys, command.deployment: changed}, tuple((former, superseded) for former in standby.operations)
@@ -68,15 +68,15 @@ def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -
 def released(standbys: Standbys, deployment: DeploymentName, epoch: Epoch) -> tuple[Standbys, Answers]:
     """The deployment is released up to this epoch, and so are the weights kept for it."""
     standby = standbys.get(deployment)
-    if standby is None or standby.wanted.epoch > epoch or standby.wanted.layers is None:
+    if standby is None or standby.command.epoch > epoch or standby.command.layers is None:
         return standbys, ()
     error = StaleEpochError(f"deployment {deployment} was released", reason="SUPERSEDED")
-    nothing = replace(standby, wanted=replace(standby.wanted, layers=None), operations=())
+    nothing = replace(standby, command=replace(standby.command, layers=None), operations=())
     return {**standbys, deployment: nothing}, tuple((operation, error) for operation in standby.operations)
 
 
 def due(standbys: Standbys) -> list[SetStandby]:
-    return [SetStandby(standby.wanted) for standby in standbys.values() if standby.begun != standby.wanted]
+    return [SetStandby(standby.command) for standby in standbys.values() if standby.begun != standby.command]
 
 
 def begun(standbys: Standbys, action: SetStandby) -> Standbys:
@@ -88,7 +88,7 @@ def ended(standbys: Standbys, event: StandbySet) -> tuple[Standbys, Answers]:
     """The executor has finished a command. If the command was replaced meanwhile, nothing changes."""
     command = event.command
     standby = standbys.get(command.deployment)
-    if standby is None or standby.wanted != command:
+    if standby is None or standby.command != command:
         return standbys, ()
     answers = tuple((operation, event.error) for operation in standby.operations)
     if event.error is not None or command.layers is None:

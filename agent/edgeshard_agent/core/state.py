@@ -63,7 +63,7 @@ class Slot:
     def loads(self) -> bool:
         """Whether a stage is to be loaded, or loads."""
         comes = (SlotPhase.EMPTY, SlotPhase.LOADING, SlotPhase.CLOSING)
-        return self.wanted is not None and (self.phase in comes or self.wanted.epoch > self.epoch)
+        return self.command is not None and (self.phase in comes or self.command.epoch > self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ def reconcile(state: AgentState) -> list[Action]:
 def _slot_action(deployment: DeploymentName, slot: Slot) -> Action | None:
     if slot.phase is SlotPhase.CLOSING:
         return None
-    if slot.wanted is None:
+    if slot.command is None:
         return CloseStage(deployment)
-    if slot.phase is SlotPhase.EMPTY or slot.wanted.epoch > slot.epoch:
-        return LoadStage(slot.wanted)
+    if slot.phase is SlotPhase.EMPTY or slot.command.epoch > slot.epoch:
+        return LoadStage(slot.command)
     if slot.activate and slot.phase is SlotPhase.READY:
         return OpenHead(deployment, slot.epoch)
     return None
@@ -158,13 +158,13 @@ def _command(state: AgentState, event: events.CommandReceived) -> AgentState:
 
 
 def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
-    pending_task = state.measuring.wanted
+    pending_task = state.measuring.pending_task
     if pending_task is not None and pending_task.operation_id == task.operation_id:
         return state  # being worked on; answered when done
     refused = state.measuring.refusal(task, any(slot.loads for slot in state.slots.values()))
     if refused is not None:
         return _answer(state, task.operation_id, error=refused)
-    return replace(state, measuring=replace(state.measuring, wanted=task))
+    return replace(state, measuring=replace(state.measuring, pending_task=task))
 
 
 def _trace(state: AgentState, trace_request: WantedTrace) -> AgentState:
@@ -186,7 +186,7 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: comman
     slot = state.slots.get(command.deployment, Slot())
     if operation_id in (*slot.prepares, *slot.activates, *slot.releases):
         return state  # being worked on; answered when done
-    newest = max(slot.epoch, slot.wanted.epoch if slot.wanted else NO_EPOCH)
+    newest = max(slot.epoch, slot.command.epoch if slot.command else NO_EPOCH)
     if command.epoch < newest:
         low = StaleEpochError(f"epoch {command.epoch} is below {newest}", field="epoch")
         return _answer(state, operation_id, error=low)
@@ -196,7 +196,7 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: comman
         case commands.ActivateHead():
             return _activate(state, slot, operation_id, command)
         case commands.ReleaseStage():
-            if slot.phase is SlotPhase.EMPTY and slot.wanted is None:
+            if slot.phase is SlotPhase.EMPTY and slot.command is None:
                 return _answer(state, operation_id)
             state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
             released = Slot(phase=slot.phase, epoch=slot.epoch, releases=(*slot.releases, operation_id))
@@ -206,7 +206,7 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: comman
 
 
 def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.PrepareStage) -> AgentState:
-    if slot.wanted is not None and slot.wanted.epoch == command.epoch:
+    if slot.command is not None and slot.command.epoch == command.epoch:
         if slot.epoch == command.epoch and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE):
             return _answer(state, operation_id)
         if slot.epoch == command.epoch and slot.phase is SlotPhase.BROKEN:
@@ -214,16 +214,16 @@ def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: 
         slot = replace(slot, prepares=(*slot.prepares, operation_id))
         return _with_slot(state, command.deployment, slot)
     state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
-    pending_task = state.measuring.wanted
+    pending_task = state.measuring.pending_task
     if pending_task is not None and isinstance(pending_task.command, commands.MeasureCompute):
         state = _answer(state, pending_task.operation_id, error=stage_came())
-        state = replace(state, measuring=replace(state.measuring, wanted=None))
-    slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
+        state = replace(state, measuring=replace(state.measuring, pending_task=None))
+    slot = replace(slot, command=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
 
 
 def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.ActivateHead) -> AgentState:
-    if slot.wanted is None or slot.wanted.epoch != command.epoch or slot.wanted.stage != 0:
+    if slot.command is None or slot.command.epoch != command.epoch or slot.command.stage != 0:
         error = FailedPreconditionError(
             f"no first stage of {command.deployment} is prepared at epoch {command.epoch}", reason="NOT_PREPARED"
         )
@@ -270,10 +270,10 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
             state = replace(state, measuring=after)
             return _answer(state, event.task.operation_id, error=event.error) if unanswered else state
         case MeasuringStopped():
-            return replace(state, measuring=Measuring(state.measuring.wanted))  # which begins
+            return replace(state, measuring=Measuring(state.measuring.pending_task))  # which begins
         case ControlLost():
             # No caller waits for an answer any more; a running trace ends by itself.
-            return replace(state, measuring=replace(state.measuring, wanted=None), traces={})
+            return replace(state, measuring=replace(state.measuring, pending_task=None), traces={})
         case _:
             assert_never(event)
 
@@ -319,7 +319,7 @@ def _closed(state: AgentState, deployment: DeploymentName) -> AgentState:
     if slot is None:
         return state
     state = _answer(state, *slot.releases)
-    if slot.wanted is None:
+    if slot.command is None:
         return replace(state, slots={name: other for name, other in state.slots.items() if name != deployment})
     return _with_slot(state, deployment, replace(slot, phase=SlotPhase.EMPTY, releases=()))
 

@@ -92,7 +92,7 @@ class Drafter:
         ended_s = self._now()
         for ask in asks:
             if (state := self._known.get(ask.request)) is not None:
-                state.told, state.answered_s = len(ask.tokens), ended_s
+                state.token_count, state.answered_s = len(ask.tokens), ended_s
         self._drafting_s = ended_s - began_s
         return drafts
 
@@ -120,7 +120,7 @@ class Drafter:
 
     def _learn(self, state: _Known, ask: DraftAsk, now_s: float) -> None:
         """The guesses before were right, or not."""
-        came, right = ask.tokens[state.told :], 0
+        came, right = ask.tokens[state.token_count :], 0
         while right < min(len(state.guesses), len(came)) and state.guesses[right] == came[right]:
             right += 1
         state.trust.noted(state.probabilities, right)

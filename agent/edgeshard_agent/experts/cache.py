@@ -99,11 +99,11 @@ class LeastRecentlyUsed:
 
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
         victims, size = [], int(self.sizes[layer, expert])
-        while self._resident and self._held + size > self.room:
+        while self._resident and self._resident_bytes + size > self.room:
             victims.append(self._resident.popitem(last=False)[0])
-            self._held -= int(self.sizes[victims[-1]])
+            self._resident_bytes -= int(self.sizes[victims[-1]])
         self._resident[layer, expert] = None
-        self._held += size
+        self._resident_bytes += size
         self.counts.bytes_read += size
         return victims
 
@@ -165,7 +165,7 @@ class ForecastCache:
         if self.most_ahead == 0:
             return ()
         spare = _SPENT * self._plain.counts.bytes_read - self.counts.bytes_read
-        forecast = self.table.forecast(layer, *self._seen.of(tokens))
+        forecast = self.table.forecast(layer, *self._history.of(tokens))
         experts: list[int] = []
         for expert in np.argsort(-forecast)[: self.most_ahead].tolist():
             if forecast[expert] < self.least_likely:
@@ -178,7 +178,7 @@ class ForecastCache:
         return experts
 
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
-        forecast = self.table.forecast(layer, *self._seen.of(1))
+        forecast = self.table.forecast(layer, *self._history.of(1))
         return self._load(layer, expert, layer, forecast, [expert])
 
     def choose(self, layer: int, choices: Chosen) -> Sequence[Use]:
@@ -189,7 +189,7 @@ class ForecastCache:
         self.counts.needed += len(experts)
         self.counts.hits += len(uses)
         following = (layer + 1) % self.table.layers
-        before, _ = self._seen.of(len(choices))
+        before, _ = self._history.of(len(choices))
         forecast = self.table.forecast(following, choices, before)
         # The experts of this step stay if possible: its reads and products overlap.
         kept_experts = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
@@ -199,7 +199,7 @@ class ForecastCache:
         share = self._share[layer]
         counted = np.bincount(choices.ravel(), minlength=len(share)) / len(choices)
         share += (1.0 - (1.0 - _RECENT) ** len(choices)) * (counted - share)
-        self._seen = _Seen(choices, before)
+        self._history = _Seen(choices, before)
         return uses
 
     def _load(
@@ -207,9 +207,13 @@ class ForecastCache:
     ) -> tuple[Expert, ...]:
         """Make room for an expert; returns the experts that go."""
         size = int(self.sizes[layer, expert])
-        victims = self._let_go(size, following, forecast, layer, kept_experts) if self._held + size > self.room else ()
+        victims = (
+            self._let_go(size, following, forecast, layer, kept_experts)
+            if self._resident_bytes + size > self.room
+            else ()
+        )
         self._resident[layer, expert] = True
-        self._held += size
+        self._resident_bytes += size
         self.counts.bytes_read += size
         return victims
 
@@ -231,10 +235,10 @@ class ForecastCache:
         expected[layer, kept_experts] = np.minimum(expected[layer, kept_experts], -1.0)
         expected[~self._resident] = -2.0
         victims: list[Expert] = []
-        while self._held + size > self.room and self._resident.any():
+        while self._resident_bytes + size > self.room and self._resident.any():
             place = divmod(int(expected.argmax()), experts)
             victims.append(place)
             expected[place] = -2.0
             self._resident[place] = False
-            self._held -= int(self.sizes[place])
+            self._resident_bytes -= int(self.sizes[place])
         return tuple(victims)

@@ -104,9 +104,9 @@ class Guided:
 
     def is_due(self, wait_s: float = 0.0) -> bool:
         """Whether `banned` knows by now, or shall wait no longer. One that was late last time is not waited for."""
-        if not self._making.made.done() and not self._was_late and wait_s > 0:
-            wait([self._making.made], wait_s)
-        is_due = self._making.made.done() or time.monotonic() - self._began_s > WAIT_S
+        if not self._making.future.done() and not self._was_late and wait_s > 0:
+            wait([self._making.future], wait_s)
+        is_due = self._making.future.done() or time.monotonic() - self._began_s > WAIT_S
         self._was_late = not is_due
         return is_due
 
@@ -114,7 +114,7 @@ class Guided:
         """The banned tokens at the position after the answer so far. Raises GuideError if no token
         is allowed there."""
         try:
-            path: Path = self._making.made.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
+            path: Path = self._making.future.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
         except FutureTimeoutError:
             raise GuideError("it took too long; make it simpler") from None
         return self._guides.banned(path.masks[self._drawn])
@@ -140,7 +140,7 @@ class Guided:
 
     def _known(self, wait_s: float) -> Path | None:
         """The possible continuation, if there are forced tokens in it."""
-        future = self._making.made
+        future = self._making.future
         if wait_s > 0 and self.most_forced and not future.done() and not self._was_late:
             wait([future], wait_s)
         if not future.done() or future.exception() is not None:
@@ -187,7 +187,7 @@ class Guides:
 
     def check(self, guide: Guide, party: str = "") -> Future[None]:
         """Done when the library has taken the guide; it raises InvalidArgumentError naming `guide` otherwise."""
-        return self._put(_Making(party, partial(self._check, guide))).made
+        return self._put(_Making(party, partial(self._check, guide))).future
 
     def close(self) -> None:
         """End it, from any thread; a mask that is being made is not waited for."""
@@ -228,11 +228,11 @@ class Guides:
     def _work(self) -> None:
         while (making := self._next()) is not None:
             began_s, self._used_s = time.monotonic(), 0.0
-            if making.made.set_running_or_notify_cancel():
+            if making.future.set_running_or_notify_cancel():
                 try:
-                    making.made.set_result(making.make())
+                    making.future.set_result(making.make())
                 except BaseException as error:  # raised again by the caller that waits for it
-                    making.made.set_exception(error)
+                    making.future.set_exception(error)
             with self._changed:
                 now_s = time.monotonic()
                 used_s = min(self._used_s, now_s - began_s)

@@ -243,7 +243,11 @@ class StageLoader:
         return loaded, for_head, pin
 
     async def _needs(
-        self, command: PrepareStage | KeepStandby, layers: LayerRange, held_weights: Sequence[HeldWeights], with_files: bool
+        self,
+        command: PrepareStage | KeepStandby,
+        layers: LayerRange,
+        held_weights: Sequence[HeldWeights],
+        with_files: bool,
     ) -> _Needs:
         digest, quantisation = command.manifest_digest, quantisation_of(command)
         manifest = await self._fetcher.manifest(digest)
@@ -265,7 +269,9 @@ class StageLoader:
         if budget:
             files += [file for file in manifest.files if file.name == forms.EXPERT_TABLE]
         form = UnitForm(digest, command.spec.dtype, quantisation, shape)
-        return _Needs(manifest, layers, command.spec.max_context, tensors, missing_tensors, files, form, units, budget or None)
+        return _Needs(
+            manifest, layers, command.spec.max_context, tensors, missing_tensors, files, form, units, budget or None
+        )
 
     def _load_stage(
         self,
@@ -329,12 +335,12 @@ class _Needs:
     def blob_bytes(self) -> dict[str, int]:
         """Bytes of each unit's tensors."""
         return {
-            unit: sum(self.wanted[name].stored_bytes for name in names if name in self.wanted)
+            unit: sum(self.missing_tensors[name].stored_bytes for name in names if name in self.missing_tensors)
             for unit, names in self.units.items()
         }
 
     def from_blobs(self, sources: UnitSources) -> list[TensorInfo]:
-        return [tensor for name, tensor in self.wanted.items() if name in sources.from_blobs]
+        return [tensor for name, tensor in self.missing_tensors.items() if name in sources.from_blobs]
 
     def packed_bytes(self, tensors: Sequence[TensorInfo], sources: UnitSources) -> int:
         """Bytes that these tensors take in packed files: rows are padded, and so are the parts of each file."""
@@ -344,9 +350,9 @@ class _Needs:
     def blobs_in(self, packed: frozenset[str]) -> frozenset[Digest]:
         """Blobs whose numbers only these units need."""
         others = frozenset[str]().union(*(names for unit, names in self.units.items() if unit not in packed))
-        kept_blobs = {tensor.sha256 for name, tensor in self.wanted.items() if name in others}
+        kept_blobs = {tensor.sha256 for name, tensor in self.missing_tensors.items() if name in others}
         kept_blobs |= {file.sha256 for file in self.files}
-        return frozenset(tensor.sha256 for tensor in self.wanted.values()) - kept_blobs
+        return frozenset(tensor.sha256 for tensor in self.missing_tensors.values()) - kept_blobs
 
     def check_size(self, size: int) -> None:
         expected = self._held_bytes(self.tensors)
@@ -367,7 +373,7 @@ class _Fetched:
 
     @property
     def source(self) -> CachedTensorSource:
-        return CachedTensorSource(self.pin.location, self.needs.wanted.values())
+        return CachedTensorSource(self.pin.location, self.needs.missing_tensors.values())
 
     @property
     def paths(self) -> dict[str, Path]:

@@ -68,7 +68,9 @@ class AgentMetrics:
 def _steps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
     counts_by_stage = [((stage.prepare.deployment, str(stage.prepare.stage)), stage.counts) for stage in stages]
     for name, meaning, figure in _STEPS:
-        yield histogram(f"edgeshard_{name}_seconds", meaning, _STAGE, [(of, figure(counts)) for of, counts in counts_by_stage])
+        yield histogram(
+            f"edgeshard_{name}_seconds", meaning, _STAGE, [(of, figure(counts)) for of, counts in counts_by_stage]
+        )
 
 
 def _tiers(stages: Sequence[HostedStage]) -> Iterator[Metric]:

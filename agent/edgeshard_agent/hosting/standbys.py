@@ -45,7 +45,7 @@ class Standbys:
         if layers is None:
             self.drop(deployment)
             return
-        if entry is not None and entry.held is not None and entry.held.serves(command, layers):
+        if entry is not None and entry.held_weights is not None and entry.held_weights.serves(command, layers):
             entry.command, entry.layers = command, layers
             self._changed()
             return
@@ -53,14 +53,16 @@ class Standbys:
         self.drop(deployment)
         entry = self._entries[deployment] = _Entry(command, layers)
         try:
-            entry.held = await load(command, layers, entry.progress, [former] if former is not None else [])
+            entry.held_weights = await load(command, layers, entry.progress, [former] if former is not None else [])
         finally:
             if former is not None:
                 former.pin.release()
-            if entry.held is None:
+            if entry.held_weights is None:
                 self._entries.pop(deployment, None)
             self._changed()
-        log.info("standby_ready", deployment=deployment, layers=str(layers), seconds=round(entry.held.load_s, 3))
+        log.info(
+            "standby_ready", deployment=deployment, layers=str(layers), seconds=round(entry.held_weights.load_s, 3)
+        )
 
     def usable(self, prepare: PrepareStage) -> HeldWeights | None:
         """Held weights of a stage's layers; if none of them serve, they are dropped: the stage
@@ -69,19 +71,19 @@ class Standbys:
         Weights that stream are not shared.
         """
         entry = self._entries.get(prepare.deployment)
-        if entry is None or entry.held is None:
+        if entry is None or entry.held_weights is None:
             return None
-        same = entry.held.key == weights_key(prepare) and not prepare.placed.weight_budget_bytes
-        if same and entry.held.weights.shareable(prepare.placed.layers):
+        same = entry.held_weights.key == weights_key(prepare) and not prepare.placed.weight_budget_bytes
+        if same and entry.held_weights.weights.shareable(prepare.placed.layers):
             entry.is_lent = True
-            return entry.held
+            return entry.held_weights
         self.drop(prepare.deployment)
         return None
 
     def drop(self, deployment: DeploymentName) -> None:
         entry = self._entries.pop(deployment, None)
-        if entry is not None and entry.held is not None:
-            entry.held.pin.release()
+        if entry is not None and entry.held_weights is not None:
+            entry.held_weights.pin.release()
             self._changed()
 
     def statuses(self) -> tuple[StageStatus, ...]:
@@ -90,17 +92,17 @@ class Standbys:
     def _taken(self, deployment: DeploymentName, layers: LayerRange) -> HeldWeights | None:
         """Weights held of these layers, which are no standby any more; the rest goes."""
         entry = self._entries.pop(deployment)
-        if entry.held is not None and not entry.is_lent:
-            entry.held.weights.keep(layers)
-        return entry.held
+        if entry.held_weights is not None and not entry.is_lent:
+            entry.held_weights.weights.keep(layers)
+        return entry.held_weights
 
 
 def _same_weights(entry: _Entry, command: KeepStandby) -> bool:
-    return entry.held is not None and entry.held.key == weights_key(command)
+    return entry.held_weights is not None and entry.held_weights.key == weights_key(command)
 
 
 def _status(entry: _Entry) -> StageStatus:
-    held_weights, command = entry.held, entry.command
+    held_weights, command = entry.held_weights, entry.command
     return StageStatus(
         deployment=command.deployment,
         epoch=command.epoch,

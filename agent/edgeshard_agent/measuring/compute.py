@@ -189,9 +189,9 @@ class Profiler:
         for number in range(self._grid.repeats.passes):
             for point in points:
                 self._tell(f"{sort.kind}: {point.batch} x {point.tokens} tokens behind {point.context}")
-                if not is_steady(point.taken):
+                if not is_steady(point.seconds):
                     self._time(rotation, point, first=number == 0)
-        samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
+        samples = [_sample(point.count, point.context, summarise(point.seconds)) for point in points]
         both = tuple(samples[: len(prefill)]), tuple(samples[len(prefill) :])
         own = size if sort.stored_bytes else 0
         rotated_bytes = rotation.rotated_bytes
@@ -226,7 +226,7 @@ class Profiler:
         copies = max(1, min(rotation.copies, int(repeats.limit_s / (2 * repeats.least) / max(once, 1e-6))))
         if first and copies == rotation.copies:
             lap()
-        point.taken += self._watch.collect(lap, repeats, copies)
+        point.seconds += self._watch.collect(lap, repeats, copies)
 
     def _outer(self, kind: profile.LayerKind, rotated: int) -> profile.LayerProfile:
         head = kind is profile.LayerKind.HEAD

@@ -77,7 +77,7 @@ class GivingWay:
             self.send(signal.SIGSTOP)
             self._stopped_at = self.timers.time()
             self._timer = self.timers.call_later(look_in_s, self._look)
-            self.told(True)
+            self.listener(True)
 
     def _look(self) -> None:
         """Go on, give up, or look again when the quiet time could be over."""
@@ -87,7 +87,7 @@ class GivingWay:
             self._waited_s += waited_s
             self._stopped_at = None
             self.send(signal.SIGCONT)
-            self.told(False)
+            self.listener(False)
         elif self._waited_s + waited_s >= LONGEST_WAIT_S:
             self.gave_up = True
             self.send(signal.SIGKILL)

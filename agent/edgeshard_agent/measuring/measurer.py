@@ -111,7 +111,9 @@ class Measurer:
     def _left(self, held_bytes: int) -> int:
         """Bytes that stages leave: as planned, and no more than is free now."""
         node = self.node
-        return max(0, min(node.facts.memory_budget_bytes - held_bytes, read_facts(node.device, None).memory_budget_bytes))
+        return max(
+            0, min(node.facts.memory_budget_bytes - held_bytes, read_facts(node.device, None).memory_budget_bytes)
+        )
 
     async def _disk(self, command: MeasureCompute, beside_stages: bool) -> DiskProfile | None:
         """If stages run, the known rates are used: this process reads and writes the file and yields to no step."""
@@ -138,7 +140,8 @@ class Measurer:
 def _beside(error: ResourceExhaustedError, held_bytes: int) -> ResourceExhaustedError:
     """The error of a measurement that had too little memory because of the stages."""
     return ResourceExhaustedError(
-        f"{error.message}; the node's stages hold {held_bytes >> 20} MiB: delete a deployment that it has a part of, or "
+        f"{error.message}; the node's stages hold {held_bytes >> 20} MiB: "
+        f"delete a deployment that it has a part of, or "
         "leave the node out",
         field=error.field,
         reason=error.reason,

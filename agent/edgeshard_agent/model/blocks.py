@@ -141,7 +141,7 @@ class GatedMlp(nn.Module):
 
 
 ExpertSource = Callable[[torch.Tensor], Iterator[int]]
-"""The experts in `chosen` [tokens, per token], each once; one stays in memory until the next is requested."""
+"""The experts in `indices` [tokens, per token], each once; one stays in memory until the next is requested."""
 
 
 class ExpertModules(nn.ModuleList):
@@ -264,7 +264,7 @@ def routed(
     """The experts chosen for each token and their shares, both [T, chosen], from the router's logits [T, experts]."""
     choices, shares = route(
         logits,
-        routing.chosen,
+        routing.top_k,
         correction,
         sigmoid=routing.sigmoid,
         normalised=routing.normalised,

@@ -39,7 +39,9 @@ def make_layer(context: StageContext, index: int) -> nn.Module:
     mixers = runs.mixers if isinstance(runs, Plugged) else {}
     layer_class: Any = getattr(context.library, context.architecture.library.layer_class)
     # Some classes get the type of the layer as an argument, others look it up.
-    arguments = {"layer_type": context.config.layer_types[index]} if "layer_type" in signature(layer_class).parameters else {}
+    arguments = (
+        {"layer_type": context.config.layer_types[index]} if "layer_type" in signature(layer_class).parameters else {}
+    )
     with torch.device("meta"):
         layer: nn.Module = layer_class(context.config, layer_idx=index, **arguments)
         for part, kind in mixers.items():

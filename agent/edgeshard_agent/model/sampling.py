@@ -108,7 +108,9 @@ class Sampler:
         result = self.draw(logits[first], [row_places[row] for row in first])
         drawn, tokens = {(token.request, token.position): token.token for token in result.tokens}, [*result.tokens]
         until_s = time.monotonic() + PATIENCE_S
-        while rows := [row for row in self._confirmed(row_places, assumed, drawn) if self._knows(row_places[row], until_s)]:
+        while rows := [
+            row for row in self._confirmed(row_places, assumed, drawn) if self._knows(row_places[row], until_s)
+        ]:
             more = self.draw(logits[rows], [row_places[row] for row in rows], with_late=False)
             drawn = {(token.request, token.position): token.token for token in more.tokens}
             tokens += more.tokens

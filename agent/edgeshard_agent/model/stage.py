@@ -225,7 +225,7 @@ class StageModel:
         if hidden is None and not self._sampler.has_late:
             return StageOutput()
         tokens = inputs if isinstance(inputs, np.ndarray) else None
-        guessed = step.told() if tokens is None else guessed_tokens(plan.spans, tokens.tolist())
+        guessed = step.guess_source() if tokens is None else guessed_tokens(plan.spans, tokens.tolist())
         rows, row_places, assumed = _sampled_rows(plan.spans, guessed)
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))

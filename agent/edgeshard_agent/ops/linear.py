@@ -135,7 +135,9 @@ class PackedLinear:
     def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: Tensor | None = None) -> PackedLinear:
         """The same for integers that there are already, of whole groups; nothing is rounded."""
         parsed_scheme = Scheme.parse(scheme)
-        if Scheme.INT2 in (parsed_scheme, weight.scheme) or (parsed_scheme is not weight.scheme and parsed_scheme is not Scheme.INT8):
+        if Scheme.INT2 in (parsed_scheme, weight.scheme) or (
+            parsed_scheme is not weight.scheme and parsed_scheme is not Scheme.INT8
+        ):
             raise InvalidArgumentError(f"{weight.scheme} values do not fit {parsed_scheme}", field="scheme")
         with _one_thread():
             return cls(weight, parsed_scheme, bias, weight.group)

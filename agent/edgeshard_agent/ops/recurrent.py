@@ -336,7 +336,8 @@ def _check_slot(refused: int) -> None:
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Spans of `count` tokens each, which are `rows` of the step. `sources` [spans] are the slots from which they go
-    on, and `into` [spans, count] those for what is behind their tokens; of `kept_tokens` tokens it is not overwritten."""
+    on, and `into` [spans, count] those for what is behind their tokens; of `kept_tokens` tokens it is not
+    overwritten."""
 
     sources: Tensor
     rows: slice
@@ -346,7 +347,7 @@ class _Piece:
 
     def put(self, states: Tensor, token: int, state: Tensor) -> None:
         """Keep the states [spans, ...] behind a token, if they are to be kept."""
-        if token in self.kept:
+        if token in self.kept_tokens:
             states[self.into[:, token]] = state
 
 
@@ -358,7 +359,7 @@ def _convolved(
     for piece in spans.pieces(len(x), len(tails)):
         rows, count = piece.rows, piece.count
         inputs = torch.cat((tails[piece.sources], x[rows].reshape(len(piece.sources), count, -1)), dim=1)
-        for token in piece.kept:
+        for token in piece.kept_tokens:
             piece.put(tails, token, inputs[:, token + 1 : token + 1 + before])
         summed = sum(inputs[:, tap : tap + count].float() * one for tap, one in enumerate(by_tap))
         assert isinstance(summed, Tensor)

@@ -195,7 +195,11 @@ class MicroBatchTuner:
             return
         # The largest of equal ones: smaller batches leave more room for prompts' chunks.
         best = min(sorted(seconds_by_parts, reverse=True), key=lambda parts: seconds_by_parts[parts])
-        keeps = bool(self._measured) and former in seconds_by_parts and seconds_by_parts[best] > (1 - BETTER) * seconds_by_parts[former]
+        keeps = (
+            bool(self._measured)
+            and former in seconds_by_parts
+            and seconds_by_parts[best] > (1 - BETTER) * seconds_by_parts[former]
+        )
         self._change(former if keeps else best, count)
 
     def _review(self, longest: Sequence[Piece], least: int, most: int) -> None:

@@ -397,7 +397,8 @@ class Scheduler:
         return len(forming.spans)
 
     def _most_guesses(self, decoding: int, batch_size: int) -> int:
-        """For each of the `batch_size` requests of a step, while `decoding` requests decode: 0 if others need its rows."""
+        """For each of the `batch_size` requests of a step, while `decoding` requests decode: 0 if
+        others need its rows."""
         if self.guessing is None or self._prefilling or self._waiting:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // batch_size) - 1)
@@ -501,7 +502,11 @@ class Scheduler:
         self._note_guesses(expectation, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._tuner.returned(result.timings, now_s)
-        items: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result), *self._take_read(expectation)]
+        items: list[TakenItem] = [
+            *self._take_scores(result),
+            *self._take_failures(result),
+            *self._take_read(expectation),
+        ]
         for sampled in result.tokens:
             sequence = self._known.get(sampled.request)
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way

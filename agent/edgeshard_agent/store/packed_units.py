@@ -90,7 +90,9 @@ class PackedUnits:
             self._changes += 1
             if self._sizes is None or self._sizes.get(name) == size:
                 return
-            self._sizes = {other_name: other_size for other_name, other_size in self._sizes.items() if other_name != name}
+            self._sizes = {
+                other_name: other_size for other_name, other_size in self._sizes.items() if other_name != name
+            }
             if size is not None:
                 self._sizes[name] = size
             self._ids = None

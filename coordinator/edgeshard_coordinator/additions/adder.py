@@ -114,7 +114,8 @@ class ModelAdder:
         model_name = check_name(name or where.name, "name")
         if any(manifest.name == model_name for manifest, _ in self._store.list()):
             raise AlreadyExistsError(
-                f"name: model {model_name} exists: choose another name, or first run `edgectl delete model {model_name}`",
+                f"name: model {model_name} exists: choose another name, "
+                f"or first run `edgectl delete model {model_name}`",
                 field="name",
                 reason="MODEL_EXISTS",
             )

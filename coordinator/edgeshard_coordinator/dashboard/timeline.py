@@ -44,7 +44,9 @@ class Timeline:
         `Traces.take` does."""
         now = self._now()
         self._slices = {
-            key: time_slice for key, time_slice in self._slices.items() if now - time_slice.began_s < EVERY_S or not time_slice.recording.done()
+            key: time_slice
+            for key, time_slice in self._slices.items()
+            if now - time_slice.began_s < EVERY_S or not time_slice.recording.done()
         }
         time_slice = self._slices.get(name)
         if time_slice is None:

@@ -95,7 +95,7 @@ def subscriber_of(address: str) -> str:
 
 
 class Failures:
-    """The failures of each subscriber's joiners within the last minute, or whatever else `said` names. Times are in
+    """The failures of each subscriber's joiners within the last minute, or whatever else `subject` names. Times are in
     monotonic seconds."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Failures:
     ) -> None:
         self._most = most
         self._most_addresses = most_addresses
-        self._said = subject
+        self._subject = subject
         self._times: dict[str, deque[float]] = {}
         """The times by subscriber, the one that failed last at the end."""
 
@@ -120,7 +120,7 @@ class Failures:
             times.popleft()
         if len(times) >= self._most:
             raise ResourceExhaustedError(
-                f"{self._most} {self._said} within a minute; try again",
+                f"{self._most} {self._subject} within a minute; try again",
                 reason="RATE",
                 retry_after_s=max(0.1, _WINDOW_S - (now - times[0])),
             )

@@ -272,7 +272,9 @@ class PackagesListener:
         offset = min(int(range_match[1]), served_file.size) if range_match is not None else 0
         self._note(principal, "FetchWheel", name, request.address)
         status = "206 Partial Content" if offset else "200 OK"
-        return _Answer(b"", "application/octet-stream", status, folder.path / served_file.name, offset, served_file.size)
+        return _Answer(
+            b"", "application/octet-stream", status, folder.path / served_file.name, offset, served_file.size
+        )
 
     def _note(self, principal: Principal, what: str, target: str, address: str) -> None:
         self._audit.add(f"{principal.role}/{principal.id}", what, target, OK, address, by_operator=False)

@@ -99,7 +99,9 @@ class ModelStore:
             )
         known_names = ", ".join(sorted(names)) or "none yet"
         raise errors.NotFoundError(
-            f"model {name_or_digest[:80]!r} is unknown; known models: {known_names}", field="model", reason="MODEL_NOT_FOUND"
+            f"model {name_or_digest[:80]!r} is unknown; known models: {known_names}",
+            field="model",
+            reason="MODEL_NOT_FOUND",
         )
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:

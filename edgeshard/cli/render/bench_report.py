@@ -141,7 +141,11 @@ SPREAD_COLUMNS: list[Column[Row]] = [
 
 
 def rows(load_report: Report) -> list[Row]:
-    named = (("first token", load_report.ttft_s), ("between tokens", load_report.inter_token_s), ("request", load_report.request_s))
+    named = (
+        ("first token", load_report.ttft_s),
+        ("between tokens", load_report.inter_token_s),
+        ("request", load_report.request_s),
+    )
     return [(name, spread) for name, spread in named if spread is not None]
 
 
@@ -156,7 +160,9 @@ def fields(load_report: Report) -> dict[str, str]:
         f"({load_report.prompt_tokens} tokens in, {load_report.new_tokens} out)",
     }
     if load_report.goodput is not None and load_report.good_share is not None:
-        texts["Goodput"] = f"{load_report.goodput:.2f} requests/s within the goal, {100 * load_report.good_share:.0f} % of them"
+        texts["Goodput"] = (
+            f"{load_report.goodput:.2f} requests/s within the goal, {100 * load_report.good_share:.0f} % of them"
+        )
     if load_report.errors:
         texts["Errors"] = ", ".join(f"{count} {reason}" for reason, count in load_report.errors.items())
     return texts

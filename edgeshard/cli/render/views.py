@@ -169,7 +169,9 @@ LOSS_COLUMNS: list[Column[Loss]] = [
 
 def _loss_text(loss: Loss) -> str:
     successors = ", ".join(f"{stage.node}={stage.layers}" for stage in loss.taken_by)
-    return " ".join(part for part in (successors, "in memory already" if loss.warm and successors else "", loss.note) if part)
+    return " ".join(
+        part for part in (successors, "in memory already" if loss.warm and successors else "", loss.note) if part
+    )
 
 
 def stage_text(stage: StageStatus) -> str:

@@ -150,7 +150,9 @@ def _least_gap(sender: StageTrace, receiver: StageTrace) -> float | None:
 
 def _least_return(head: StageTrace, last: StageTrace) -> float | None:
     send_times = {record.step: record.sent_s for record in last.records}
-    return min((r.returned_s - send_times[r.step] for r in head.records if r.returned_s and r.step in send_times), default=None)
+    return min(
+        (r.returned_s - send_times[r.step] for r in head.records if r.returned_s and r.step in send_times), default=None
+    )
 
 
 def _moved(record: StepRecord, by_s: float) -> StepRecord:

@@ -76,7 +76,7 @@ class BodyBudget:
 
         Raises ResourceExhaustedError if the identity would have too many, UnavailableError if all together would.
         """
-        own_bytes = self._held.get(identity, 0) + size
+        own_bytes = self._sizes.get(identity, 0) + size
         # Without keys everyone is one identity, which has all there is.
         most = self.most_of_one if identity else self.most
         if own_bytes > most:
@@ -94,15 +94,15 @@ class BodyBudget:
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
             )
-        self._held[identity] = own_bytes
+        self._sizes[identity] = own_bytes
         self.total += size
 
     def give_back(self, identity: str, size: int) -> None:
         """Count `size` bytes less."""
         self.total -= size
-        self._held[identity] -= size
-        if not self._held[identity]:
-            del self._held[identity]
+        self._sizes[identity] -= size
+        if not self._sizes[identity]:
+            del self._sizes[identity]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,9 @@ class Origins:
     def preflight(self, headers: Headers) -> dict[str, str]:
         """The headers of the answer to a preflight. A page may send any header; unknown ones have no effect."""
         header_list = headers.get("access-control-request-headers", "")
-        named = [name.strip().lower() for name in header_list.split(",")] if _NAMES.fullmatch(header_list.strip()) else []
+        named = (
+            [name.strip().lower() for name in header_list.split(",")] if _NAMES.fullmatch(header_list.strip()) else []
+        )
         return {
             "access-control-allow-methods": "GET, HEAD, POST",
             "access-control-allow-headers": ", ".join(dict.fromkeys((*_ALWAYS, *named))),

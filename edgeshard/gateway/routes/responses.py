@@ -66,7 +66,10 @@ class FunctionTool(RequestModel):
 
     def for_chat(self) -> dict[str, Any]:
         function_fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": {name: value for name, value in function_fields.items() if value is not None}}
+        return {
+            "type": "function",
+            "function": {name: value for name, value in function_fields.items() if value is not None},
+        }
 
 
 class OtherTool(RequestModel):

@@ -197,7 +197,8 @@ class Costs:
         rounded = -(-self.problem.held_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
         kv_dtype, dtype = self.problem.effective_kv_dtype, self.problem.dtype
         return [
-            rounded * block.kv.bytes_per_token(kv_dtype) + block.state_bytes(dtype) for block in self.problem.model.blocks
+            rounded * block.kv.bytes_per_token(kv_dtype) + block.state_bytes(dtype)
+            for block in self.problem.model.blocks
         ]
 
     def stage_workspace(self, load: Load) -> int:

@@ -124,7 +124,7 @@ class StreamTables:
             total=np.array([float(sum(each)) for each in sizes]),
             largest=np.array([float(max(each, default=0)) for each in sizes]),
             shares=np.array([block.expert_share if each else 0.0 for block, each in zip(blocks, sizes, strict=True)]),
-            chosen_share=next((block.chosen / block.experts for block in blocks if block.expert_kinds), 1.0),
+            chosen_share=next((block.experts_per_token / block.experts for block in blocks if block.expert_kinds), 1.0),
         )
         devices = [node.device for node in costs.nodes]
         self.disk_s = np.array(

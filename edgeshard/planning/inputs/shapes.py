@@ -144,7 +144,7 @@ class BlockSpec:
         every = self.weight_bytes(dtype, quantisation)
         if not self.experts:
             return float(every)
-        missed = (1.0 - self.chosen / self.experts) ** tokens
+        missed = (1.0 - self.experts_per_token / self.experts) ** tokens
         return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, quantisation)
 
     def expert_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> list[int]:
@@ -164,7 +164,7 @@ class BlockSpec:
         """Parameters one token is multiplied with."""
         if not self.experts:
             return float(self.parameters)
-        return self.parameters - self.expert_parameters * (1.0 - self.chosen / self.experts)
+        return self.parameters - self.expert_parameters * (1.0 - self.experts_per_token / self.experts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,9 @@ def compare(problem: PlanProblem, prover: Prover | None = None) -> tuple[Strateg
     else:
         shared = replicas(problem)
         replica_plan = shared if shared.replicas else None
-        rows["replicas"] = _row_of("replicas", replica_plan, best, len(shared.replicas), shared.placement, shared.reason)
+        rows["replicas"] = _row_of(
+            "replicas", replica_plan, best, len(shared.replicas), shared.placement, shared.reason
+        )
     return tuple(rows[name] for name in COMPARED)
 
 

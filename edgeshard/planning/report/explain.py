@@ -48,7 +48,7 @@ def describe_locality(result: PlanResult) -> str:
         return ""
     holds = []
     for stage in result.stages:
-        packed_layers = problem.held.get(stage.node, NOTHING_HELD).layers
+        packed_layers = problem.packed_parts.get(stage.node, NOTHING_HELD).layers
         if stage_layers := sorted(packed_layers & frozenset(range(stage.layers.first, stage.layers.end))):
             holds.append(f"{stage.node} holds layers {_ranges(stage_layers)} packed")
     more = "more energy" if problem.goal is Objective.ENERGY else "slower"

@@ -56,7 +56,7 @@ class Lacking:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         problem = costs.problem
-        self._held = [problem.held.get(name, NOTHING_HELD) for name in costs.names]
+        self._held = [problem.packed_parts.get(name, NOTHING_HELD) for name in costs.names]
         sizes = costs.block_bytes()
         self._upto = {
             node: list(accumulate((0 if i in parts.layers else size for i, size in enumerate(sizes)), initial=0))
@@ -81,7 +81,7 @@ class Lacking:
 def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
     """The cut that lacks the fewest bytes, among those found that cost little more than `best`,
     which breaks no rule."""
-    packed_parts = costs.problem.held
+    packed_parts = costs.problem.packed_parts
     holders = [node for node, name in enumerate(costs.names) if packed_parts.get(name, NOTHING_HELD) != NOTHING_HELD]
     if not holders:
         return best
@@ -109,14 +109,17 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
                 choice, least = at, here
             steps = (step for step in dict.fromkeys(neighbours(at, kinds)) if len(step.nodes) <= len(best.nodes))
             ranks = ((step, rank(step)) for step in sorted(steps, key=lacking.of) if lacking.of(step) <= here[0])
-            at, here = next(((step, step_rank) for step, step_rank in ranks if step_rank is not None and step_rank < here), (at, None))
+            at, here = next(
+                ((step, step_rank) for step, step_rank in ranks if step_rank is not None and step_rank < here),
+                (at, None),
+            )
     return choice
 
 
 def _suggested(costs: Costs, best: Cut) -> Iterator[Cut]:
     """The cut of an earlier placement, inferred from the held blocks: each node gets as many layers
     as it holds in a row."""
-    packed_layers = [costs.problem.held.get(name, NOTHING_HELD).layers for name in costs.names]
+    packed_layers = [costs.problem.packed_parts.get(name, NOTHING_HELD).layers for name in costs.names]
     layer_count = costs.problem.model.layer_count
 
     def run(node: int, first: int) -> int:

@@ -253,7 +253,7 @@ def _under_rules(problem: PlanProblem, alternatives: int, prover: Prover | None)
             field="rule",
             reason="RULES_NEED_CPSAT",
         )
-    free = replace(problem, rules=(), held={})
+    free = replace(problem, rules=(), packed_parts={})
     result = plan(free, 0)
     if result.shortage is not None:
         return PlanResult(problem, shortage=result.shortage)
@@ -269,7 +269,9 @@ def _under_rules(problem: PlanProblem, alternatives: int, prover: Prover | None)
     assert result.prediction is not None  # `start` is a plan
     if not few.keeps(result.prediction.cut.nodes):
         result = _searched(few, start, answer.bound_s, result)
-    result = replace(_nearest(Costs(replace(fewer, held=problem.held)), result, few.keeps), problem=problem)
+    result = replace(
+        _nearest(Costs(replace(fewer, packed_parts=problem.packed_parts)), result, few.keeps), problem=problem
+    )
     if result.prediction is None or alternatives < 1:
         return result
     return replace(result, alternatives=runner_ups(few.costs, result.prediction, alternatives, few.conditions))
@@ -435,7 +437,7 @@ def _nearest(
     `keeps` returns whether the nodes of a cut keep the rules.
     """
     best, problem = result.prediction, costs.problem
-    if best is None or result.streams or not problem.held:
+    if best is None or result.streams or not problem.packed_parts:
         return result
     limit = problem.max_time_per_token_s
 

@@ -76,14 +76,14 @@ class PromptBound:
                 return
             # Above this B no cut is below the value.
             high = min(lowest.high, value_s - lowest.round_s)
-            if not lowest.known or high < lowest.high * (1 - SLACK):
+            if not lowest.is_solved or high < lowest.high * (1 - SLACK):
                 before, lowest.high = lowest.round_s, high
                 self._ask(lowest, value_s)
-                lowest.known = lowest.round_s < before * (1 + _NEAR)
+                lowest.is_solved = lowest.round_s < before * (1 + _NEAR)
             else:
                 middle = (lowest.low + lowest.high) / 2
                 ranges.append(replace(lowest, low=middle))
-                lowest.high, lowest.known = middle, False
+                lowest.high, lowest.is_solved = middle, False
 
     def _ask(self, span: _Range, value_s: float) -> None:
         self._left -= 1

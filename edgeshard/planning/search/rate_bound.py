@@ -96,7 +96,7 @@ class _Rectangle:
         else:
             self.q_high, upper.q_low = q, q
         # The least R of all is the least of the part that contains it.
-        self.known = self.known and (self.cut is None or (self.p <= self.p_high and self.q <= self.q_high))
+        self.is_solved = self.is_solved and (self.cut is None or (self.p <= self.p_high and self.q <= self.q_high))
         self.known_prefill = False
         return upper
 
@@ -116,7 +116,7 @@ class _Region:
 
     def copies(self) -> list[_Rectangle]:
         """The rectangles for larger loads, whose lower bounds may be higher."""
-        return [replace(one, known=False, known_prefill=False) for one in self.rectangles]
+        return [replace(one, is_solved=False, known_prefill=False) for one in self.rectangles]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,9 @@ class RateBound:
         answer = phases.whole_oracle.answer(problem, ceiling_s)
         self._count(region)
         rectangle.round_s = max(rectangle.round_s, answer.bound_s)
-        rectangle.known = answer.cut is not None or answer.bound_s < ceiling_s * (1 - SLACK) or ceiling_s == INFINITY
+        rectangle.is_solved = (
+            answer.cut is not None or answer.bound_s < ceiling_s * (1 - SLACK) or ceiling_s == INFINITY
+        )
         rectangle.cut = answer.cut
         if answer.cut is not None:
             self._pool.offer(answer.cut)
@@ -267,7 +269,7 @@ class RateBound:
 
     def _count(self, region: _Region) -> None:
         self._left -= 1
-        region.asked += 1
+        region.queries += 1
 
     def _restricted(self, phases: _Phases, instance: Instance, rectangle: _Rectangle) -> Problem:
         problem = Problem(instance, self._kinds, INFINITY)
@@ -287,9 +289,9 @@ class RateBound:
             p = (needed - max(rectangle.round_s, rectangle.prefill_s + steady * rectangle.q_low)) / (m - 1)
         if steady:
             q = (needed - rectangle.prefill_s - (m - 1) * rectangle.p_low) / steady
-        if region.high_b > region.low_b and region.asked >= _OF_A_RANGE:
+        if region.high_b > region.low_b and region.queries >= _OF_A_RANGE:
             self._split_batches(region)
-        elif not self._few and rectangle.known and self._split_memory(region, m, rectangle):
+        elif not self._few and rectangle.is_solved and self._split_memory(region, m, rectangle):
             pass  # of many kinds a question is dear: first the loads that are too large
         elif not region.raised:
             self._raise(region, m, needed)
@@ -297,11 +299,11 @@ class RateBound:
             region.rectangles.append(rectangle.split(p=p))
         elif q < rectangle.q_high * (1 - SLACK):
             region.rectangles.append(rectangle.split(q=q))
-        elif not rectangle.known:
+        elif not rectangle.is_solved:
             self._ask(region, rectangle, needed - (m - 1) * rectangle.p_low)
         elif not rectangle.known_prefill and steady:
             self._ask_prefill(region, rectangle, needed - (m - 1) * rectangle.p_low - steady * rectangle.q_low)
-        elif not (rectangle.known and self._split_memory(region, m, rectangle)):
+        elif not (rectangle.is_solved and self._split_memory(region, m, rectangle)):
             self._bisect(region, m, rectangle, needed)
 
     def _bisect(self, region: _Region, m: int, rectangle: _Rectangle, needed: float) -> None:
@@ -322,7 +324,7 @@ class RateBound:
         middle = (region.low_b + region.high_b + 1) // 2
         most = min(region.high_m, most_micro_batches(self._costs, middle))
         self._regions.append(_Region(middle, region.high_b, region.low_m, most, region.copies()))
-        region.high_b, region.asked = middle - 1, 0
+        region.high_b, region.queries = middle - 1, 0
 
     def _split_memory(self, region: _Region, m: int, rectangle: _Rectangle) -> bool:
         """If the cut that keeps the bound up does not fit at m: the loads for which it does, and the others."""

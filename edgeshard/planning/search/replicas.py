@@ -253,7 +253,9 @@ def _node_alone(problem: PlanProblem, node: ClusterNode) -> NodeAlone:
             if not figures:
                 return NodeAlone(node.name, (), memory, f"needs {1000 * prediction.time_per_token_s:.1f} ms per token")
             break
-        figures.append(min(figures[-1], prediction, key=lambda item: item.cost(problem.goal)) if figures else prediction)
+        figures.append(
+            min(figures[-1], prediction, key=lambda item: item.cost(problem.goal)) if figures else prediction
+        )
     while len(figures) > 1 and figures[-1] is figures[-2]:
         figures.pop()
     return NodeAlone(node.name, tuple(figures), memory)

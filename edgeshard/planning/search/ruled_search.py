@@ -170,7 +170,7 @@ class _RequestSearch(RequestSearch):
                 values[answer.cut] = self.value(answer.cut)
                 if len(without) <= 2 or values[answer.cut] < values[best]:
                     best = min(best, self._climb(floor, kinds, answer.cut, values), key=values.__getitem__)
-            if bound >= values[best] * (1 - ROUNDING) or len(without) == MOST_ASKED or answer.spent:
+            if bound >= values[best] * (1 - ROUNDING) or len(without) == MOST_ASKED or answer.is_out_of_time:
                 break
         return BestCut(best, values[best], _up_to(bound, values[best]))
 
@@ -251,12 +251,18 @@ class _RuledLeast:
     def is_spent(self) -> bool:
         return self._spent or self._asked >= _MOST_STEADY
 
-    def ask(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def ask(
+        self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float
+    ) -> ThresholdAnswer:
         """As described at `Least`."""
         low_s = 0.0
         if self._walks is not None:
             walk_answer = self._walks.ask(instance, station_limits, ceiling_s)
-            is_new = walk_answer.cut is not None and walk_answer.cut not in self._pool.known and self._ruled.keeps(walk_answer.cut.nodes)
+            is_new = (
+                walk_answer.cut is not None
+                and walk_answer.cut not in self._pool.known
+                and self._ruled.keeps(walk_answer.cut.nodes)
+            )
             if is_new or walk_answer.bound_s >= ceiling_s * STRICTLY:
                 return walk_answer
             low_s = walk_answer.bound_s
@@ -265,7 +271,7 @@ class _RuledLeast:
         known_cuts, linear = tuple(self._pool.known), self._ruled.linear
         question = Question(instance, ((GoalTerm(instance),),), limits, linear, known_cuts, ceiling_s)
         answer = self._ruled.prover.ask(question)
-        self._spent = answer.spent
+        self._spent = answer.is_out_of_time
         return ThresholdAnswer(answer.cut, min(ceiling_s, max(low_s, answer.bound_s)))
 
 
@@ -358,7 +364,7 @@ class _RateSearch:
         tokens = requests * self._costs.problem.new_tokens
         below = tokens / self._best_rate if self._best_rate > 0 else inf
         answer = self._ruled.ask(Load(region.first, region.low), batch_sides(self._costs, region.first, m), below)
-        fitting, self._spent = region.high, answer.spent
+        fitting, self._spent = region.high, answer.is_out_of_time
         if answer.cut is not None:
             self._pool.offer(answer.cut)
             self._pool.climb()

@@ -62,7 +62,9 @@ class Least(Protocol):
         """Whether cuts that the pool has are left out, so that asking again brings another one."""
         ...
 
-    def ask(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def ask(
+        self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float
+    ) -> ThresholdAnswer:
         """The least R below the ceiling of an instance, of the cuts whose stations keep the thresholds of others."""
         ...
 
@@ -79,7 +81,9 @@ class Walks:
     def is_spent(self) -> bool:
         return self._left <= 0
 
-    def ask(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def ask(
+        self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float
+    ) -> ThresholdAnswer:
         """As described at `Least`."""
         self._left -= 1
         problem = Problem(instance, self._kinds, INFINITY)
@@ -221,7 +225,9 @@ class SteadyBound:
             station_limits = [(stations, threshold_s), (decode, busiest_s)]
             if answer.cut is not None and within(score(decode, answer.cut).bottleneck_s, busiest_s):
                 break  # it would be found again
-        joint = self._least(slow, with_tokens(prompt, decode, more / part), station_limits, (threshold_s - beyond_s) / part)
+        joint = self._least(
+            slow, with_tokens(prompt, decode, more / part), station_limits, (threshold_s - beyond_s) / part
+        )
         return min(threshold_s, beyond_s + part * joint.bound_s)
 
     def _slow(self, region: _Region) -> Booleans | None:
@@ -231,7 +237,11 @@ class SteadyBound:
         return (self._link_tokens >= region.budgets[0]) & (self._link_tokens <= region.budgets[-1])
 
     def _least(
-        self, slow: Booleans | None, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float
+        self,
+        slow: Booleans | None,
+        instance: Instance,
+        station_limits: Sequence[tuple[Instance, float]],
+        ceiling_s: float,
     ) -> ThresholdAnswer:
         """The least R of an instance, of the cuts with one of the slow links whose stations keep
         the thresholds of others. The cut of the answer is offered, and may have none of these
@@ -250,7 +260,9 @@ class SteadyBound:
         answer = self._answer(freed, station_limits, ceiling_s - paid_s)
         return ThresholdAnswer(answer.cut, answer.bound_s + paid_s)
 
-    def _answer(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def _answer(
+        self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float
+    ) -> ThresholdAnswer:
         """The answer to a question; its cut is offered."""
         answer = self._asked.ask(instance, station_limits, ceiling_s)
         self._pool.offer(answer.cut)

@@ -47,7 +47,7 @@ class Verified:
 
 def verify(result: PlanResult, prover: Prover) -> Verified:
     """Whether a plan is the best, or there is none. Raises InvalidArgumentError for one that cannot be checked."""
-    problem = replace(result.problem, rules=(), held={})
+    problem = replace(result.problem, rules=(), packed_parts={})
     if problem.allow_streaming:
         raise invalid("verify", "is not for plans with allow_streaming; leave one of them out")
     if problem.objective is Objective.ENERGY:

@@ -155,7 +155,9 @@ class _Path:
                 kind = "decode" if token or self.decode_only else "prefill"
                 kind = "head" if self.is_head[position] else kind
                 name = self.nodes[stage]
-                station_visits.append(Visit(name, micro_batch, kind, token, start, split if link is not None else end, piece))
+                station_visits.append(
+                    Visit(name, micro_batch, kind, token, start, split if link is not None else end, piece)
+                )
             returns = link is not None and link == len(self.links) - 1
             if link is None or (returns and self.pieces and token == 0 and piece < self.pieces - 1):
                 continue

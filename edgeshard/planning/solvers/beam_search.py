@@ -307,7 +307,14 @@ class Search:
         for width in range(1, int(left.max(initial=0)) + 1):
             reaching_labels = arrived.take(np.flatnonzero(left >= width))
             station = problem.windows[start, width - 1, reaching_labels.kind]
-            worked = Labels(reaching_labels.cost + station, reaching_labels.price, station, reaching_labels.kind, reaching_labels.keys, reaching_labels.parent)
+            worked = Labels(
+                reaching_labels.cost + station,
+                reaching_labels.price,
+                station,
+                reaching_labels.kind,
+                reaching_labels.keys,
+                reaching_labels.parent,
+            )
             alive = self._bound(worked, self._relaxed.worked[start + width]) < self._ceiling
             if alive.any():
                 self._waiting[start + width].append(worked.take(np.flatnonzero(alive)))

@@ -222,14 +222,14 @@ def test_in_any_order_nothing_runs_twice_or_while_a_stage_loads(seed: int) -> No
         elif roll < 0.45:
             executor.finish()
         elif roll < 0.5:
-            if (unanswered := node.state.measuring.wanted) is not None:
+            if (unanswered := node.state.measuring.pending_task) is not None:
                 asked.remove(unanswered.operation_id)
             node.post(ControlLost())
         else:
             asked.append(f"op{number}")
             node.command(asked[-1], rng.choice(commands))
     assert len(node.answered) == len(set(node.answered)), "an operation was answered twice"
-    wanted = node.state.measuring.wanted
+    wanted = node.state.measuring.pending_task
     pending = set[str]() if wanted is None else {wanted.operation_id}
     for slot in node.state.slots.values():
         pending |= {*slot.prepares, *slot.releases}

@@ -69,7 +69,7 @@ class Memory:
         used, loads = [], 0
         for use in self.cache.choose(layer, chosen):
             if use.load:
-                self._read(use.expert, use.gone)
+                self._read(use.expert, use.victims)
                 loads += 1
             assert use.expert in self.held, "computed without weights"
             used.append(use.expert)

@@ -97,16 +97,20 @@ def test_what_is_held_counts_in_the_form_that_is_wanted(manifest: ModelManifest)
         node("c"),
     ]
     found = with_held(nodes, spec_of(), manifest, DIGEST)
-    assert [node.held for node in found] == [PackedParts(frozenset({0, 3}), embedding=True), NOTHING_HELD, NOTHING_HELD]
+    assert [node.packed_parts for node in found] == [
+        PackedParts(frozenset({0, 3}), embedding=True),
+        NOTHING_HELD,
+        NOTHING_HELD,
+    ]
     found = with_held(nodes, spec_of(quantisation={"*": "int8"}), manifest, DIGEST)
-    assert [node.held for node in found] == [
+    assert [node.packed_parts for node in found] == [
         PackedParts(embedding=True),
         PackedParts(frozenset({5}), head=True),
         NOTHING_HELD,
     ]
     found = with_held(nodes, spec_of(dtype="bfloat16"), manifest, DIGEST)
-    assert [node.held for node in found] == [NOTHING_HELD] * 3
-    assert with_held(nodes, spec_of(), manifest, Digest("e" * 64))[0].held == NOTHING_HELD, "of another model"
+    assert [node.packed_parts for node in found] == [NOTHING_HELD] * 3
+    assert with_held(nodes, spec_of(), manifest, Digest("e" * 64))[0].packed_parts == NOTHING_HELD, "of another model"
 
 
 def test_a_node_says_what_it_keeps_and_is_believed_until_it_says_otherwise(make_registration: Any) -> None:

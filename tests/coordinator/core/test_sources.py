@@ -95,7 +95,7 @@ def test_what_is_recorded_names_the_source() -> None:
 def test_the_node_that_holds_the_model_is_the_source_where_that_is_nearly_as_good(
     seconds: tuple[float, float | None], source: str
 ) -> None:
-    holder = replace(node("b"), held=PackedParts(frozenset(range(12)), embedding=True, head=True))
+    holder = replace(node("b"), packed_parts=PackedParts(frozenset(range(12)), embedding=True, head=True))
     planner = Planner(a=seconds[0], b=seconds[1])
     assert chosen(planner, node("a"), holder) == source
     note = place_from_any(SPEC, [node("a"), holder], planner.place).note

@@ -155,11 +155,11 @@ class KvPool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.scratch_block = blocks if scratch else None
-        self.kept = KvFormat(memory.kept)
-        if self.kept is KvFormat.INT4:
+        self.kv_format = KvFormat(memory.kv_format)
+        if self.kv_format is KvFormat.INT4:
             for own in {own for own in heads if own.heads}:
                 check_int4(own.head_dim, block_tokens, device)
-        self.block_bytes = block_tokens * sum(own.bytes_per_token(self.kept) for own in heads)
+        self.block_bytes = block_tokens * sum(own.bytes_per_token(self.kv_format) for own in heads)
         self._by_block: list[torch.Tensor] = []
         """All memory of the pool: keys and values by block, [2 n, blocks, elements] for n layers with heads alike."""
         self.states = states or States(0, (), device)
@@ -182,7 +182,7 @@ class KvPool:
         Raises ResourceExhaustedError.
         """
         numbers: torch.dtype | Literal[KvFormat.INT4]
-        numbers = self.kept if self.kept is KvFormat.INT4 else TORCH_DTYPES[DType(self.kept)]
+        numbers = self.kv_format if self.kv_format is KvFormat.INT4 else TORCH_DTYPES[DType(self.kv_format)]
         element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
         block_count = self.blocks + 1 if scratch else self.blocks
         slots = block_count * self.block_tokens
@@ -190,7 +190,7 @@ class KvPool:
         try:
             for own in dict.fromkeys(own for own in heads if own.heads):
                 alike = [index for index, other in enumerate(heads) if other == own]
-                elements = self.block_tokens * own.heads * self.kept.head_bytes(own.head_dim) // element.itemsize
+                elements = self.block_tokens * own.heads * self.kv_format.head_bytes(own.head_dim) // element.itemsize
                 storage = zeroed((len(alike), 2, block_count * elements), element, device)
                 self._by_block.append(storage.view(2 * len(alike), block_count, elements))
                 for index, memory in zip(alike, storage, strict=True):
@@ -285,7 +285,7 @@ class KvPool:
     def commit(self, draft: KvDraft) -> None:
         """Make a draft, checked against the pool as it is, the state of the pool. Newly granted blocks become zeros."""
         self._move(draft)
-        for request, length in draft.kept.items():
+        for request, length in draft.swapped_lengths.items():
             if not length:
                 self.swap.drop(request)
         for request, table in draft.tables.items():
@@ -354,7 +354,7 @@ class KvPool:
             draft.slots[table.slot] = False
         draft.tables[request] = None
         if self._kept_of(draft, request):
-            draft.kept[request] = 0
+            draft.swapped_lengths[request] = 0
 
     def _draft_save(self, draft: KvDraft, copy: StateCopy) -> None:
         own = self._check_copy("saves", copy, self.table(copy.request))
@@ -407,7 +407,7 @@ class KvPool:
 
     def _kept_of(self, draft: KvDraft, request: int) -> int:
         """Positions kept aside of a request."""
-        return draft.kept[request] if request in draft.kept else self.swap.length(request)
+        return draft.swapped_lengths[request] if request in draft.swapped_lengths else self.swap.length(request)
 
     def _draft_swap_out(self, draft: KvDraft, request: int) -> None:
         table = self._peek(draft, request)
@@ -416,7 +416,7 @@ class KvPool:
                 f"request {request} is to be swapped out, but holds no KV", field="swap_outs", reason="KV_NONE_TO_SWAP"
             )
         used = self.swap.used + sum(
-            self._blocks_for(length) - self.swap.count(other) for other, length in draft.kept.items()
+            self._blocks_for(length) - self.swap.count(other) for other, length in draft.swapped_lengths.items()
         )
         if used + self._blocks_for(table.certain) > self.swap.blocks:
             raise FailedPreconditionError(
@@ -426,7 +426,7 @@ class KvPool:
             )
         self._draft_free(draft, request)
         draft.swap_outs[request] = table
-        draft.kept[request] = table.certain
+        draft.swapped_lengths[request] = table.certain
 
     def _draft_grant(self, draft: KvDraft, grant: KvGrant) -> None:
         table = self._peek(draft, grant.request)
@@ -464,7 +464,7 @@ class KvPool:
                 draft.anew.append(block)
         length, shared = (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
         if grant.swapped:
-            length, draft.kept[grant.request] = swapped_length, 0
+            length, draft.swapped_lengths[grant.request] = swapped_length, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
         blocks, source = table.blocks + tuple(grant.blocks), table.source if grant.first_index else slot
         draft.tables[grant.request] = replace(
@@ -503,9 +503,15 @@ class KvPool:
 
     def _check_swapped(self, grant: KvGrant, swapped_length: int) -> None:
         """The table of a swapped-out request must begin with exactly the blocks for its kept positions."""
-        if not (grant.swapped and swapped_length and len(grant.blocks) == self._blocks_for(swapped_length) and not grant.filled):
+        if not (
+            grant.swapped
+            and swapped_length
+            and len(grant.blocks) == self._blocks_for(swapped_length)
+            and not grant.filled
+        ):
             raise FailedPreconditionError(
-                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {swapped_length} positions kept aside",
+                f"a grant to request {grant.request} has {len(grant.blocks)} blocks "
+                f"for {swapped_length} positions kept aside",
                 field="grants.swapped",
                 reason="KV_SWAPPED",
             )

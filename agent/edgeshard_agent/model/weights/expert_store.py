@@ -114,7 +114,9 @@ class ExpertStore:
             state = self._state
             buffers = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]
             flying = [state.in_flight.memory] if state.in_flight is not None else []
-            return sum(memory.nbytes for memory in (*buffers, *flying, *(m for some in state.free.values() for m in some)))
+            return sum(
+                memory.nbytes for memory in (*buffers, *flying, *(m for some in state.free.values() for m in some))
+            )
 
     @property
     def status(self) -> StageExperts:
@@ -135,7 +137,7 @@ class ExpertStore:
         with self._changed:
             self._state.closed = True
             if self._state.in_flight is not None:
-                self._state.in_flight.wanted = False
+                self._state.in_flight.is_wanted = False
             self._changed.notify_all()
         self._thread.join()
         self.reader.close()
@@ -162,7 +164,7 @@ class ExpertStore:
                     self.cache.counts.bytes_read += self.units[layer][expert[1]].large_bytes
             flying = state.in_flight
             if flying is not None and flying.expert not in needed_experts:
-                flying.wanted = False
+                flying.is_wanted = False
                 self.counts.ahead_wasted += 1
             return self.cache.choose(layer, numbers)
 
@@ -177,9 +179,9 @@ class ExpertStore:
         """Queue the reads that fit: none replaces an expert that this step still needs."""
         state = self._state
         with self._changed:
-            while loads and not any(expert in pending for expert in loads[0].gone):
+            while loads and not any(expert in pending for expert in loads[0].victims):
                 use = loads.popleft()
-                self._let_go(use.gone)
+                self._let_go(use.victims)
                 flying = state.in_flight
                 if use.expert in state.ahead_done or (flying is not None and flying.expert == use.expert):
                     self.counts.ahead_used += 1  # it was being read when the router chose it
@@ -252,12 +254,12 @@ class ExpertStore:
     def _read(self, read: _Read) -> None:
         layer, expert = read.expert
         unit, began = self.units[layer][expert], time.monotonic()
-        is_wanted = (lambda: read.wanted) if self._state.in_flight is read else None
+        is_wanted = (lambda: read.is_wanted) if self._state.in_flight is read else None
         unit.file.read_large(self.reader, read.memory.numpy().data, cached=False, is_wanted=is_wanted)
         if (observer := self.observer) is not None:
             observer.read(self.layers[layer], unit.large_bytes, began, time.monotonic(), expert)
         with self._changed:
-            if not read.wanted:
+            if not read.is_wanted:
                 return
             read.is_done = True
             self.counts.bytes_read += unit.large_bytes

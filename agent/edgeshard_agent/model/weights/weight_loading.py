@@ -91,8 +91,8 @@ def fill(
     packing: Packing | None,
     progress: Callable[[StageFilling], None] = lambda filling: None,
 ) -> Filled:
-    """Give every parameter of `modules`, made from `config`, its numbers; `missing_tensors` are the tensors that no other stage
-    shares.
+    """Give every parameter of `modules`, made from `config`, its numbers; `missing_tensors` are the tensors that no
+    other stage shares.
 
     `progress` is called after every tensor and every unit, by this thread.
     Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
@@ -153,7 +153,7 @@ class _WeightLoading:
     meter: WeightLoadingMeter
 
     def __post_init__(self) -> None:
-        modules, missing_tensors = self.modules, self.wanted
+        modules, missing_tensors = self.modules, self.missing_tensors
         self.reader = ChunkReader(unit_checksum)
         self._sizes: dict[str, int] = {}
         self._sources = sources = self.packing.sources

@@ -23,7 +23,12 @@ class RotatedLines:
     """
 
     def __init__(
-        self, directory: Path, name: str, limit_bytes: int = LIMIT_BYTES, file_count: int = KEPT, key: SealKey | None = None
+        self,
+        directory: Path,
+        name: str,
+        limit_bytes: int = LIMIT_BYTES,
+        file_count: int = KEPT,
+        key: SealKey | None = None,
     ) -> None:
         self._directory = directory
         self._name = name

@@ -112,23 +112,29 @@ class Replicas:
         """The replica that would serve one request more soonest, among those with a free place if
         there are any. `holder` is taken instead if it has at most one request too many."""
         names = self._state().deployments.keys()
-        self._given = Counter({name: count for name, count in self._given.items() if name in names})
+        self._request_counts = Counter({name: count for name, count in self._request_counts.items() if name in names})
         active = {record.name: len(self._requests.of(record.name)) for record in ready}
         roomy = [record for record in ready if active[record.name] < most_requests(record.running_requests)]
         rates = _rates_of(ready)
 
         def wait(record: DeploymentRecord) -> tuple[float, int, int]:
-            return (active[record.name] + 1) / rates[record.name], self._given[record.name], record.spec.replica
+            return (
+                (active[record.name] + 1) / rates[record.name],
+                self._request_counts[record.name],
+                record.spec.replica,
+            )
 
         best = min(roomy or ready, key=wait)
         holder_record = next((record for record in roomy if record.name == holder), best)
         if active[holder_record.name] / rates[holder_record.name] <= wait(best)[0]:
             best = holder_record
-        self._given[best.name] += 1
+        self._request_counts[best.name] += 1
         return best
 
 
 def _rates_of(records: Sequence[DeploymentRecord]) -> dict[DeploymentName, float]:
     """The weight of each replica: its predicted tokens/s, or the same for all if one has no prediction."""
-    rates = [0.0 if (prediction := record.placement.predicted) is None else prediction.throughput_tps for record in records]
+    rates = [
+        0.0 if (prediction := record.placement.predicted) is None else prediction.throughput_tps for record in records
+    ]
     return {record.name: rate if min(rates) > 0 else 1.0 for record, rate in zip(records, rates, strict=True)}

@@ -86,7 +86,8 @@ class RequestFront:
         head_for_s: float | None = None,
     ) -> Attachment:
         """Take a head's new stream; an older one of the deployment ends. The head continues all requests of the
-        deployment in their old order. It forgets a request of `held_requests` that ended here or has no client any more.
+        deployment in their old order. It forgets a request of `held_requests` that ended here or has no client any
+        more.
 
         Requests of an earlier run of the coordinator wait at the head for their clients. Requests
         whose clients reconnected before the head continue, or end with a typed error. `head_for_s`

@@ -159,14 +159,14 @@ class ResumptionBook:
     ) -> None:
         """Note the requests of former runs that a head has as it attaches, at most `MAX_HELD` of a deployment.
 
-        `settled_ids` are the requests here that wait for no word, and `head_for_s` the seconds that it has been the head,
-        None if it did not report them.
+        `settled_ids` are the requests here that wait for no word, and `head_for_s` the seconds that it has been the
+        head, None if it did not report them.
         """
         is_new = head_for_s is not None and head_for_s < COME_BACK_S and epoch > FIRST_EPOCH
         self._lost_heads.setdefault(deployment, is_new or self._served.get(deployment) != (epoch, node_id))
         if self._is_late:
             return
-        left = MAX_HELD - sum(claim.deployment == deployment for claim, _ in self._held.values())
+        left = MAX_HELD - sum(claim.deployment == deployment for claim, _ in self._held_claims.values())
         for item in held_requests:
             if item.request_id in self._ended or item.request_id in settled_ids:
                 continue
@@ -176,11 +176,11 @@ class ResumptionBook:
                 self._remember(item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False))
             elif not item.over:
                 # If two replicas have it, one continued it when the other was lost.
-                known_of = self._held.get(item.request_id)
+                known_of = self._held_claims.get(item.request_id)
                 is_more = known_of is None or known_of[0].tokens < claim.tokens
                 left -= known_of is None
                 if is_more and left >= 0:
-                    self._held[item.request_id] = (claim, self.now())
+                    self._held_claims[item.request_id] = (claim, self.now())
             elif item.digest:
                 self._remember(
                     item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False, is_told=True)
@@ -200,7 +200,7 @@ class ResumptionBook:
         # No client waits for that long.
         if self._is_late or claim.deployment not in self._served:
             raise _refused(request_id)
-        if (entry := self._held.get(request_id)) is not None:
+        if (entry := self._held_claims.get(request_id)) is not None:
             reported_claim, _ = entry
             if not reported_claim.digest and reported_claim.deployment == claim.deployment:
                 return Standing.REPLAYED, False
@@ -222,20 +222,22 @@ class ResumptionBook:
     def take(self, request_id: RequestId) -> None:
         """Strike out a request that runs here now: its resumption is accepted only once."""
         self._ended.pop(request_id, None)
-        self._held.pop(request_id, None)
+        self._held_claims.pop(request_id, None)
 
     def reserved(self, but: RequestId) -> list[Claim]:
         """The claims whose places are reserved, except the claim of one request."""
         if self._is_late:
-            self._held.clear()
+            self._held_claims.clear()
         since = self.now() - RESERVED_S
-        return [claim for id, (claim, at) in self._held.items() if at >= since and id != but and _can_return(claim)]
+        return [
+            claim for id, (claim, at) in self._held_claims.items() if at >= since and id != but and _can_return(claim)
+        ]
 
     def deployment_of(self, request_id: RequestId) -> DeploymentName | None:
         """The deployment that had a request last, as far as it was reported."""
         if (ended := self._ended.get(request_id)) is not None:
             return ended.claim.deployment
-        entry = self._held.get(request_id)
+        entry = self._held_claims.get(request_id)
         return None if entry is None else entry[0].deployment
 
     def has_heard(self, deployment: DeploymentName) -> bool:
@@ -248,7 +250,7 @@ class ResumptionBook:
 
     def is_held(self, request_id: RequestId) -> bool:
         """Whether a head has one of this id of a former run: no other may have it."""
-        return request_id in self._held and not self._is_late
+        return request_id in self._held_claims and not self._is_late
 
     @property
     def _is_late(self) -> bool:

@@ -26,7 +26,9 @@ class ModelCalls(AdminCalls):
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         def stored() -> list[StoredModel]:
             manifests = self._models.list()
-            return [stored_model(manifest, digest, self._models.weights_files(manifest)) for manifest, digest in manifests]
+            return [
+                stored_model(manifest, digest, self._models.weights_files(manifest)) for manifest, digest in manifests
+            ]
 
         models = await asyncio.to_thread(stored)  # it looks at files, perhaps of a slow disk
         return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in models])

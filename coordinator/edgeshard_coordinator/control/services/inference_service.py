@@ -123,7 +123,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         tokenize_request = tokenize_request_from_wire(request)
         client = client_of(context)
         self._front.quotas.check_debt(client)
-        tokens = await self._chats.tokenize(tokenize_request.model, tokenize_request.text, tokenize_request.special, client)
+        tokens = await self._chats.tokenize(
+            tokenize_request.model, tokenize_request.text, tokenize_request.special, client
+        )
         self._front.quotas.charge(client, len(tokens))
         return pb.TokenizeResponse(tokens=tokens)
 

@@ -38,11 +38,19 @@ _STATUSES = ("connected", "starting", "away")
 
 
 _OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
-    ("memory_available_bytes", "Memory that the system could give out.", lambda condition: condition.memory_available_bytes),
+    (
+        "memory_available_bytes",
+        "Memory that the system could give out.",
+        lambda condition: condition.memory_available_bytes,
+    ),
     ("swap_used_bytes", "Swap in use.", lambda condition: condition.swap_used_bytes),
     ("disk_size_bytes", "Of the disk with the cache.", lambda condition: condition.disk_total_bytes),
     ("disk_free_bytes", "Of the disk with the cache.", lambda condition: condition.disk_free_bytes),
-    ("clock_ahead_seconds", "By how much its clock is ahead of the coordinator's.", lambda condition: condition.clock_ahead_s),
+    (
+        "clock_ahead_seconds",
+        "By how much its clock is ahead of the coordinator's.",
+        lambda condition: condition.clock_ahead_s,
+    ),
 )
 _OF_DEPLOYMENT: tuple[tuple[str, str, Callable[[DeploymentRecord], float]], ...] = (
     ("edgeshard_deployment_ready", "1 if it answers requests.", lambda of: of.phase is DeploymentPhase.READY),
@@ -247,7 +255,9 @@ def _conditions(conditions: list[tuple[NodeName, Condition]]) -> Iterator[Metric
     """The figures of the nodes' machines."""
     ends = [((name,), condition.certificate_ends_s) for name, condition in conditions if condition.certificate_ends_s]
     for name, meaning, figure in _OF_CONDITION:
-        yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(condition)) for of, condition in conditions])
+        yield gauge(
+            f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(condition)) for of, condition in conditions]
+        )
     yield gauge(
         "edgeshard_node_certificate_expiry_timestamp_seconds", "When a node's certificate ends.", ("node",), ends
     )

@@ -39,7 +39,7 @@ def loss_of(
     state: State, record: DeploymentRecord, repaired: Repaired, candidates: Sequence[Candidate], typical: Typical
 ) -> Loss:
     """The cost of a repair. `candidates` are the record's, with the layers that they keep warm for it."""
-    outcome = repaired.found
+    outcome = repaired.outcome
     if isinstance(outcome, EdgeShardError):
         return Loss(repaired.node, note=f"It could not continue: {outcome.message}.")
     changed = cold_layers(outcome, record.placement, candidates)

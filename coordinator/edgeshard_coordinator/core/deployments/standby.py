@@ -59,7 +59,9 @@ def choose(
     for node in usable:
         if not uncovered and auto:
             break
-        stage_indices = {index for index in uncovered or everything if _may_take_over(conditions, placement, node.name, index)}
+        stage_indices = {
+            index for index in uncovered or everything if _may_take_over(conditions, placement, node.name, index)
+        }
         choice = _best_run(node, own.get(node.node_id), stage_indices, rooms, placement, sizes)
         if choice is not None:
             run, layers, reserved = choice

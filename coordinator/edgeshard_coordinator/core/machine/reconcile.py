@@ -34,7 +34,11 @@ def reconcile(state: State, now: float, rested: State | None = None) -> list[act
     for node in _changed_nodes(state, rested):
         due += _node_actions(state, node)
     for node_id in suspicion.lost(state, now):
-        if (lost_node := state.nodes.get(node_id)) is not None and lost_node.connected and not is_evicted(state, lost_node):
+        if (
+            (lost_node := state.nodes.get(node_id)) is not None
+            and lost_node.connected
+            and not is_evicted(state, lost_node)
+        ):
             due.append(actions.DropConnection(node_id, lost_node.connection))
     for record in state.deployments.values():
         due += _deployment_actions(state, record, now)

@@ -48,7 +48,9 @@ def _of_nodes(before: State, after: State) -> Iterator[SiteNews]:
 
 
 def _of_node(former_node: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
-    was_connected, was_placeable = (former_node.connected, former_node.placeable) if former_node is not None else (False, False)
+    was_connected, was_placeable = (
+        (former_node.connected, former_node.placeable) if former_node is not None else (False, False)
+    )
     if node.connected and not was_connected:
         first = former_node is None or not former_node.joined
         yield SiteNews(Subject.NODE, node.name, "joined" if first else "connected", node.address)
@@ -63,7 +65,9 @@ def _of_node(former_node: KnownNode | None, node: KnownNode) -> Iterator[SiteNew
 def _of_measurements(before: State, after: State) -> Iterator[SiteNews]:
     """News when nothing is left to measure on the site; a node whose links arrive one by one makes
     no news for each."""
-    changed = [node_id for node_id, measurements in after.measured.items() if before.measured.get(node_id) is not measurements]
+    changed = [
+        node_id for node_id, measurements in after.measured.items() if before.measured.get(node_id) is not measurements
+    ]
     nodes = [after.nodes[node_id] for node_id in changed if node_id in after.nodes]
     if nodes and is_whole(after, nodes) and is_whole(after, after.nodes.values()):
         for node in nodes:
@@ -76,7 +80,10 @@ def _of_links(before: State, after: State) -> Iterator[SiteNews]:
     for suspect in after.suspects:
         names = [after.nodes[end].name if end in after.nodes else end for end in reversed(suspect.ends)]
         ends = names if suspect.sender is not None else ["coordinator", *names]
-        if all((former_suspect.sender, former_suspect.receiver) != (suspect.sender, suspect.receiver) for former_suspect in before.suspects):
+        if all(
+            (former_suspect.sender, former_suspect.receiver) != (suspect.sender, suspect.receiver)
+            for former_suspect in before.suspects
+        ):
             yield SiteNews(Subject.LINK, " -> ".join(ends), "suspect", suspect.why, warning=True)
 
 
@@ -95,7 +102,11 @@ def _of_deployments(before: State, after: State) -> Iterator[SiteNews]:
 
 
 def _of_deployment(former_record: DeploymentRecord | None, record: DeploymentRecord) -> Iterator[SiteNews]:
-    if former_record is not None and former_record.placement is not record.placement and _layers(former_record) != _layers(record):
+    if (
+        former_record is not None
+        and former_record.placement is not record.placement
+        and _layers(former_record) != _layers(record)
+    ):
         yield SiteNews(Subject.DEPLOYMENT, record.name, "moved", f"from {_layers(former_record)} to {_layers(record)}")
     new_failure = record.failure is not None and (former_record is None or former_record.failure != record.failure)
     if former_record is not None and former_record.phase is record.phase and not new_failure:

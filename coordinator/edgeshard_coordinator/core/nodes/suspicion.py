@@ -83,7 +83,9 @@ def on_head_reported(state: State, event: HeadReported) -> State:
 def _others(state: State, deployment: str, from_stage: int, to_stage: int) -> tuple[SuspectLink, ...]:
     """The suspicions of other links than this."""
     link = (deployment, from_stage, to_stage)
-    return tuple(suspect for suspect in state.suspects if (suspect.deployment, suspect.from_stage, suspect.to_stage) != link)
+    return tuple(
+        suspect for suspect in state.suspects if (suspect.deployment, suspect.from_stage, suspect.to_stage) != link
+    )
 
 
 def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:

@@ -369,7 +369,12 @@ def _on_fewest(
 
 
 def _proportional(
-    spec: DeploymentSpec, sizes: StageSizes, candidates: Sequence[Candidate], *, allow_streaming: bool, each: bool = False
+    spec: DeploymentSpec,
+    sizes: StageSizes,
+    candidates: Sequence[Candidate],
+    *,
+    allow_streaming: bool,
+    each: bool = False,
 ) -> tuple[ExplicitStage, ...]:
     """Stages with the source first and the others by name; shares by free memory, or as much as fits when those do
     not. With `each` every node gets a layer."""

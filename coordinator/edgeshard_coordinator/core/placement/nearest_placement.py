@@ -29,14 +29,14 @@ def with_held(
 
     def looked_at(node: Candidate) -> Candidate:
         form = UnitForm(digest, spec.dtype, spec.quantisation_of(node.name), shape)
-        return replace(node, held=held_of(form, manifest.config, frozenset(node.packed)))
+        return replace(node, packed_parts=held_of(form, manifest.config, frozenset(node.packed)))
 
     return tuple(looked_at(node) if node.packed else node for node in candidates)
 
 
 def without_held(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The nodes as if no node held packed units."""
-    return tuple(replace(node, held=NOTHING_HELD) for node in candidates)
+    return tuple(replace(node, packed_parts=NOTHING_HELD) for node in candidates)
 
 
 def nearest(
@@ -55,7 +55,7 @@ def nearest(
 
 def lacking_layers(placement: Placement, candidates: Sequence[Candidate]) -> int:
     """The number of layers that its nodes would have to fetch and pack."""
-    packed_layers = {node.node_id: node.held.layers for node in candidates}
+    packed_layers = {node.node_id: node.packed_parts.layers for node in candidates}
     return sum(
         len(frozenset(range(stage.layers.first, stage.layers.end)) - packed_layers.get(stage.node_id, frozenset()))
         for stage in placement.stages

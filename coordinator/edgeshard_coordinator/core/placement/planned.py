@@ -97,7 +97,7 @@ class PlanningPlacer:
             if here.predicted is not None and best.predicted is not None:
                 # Packed units of nodes decide where to move, not whether.
                 small = here.predicted.gain_of(best.predicted) < WORTH_SAYING
-                if small and any(node.held != NOTHING_HELD for node in nodes):
+                if small and any(node.packed_parts != NOTHING_HELD for node in nodes):
                     best = with_layers((), without_held(nodes))
         except EdgeShardError as error:
             return Outlook(note=f"It cannot be weighed against other placements: {error.message}.")
@@ -384,7 +384,9 @@ class _Site:
             "kv_dtype": spec.kv_dtype,
             "max_time_per_token_s": spec.max_time_per_token_s,
             "reserve": {name: float(size) for name in site.cluster.names if (size := self._reserve_of(name))},
-            "held": {node.name: node.held for node in self._nodes.values() if node.held != NOTHING_HELD},
+            "packed_parts": {
+                node.name: node.packed_parts for node in self._nodes.values() if node.packed_parts != NOTHING_HELD
+            },
         }
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
 
@@ -449,7 +451,10 @@ def _token_cost(result: PlanResult) -> float:
 def _without_links(measured: Mapping[NodeId, Measurements], losses: Lost) -> Mapping[NodeId, Measurements]:
     """Stalled links count as not measured."""
     return {
-        sender: replace(measurements, links={to: link for to, link in measurements.links.items() if (sender, to) not in losses.links})
+        sender: replace(
+            measurements,
+            links={to: link for to, link in measurements.links.items() if (sender, to) not in losses.links},
+        )
         for sender, measurements in measured.items()
     }
 

@@ -49,7 +49,9 @@ class Survivors:
     spares: tuple[NodeName, ...] = field(default=())
 
 
-def survivors(placement: Placement, candidates: Sequence[Candidate], losses: Lost, exclude: Collection[str]) -> Survivors:
+def survivors(
+    placement: Placement, candidates: Sequence[Candidate], losses: Lost, exclude: Collection[str]
+) -> Survivors:
     """The stages that stay, and the nodes that could take the others."""
     nodes: Mapping[NodeId, Candidate] = {node.node_id: node for node in candidates}
     is_kept = tuple(
@@ -126,7 +128,7 @@ def ways(
     """Complete placements that leave every surviving stage its layers: each hole goes to a spare
     node, or to a neighbour in addition to its own layers. Placements that touch no survivor are
     first. At most `MOST_WAYS`, on sets of nodes that rules allow."""
-    holes = [index for index, stays in enumerate(left.kept) if not stays]
+    holes = [index for index, stays in enumerate(left.is_kept) if not stays]
     with_spares = _filled(left, holes, itertools.permutations(left.spares, len(holes)))
     every = itertools.chain(with_spares, _merged(left, holes))
     allowed = (stages for stages in every if allows([stage.node for stage in stages]))

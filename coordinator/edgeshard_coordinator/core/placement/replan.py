@@ -31,7 +31,7 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
         # Such as a pool for all requests that does not fit: the earlier prediction remains.
         note = error.message
     gain = _gain(expected, placement.predicted)
-    if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
+    if gain is not None and gain < WORTH_SAYING and any(node.packed_parts != NOTHING_HELD for node in candidates):
         # Packed units of nodes decide where to move, not whether.
         best = placer.place(replace(anew, candidates=without_held(candidates)))
         if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:

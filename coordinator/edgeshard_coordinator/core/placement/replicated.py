@@ -44,7 +44,9 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
         except EdgeShardError as error:
             everywhere.extend([error] if len(group) == len(usable) else [])
             return None
-        return Worth(placement, 0.0 if placement.predicted is None else placement.predicted.throughput_tps, len(placement.stages))
+        return Worth(
+            placement, 0.0 if placement.predicted is None else placement.predicted.throughput_tps, len(placement.stages)
+        )
 
     count = None if spec.replicas == AUTO_REPLICAS else spec.replicas
     best_partition = partition([str(node.name) for node in usable], worth, count)
@@ -52,7 +54,7 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
         raise _why_not(spec, len(usable), everywhere)
     if len(best_partition.pipelines) == 1:
         return (single or place(candidates),)
-    return tuple(one.found for one in best_partition.pipelines)
+    return tuple(one.pipeline for one in best_partition.pipelines)
 
 
 def only_on(candidates: Sequence[Candidate], names: Collection[str]) -> tuple[Candidate, ...]:

@@ -31,7 +31,7 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     nodes stand in for a lost one. If there is no placement at all, raises as the first source's
     does; UnavailableError without a node to place on.
     """
-    plain = without_held(candidates) if any(node.held != NOTHING_HELD for node in candidates) else candidates
+    plain = without_held(candidates) if any(node.packed_parts != NOTHING_HELD for node in candidates) else candidates
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     sources.sort(key=lambda node: (-node.free_bytes, node.name))
     sources = [*allowed_sources(spec, candidates, sources)]
@@ -55,7 +55,10 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     if plain is not candidates:
         placement = _nearest(best, placements, lambda one: place(_from(spec, one), candidates), candidates)
         if placement.head.node_id != best.head.node_id:
-            why = f"whose plan has less to fetch and pack than that of {best.head.node_name}, the best of {len(placements)}"
+            why = (
+                f"whose plan has less to fetch and pack than that of {best.head.node_name}, "
+                f"the best of {len(placements)}"
+            )
     if len(placements) == 1:
         return placement
     return replace(placement, note=f"{placement.note} Source: {placement.head.node_name}, {why}.".strip())

@@ -279,7 +279,9 @@ def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardE
     It is due once more when the node does not serve, if the node held stages or the effort was the
     first."""
     key, measurements = key_asked(command), state.measured.get(job.node_id)
-    other_retakes = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
+    other_retakes = tuple(
+        item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key)
+    )
     before = next((item for item in state.retakes if item not in other_retakes), None)
     if failure is not None:
         if job.own and before is not None and _interrupted(failure):

@@ -41,10 +41,15 @@ class Unknown:
         keys = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._efforts)
         return [
             MeasureCompute(
-                self._state.configs[shape], dtype, self._efforts.get((shape, dtype, quantisation), Effort.QUICK), False, quantisation
+                self._state.configs[shape],
+                dtype,
+                self._efforts.get((shape, dtype, quantisation), Effort.QUICK),
+                False,
+                quantisation,
             )
             for shape, dtype, quantisation in keys
-            if (measurements is None or (shape, dtype, quantisation) not in measurements.profiles) and can_keep(node, quantisation is not None)
+            if (measurements is None or (shape, dtype, quantisation) not in measurements.profiles)
+            and can_keep(node, quantisation is not None)
         ]
 
     def links(self, node: KnownNode) -> frozenset[NodeId]:
@@ -103,7 +108,11 @@ def begun(state: State, now: float) -> State:
 def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) -> State:
     """The state after a measurement of layers: one that gave a profile is over, and one that was `interrupted` was no
     attempt."""
-    tries, key, measurements = state.profile_tries.get(job.node_id, {}), key_asked(command), state.measured.get(job.node_id)
+    tries, key, measurements = (
+        state.profile_tries.get(job.node_id, {}),
+        key_asked(command),
+        state.measured.get(job.node_id),
+    )
     tried = tries.get(key)
     if tried is None:
         return state

@@ -52,7 +52,9 @@ class Measurements:
         profiles = {key: entry for key, entry in self.profiles.items() if key not in fresh}
         if report.compute:
             fingerprint = report.compute[-1].fingerprint
-            profiles = {key: entry for key, entry in {**profiles, **fresh}.items() if entry.value.fingerprint == fingerprint}
+            profiles = {
+                key: entry for key, entry in {**profiles, **fresh}.items() if entry.value.fingerprint == fingerprint
+            }
             newest = list(profiles.items())[-MAX_PROFILES:]
             profiles = dict(newest)
         links = {link.receiver: Reported(link.profile, now) for link in report.links}
@@ -117,7 +119,11 @@ def without_nodes(measured: Mapping[NodeId, Measurements], node_ids: Iterable[No
     removed_ids = frozenset(node_ids)
     if not removed_ids:
         return measured
-    return {node_id: _without_links(measurements, removed_ids) for node_id, measurements in measured.items() if node_id not in removed_ids}
+    return {
+        node_id: _without_links(measurements, removed_ids)
+        for node_id, measurements in measured.items()
+        if node_id not in removed_ids
+    }
 
 
 def _without_links(measurements: Measurements, removed_ids: frozenset[NodeId]) -> Measurements:

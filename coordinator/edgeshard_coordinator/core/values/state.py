@@ -589,7 +589,9 @@ def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...
 def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
     """Names of its missing nodes that are not awaited: without these its epoch cannot continue."""
     stages = record.placement.stages
-    lost_stages = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
+    lost_stages = (
+        stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id)
+    )
     return tuple(stage.node_name for stage in lost_stages)
 
 

@@ -80,8 +80,14 @@ def packed(
         show_data(packed_units, output)
     else:
         freed = human_bytes(sum(unit.size_bytes for unit in removed_units))
-        show_text(f"{len(removed_units)} packed unit{'s' * (len(removed_units) != 1)} of node {node} deleted: {freed} freed")
-    if units_in_use := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in packed_units if unit.in_use]:
+        show_text(
+            f"{len(removed_units)} packed unit{'s' * (len(removed_units) != 1)} of node {node} deleted: {freed} freed"
+        )
+    if units_in_use := [
+        f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in packed_units if unit.in_use
+    ]:
         raise FailedPreconditionError(
-            f"node {node} uses {', '.join(units_in_use)}; delete the deployment first", field="units", reason="PACKED_IN_USE"
+            f"node {node} uses {', '.join(units_in_use)}; delete the deployment first",
+            field="units",
+            reason="PACKED_IN_USE",
         )

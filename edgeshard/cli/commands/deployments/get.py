@@ -46,7 +46,9 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
 
     ask(
         context,
-        lambda client: show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda deployment: deployment.spec.name, watch),
+        lambda client: show(
+            client.deployments, output, DEPLOYMENT_COLUMNS, lambda deployment: deployment.spec.name, watch
+        ),
         endless=watch,
     )
 

@@ -147,7 +147,9 @@ class QuestionOptions:
 
                 return show_simulation(changed_problem, self.simulate, self.plot, output, prover)
             earlier = problem if self.what_if else None
-            return show_plan(changed_problem, earlier, self.explain, output, prover, verifier if self.verify else None, guesses)
+            return show_plan(
+                changed_problem, earlier, self.explain, output, prover, verifier if self.verify else None, guesses
+            )
 
 
 _SPEC = spec_options(
@@ -205,6 +207,6 @@ def plan(
     for note in notes:
         show_text(f"note: {note}", err=True)
     if question.is_of_other_nodes:
-        problem, guesses = replace(problem, held={}), None
+        problem, guesses = replace(problem, packed_parts={}), None
     if not question.show(problem, spec.get("rule", ()), output, guesses):
         raise typer.Exit(1)

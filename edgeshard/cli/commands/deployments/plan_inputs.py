@@ -56,25 +56,25 @@ class Asked:
 
     @property
     def source(self) -> str | None:
-        return self.given.get("source")
+        return self.options.get("source")
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        return tuple(self.given.get("exclude", ()))
+        return tuple(self.options.get("exclude", ()))
 
     def fields(
         self, workload: Workload, dtype: DType | None = None, kv_dtype: KvFormat | None = None
     ) -> dict[str, Any]:
         """Fields of the problem for a cluster with these of its own. Raises InvalidArgumentError naming the option."""
-        objective = self.given.get("objective", Objective.AUTO)
+        objective = self.options.get("objective", Objective.AUTO)
         if objective not in list(Objective):
             raise InvalidArgumentError(
                 f"--objective {objective!r}: use one of {', '.join(Objective)}", field="objective"
             )
-        kv_format = KvFormat.parse(self.given["kv_dtype"]) if "kv_dtype" in self.given else kv_dtype
+        kv_format = KvFormat.parse(self.options["kv_dtype"]) if "kv_dtype" in self.options else kv_dtype
         fields = {
             **asdict(workload),
-            **self.given,
+            **self.options,
             "objective": Objective(objective),
             "quantisation": self.quantisation,
             "exclude": self.exclude,
@@ -85,10 +85,10 @@ class Asked:
 
     @property
     def lengths_missing(self) -> list[str]:
-        return [key for key in ("prompt_tokens", "new_tokens") if key not in self.given]
+        return [key for key in ("prompt_tokens", "new_tokens") if key not in self.options]
 
     def weights_dtype(self, default: DType | None) -> DType:
-        return DType.parse(self.given["dtype"]) if "dtype" in self.given else default or DType.BFLOAT16
+        return DType.parse(self.options["dtype"]) if "dtype" in self.options else default or DType.BFLOAT16
 
 
 def offline_problem(path: Path, request: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
@@ -109,7 +109,7 @@ def planned_offline(path: Path, model: ModelSpec, request: Asked) -> tuple[PlanP
         cloud = None if cluster.cloud == request.source else cluster.cloud
         cluster = replace(cluster, source=request.source, cloud=cloud)
     fields = request.fields(cluster.workload, cluster.dtype, cluster.kv_dtype)
-    rules = cluster.under(request.given.get("rule", ()))
+    rules = cluster.under(request.options.get("rule", ()))
     problem = PlanProblem(model=model, cluster=cluster, rules=rules, **fields)
     problem.check()
     return problem, _lengths_notes(problem, request, NO_TRAFFIC) if cluster.workload.assumed else ()
@@ -147,9 +147,9 @@ def unstored_problem(context: typer.Context, model: ModelSpec, request: Asked) -
     site, details = ask(context, _fetch_details)
     # A node without a data sheet goes by another model.
     others = {
-        measured_site.node.node_id: max(measured_site.profiles, key=lambda profile: -profile.age_s).profile
-        for measured_site in details
-        if measured_site.profiles
+        detail.node.node_id: max(detail.profiles, key=lambda profile: -profile.age_s).profile
+        for detail in details
+        if detail.profiles
     }
     request = replace(request, model=model.name)
     try:
@@ -164,7 +164,10 @@ def unstored_problem(context: typer.Context, model: ModelSpec, request: Asked) -
             reason=error.reason,
         ) from None
     estimated = ", ".join(sorted(measured_site.estimated))
-    notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(measured_site, request)]
+    notes = [
+        f"estimated by data sheets or by other models' measurements: {estimated}",
+        *_link_notes(measured_site, request),
+    ]
     if measured_site.without_times:
         command = f"edgectl profile {' '.join(measured_site.without_times)} --model NAME"
         notes.append(f"{', '.join(measured_site.without_times)}: left out, not measured for any model; run `{command}`")
@@ -180,13 +183,13 @@ def _on_site(
     site: Site, model: ModelSpec, request: Asked, others: Mapping[NodeId, ComputeProfile] = MappingProxyType({})
 ) -> tuple[PlanProblem, SiteCluster, Asked]:
     """The problem, its nodes, and the request with the weights as they would be deployed."""
-    if request.given.get("head_on_source"):
+    if request.options.get("head_on_source"):
         raise InvalidArgumentError(
             "--head-on-source: a site runs the head on the last node only; leave it out, or plan a --cluster FILE",
             field="head_on_source",
         )
     for option in _BY_NODE:
-        _check_known(site, option, request.given.get(option, ()))
+        _check_known(site, option, request.options.get(option, ()))
     dtype = request.weights_dtype(None)
     if all(node.facts.kind == "cpu" for node in site.nodes):
         request = replace(request, quantisation=_as_stored(request, model))
@@ -197,7 +200,7 @@ def _on_site(
     energies = {stored.node_id: stored.profile.energy for stored in site.profiles}
     watts = {node_id: energy.working_w for node_id, energy in energies.items() if energy is not None}
     nodes = [RuledNode(node.name, node.labels, watts.get(node.node_id)) for node in site.nodes]
-    fields["rules"] = resolve(request.given.get("rule", ()), nodes)
+    fields["rules"] = resolve(request.options.get("rule", ()), nodes)
     problem = site_problem(measured_site, model, held=_held(site, request, dtype), **fields)
     problem.check()
     return problem, measured_site, request
@@ -303,7 +306,7 @@ def _with_source(
         )
     candidates = [node for node in there if has_times(node, profiles, others)] or there
     largest = max(candidates, key=lambda node: node.free_bytes)
-    return replace(request, given={**request.given, "source": str(largest.name)})
+    return replace(request, options={**request.options, "source": str(largest.name)})
 
 
 def _measured_cluster(
@@ -331,7 +334,9 @@ def _notes(measured_site: SiteCluster, problem: PlanProblem, request: Asked) -> 
     notes, dtype = _link_notes(measured_site, request), problem.dtype
     if measured_site.without_times:
         command = profile_command(request.model, dtype, request.quantisation, measured_site.without_times)
-        notes.append(f"{', '.join(measured_site.without_times)}: left out, not measured for {request.model}; run `{command}`")
+        notes.append(
+            f"{', '.join(measured_site.without_times)}: left out, not measured for {request.model}; run `{command}`"
+        )
     if measured_site.estimated:
         command = profile_command(request.model, dtype, request.quantisation, measured_site.estimated)
         notes.append(f"{', '.join(measured_site.estimated)}: not measured, figures are of data sheets; run `{command}`")
@@ -354,7 +359,9 @@ def _link_notes(measured_site: SiteCluster, request: Asked) -> list[str]:
         links_text = ", ".join(f"{sender} -> {receiver}" for sender, receiver in measured_site.unmeasured[:4])
         more = f" and {len(measured_site.unmeasured) - 4} more" if len(measured_site.unmeasured) > 4 else ""
         senders = " ".join(sorted({str(sender) for sender, _ in measured_site.unmeasured}))
-        notes.append(f"no link was measured for {links_text}{more}: none is planned with; run `edgectl profile {senders}`")
+        notes.append(
+            f"no link was measured for {links_text}{more}: none is planned with; run `edgectl profile {senders}`"
+        )
     return notes
 
 

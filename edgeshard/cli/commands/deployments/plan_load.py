@@ -251,7 +251,9 @@ def _show_tables(result: PlanResult, simulation: Forecast, load: AskedLoad, outp
     steps = f"; at most {simulation.token_budget} tokens a step" if simulation.token_budget is not None else ""
     waiting = {}
     if simulation.waiting:
-        waiting["waiting"] = f"{simulation.waiting} of {simulation.requests} requests for a place when the last one came"
+        waiting["waiting"] = (
+            f"{simulation.waiting} of {simulation.requests} requests for a place when the last one came"
+        )
     show_fields(
         {
             "model": describe_plan(result.problem),

@@ -126,7 +126,9 @@ def sentence_of_gain(outcome: ReplanResult) -> str:
     if now is None or then is None or outcome.gain is None:
         return "an unknown gain"
     if now.objective == "throughput":
-        return f"{100 * outcome.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
+        return (
+            f"{100 * outcome.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
+        )
     times = f"{human_seconds(then.time_per_token_s)} per token instead of {human_seconds(now.time_per_token_s)}"
     return f"{100 * outcome.gain:.0f} % less time ({times})"
 

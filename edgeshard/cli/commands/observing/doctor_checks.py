@@ -260,11 +260,15 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
 
 def _machine(where: str, condition: Condition, utc_s: float) -> Iterator[Finding]:
     yield from _certificate(where, condition, utc_s)
-    if condition.disk_total_bytes and condition.disk_free_bytes < max(DISK_BYTES, DISK_SHARE * condition.disk_total_bytes):
+    if condition.disk_total_bytes and condition.disk_free_bytes < max(
+        DISK_BYTES, DISK_SHARE * condition.disk_total_bytes
+    ):
         free = f"{human_bytes(condition.disk_free_bytes)} free of {human_bytes(condition.disk_total_bytes)}"
         yield Finding(Fault.DISK_FULL, where, free)
     if 0 < condition.disk_write_bps < DISK_WRITE_BPS:
-        yield Finding(Fault.DISK_SLOW, where, f"{human_bytes(int(condition.disk_write_bps))} a second written and flushed")
+        yield Finding(
+            Fault.DISK_SLOW, where, f"{human_bytes(int(condition.disk_write_bps))} a second written and flushed"
+        )
     total, left = condition.memory_total_bytes, condition.memory_available_bytes
     if total and left < max(MEMORY_BYTES, MEMORY_SHARE * total):
         yield Finding(Fault.MEMORY_LOW, where, f"{human_bytes(left)} left of {human_bytes(total)}")

@@ -106,7 +106,12 @@ Serve = Callable[[Wanted, float], Awaitable[Served]]
 
 
 async def put_on(
-    load: OfferedLoad, requests: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, on_progress: Callable[[Loading], None]
+    load: OfferedLoad,
+    requests: Iterator[Wanted],
+    seed: int,
+    serve: Serve,
+    clock: Clock,
+    on_progress: Callable[[Loading], None],
 ) -> Loading:
     """Put the whole load on. Cancelled, it ends the running requests and returns its results so
     far; `on_progress` receives each answer."""

@@ -98,19 +98,19 @@ class Talk:
         the user's message is dropped, too. Raises EdgeShardError and KeyboardInterrupt.
         """
         message = {"role": "user", "content": text}
-        messages = [*([{"role": "system", "content": self.system}] if self.system else []), *self.said, message]
+        messages = [*([{"role": "system", "content": self.system}] if self.system else []), *self.history, message]
         pieces: list[str] = []
         try:
             self._write(messages, pieces)
         except KeyboardInterrupt:
             write_text("\n")
-            self.said += [message, {"role": "assistant", "content": "".join(pieces)}]
+            self.history += [message, {"role": "assistant", "content": "".join(pieces)}]
             raise
         except EdgeShardError:
             if pieces:
                 write_text("\n")
             raise
-        self.said += [message, {"role": "assistant", "content": "".join(pieces)}]
+        self.history += [message, {"role": "assistant", "content": "".join(pieces)}]
 
     def _write(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
         """Reasoning is only for people: programs read the answer."""
@@ -177,7 +177,7 @@ def _answer(talk: Talk, text: str) -> bool:
         return True
     except EdgeShardError as error:
         show_text(f"error: {error.message}", err=True)
-        if talk.said:
+        if talk.history:
             show_text("       (/clear starts a new conversation)", err=True)
     return False
 
@@ -205,7 +205,7 @@ def _command(talk: Talk, text: str) -> bool:
         case "/quit" | "/exit":
             return True
         case "/clear":
-            talk.said.clear()
+            talk.history.clear()
         case "/system":
             talk.system = rest.strip()
         case "/help":

@@ -117,7 +117,8 @@ def _show_restored(backup: Backup, file: Path) -> None:
     show_text(f"- Nodes, clients, operators and API keys that were revoked after {backup_time} are valid again:")
     show_text("  revoke them again with edgectl node revoke NAME and edgectl key revoke NAME.")
     show_text(
-        f"- Keys and deployments that were created after {backup_time} are unknown, and those deleted since exist again."
+        f"- Keys and deployments that were created after {backup_time} are unknown, "
+        f"and those deleted since exist again."
     )
     for name, digest in sorted(backup.models.items()):
         show_text(f"- Add model {name} again: edgectl model add SOURCE --name {name} (manifest sha256 {digest})")

@@ -351,7 +351,8 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
             return await deploy_measured(client, spec, reporter, MEASURE_S if measures else 0.0)
         if deployment.spec.model != options.stored:
             raise InvalidArgumentError(
-                f"--name {options.name}: the site has a deployment of this name, of model {deployment.spec.model}; choose "
+                f"--name {options.name}: the site has a deployment of this name, "
+                f"of model {deployment.spec.model}; choose "
                 f"another --name, or first run edgectl delete deployment {options.name}",
                 field="name",
             )
