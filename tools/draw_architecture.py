@@ -34,10 +34,10 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.options import option_fields
-from edgeshard.gateway.field_tables import FieldRow, field_rows
-from edgeshard.gateway.routes.chat import ChatRequest
+from edgeshard.gateway.document import FieldRow, field_rows
+from edgeshard.gateway.routes.body_fields import Treatment
+from edgeshard.gateway.routes.chat_completions import ChatRequest
 from edgeshard.gateway.routes.completions import CompletionRequest
-from edgeshard.gateway.routes.fields import Treatment
 from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, ShowBody
 from edgeshard.gateway.routes.responses import ITEMS, ResponsesRequest
 from edgeshard.gateway.routes.texts import DetokenizeRequest, TokenizeRequest

@@ -47,17 +47,14 @@ from edgeshard_coordinator.additions.folders import ModelFolders
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
-from edgeshard_coordinator.control.services.api_key_auth import ApiKeyAuthenticator
 from edgeshard_coordinator.control.services.auditing import CallAudit
+from edgeshard_coordinator.control.services.gateway import ApiKeyAuthenticator
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.dashboard.places import PageOrigins, parse_place
 from edgeshard_coordinator.membership.addresses import Addresses
-from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
-from edgeshard_coordinator.membership.api_keys import KeyBook
-from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
-from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
-from edgeshard_coordinator.membership.membership import Issuing, Membership
+from edgeshard_coordinator.membership.api_keys import ApiKeyStore, KeyBook
+from edgeshard_coordinator.membership.membership import EnrolmentServicer, GatewayCertificate, Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.packages.listener import PackagesListener
 from edgeshard_coordinator.packages.shelf import Shelf

@@ -19,7 +19,7 @@ from edgeshard.domain.ids import Epoch
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import StagePhase
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
-from edgeshard.views.rates import Look
+from edgeshard.views import Look
 
 pytestmark = pytest.mark.timing
 

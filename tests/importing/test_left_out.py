@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from edgeshard_coordinator.control.requests.models import stored_model
+from edgeshard_coordinator.control.requests.site_models import stored_model
 
 from edgeshard.architectures import expected_tensors
 from edgeshard.cli.render.views import model_fields

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from edgeshard_coordinator.dashboard.adding import ADD
+from edgeshard_coordinator.dashboard.operator import ADD
 from playwright.async_api import Browser, Page, expect
 
 from edgeshard import Client

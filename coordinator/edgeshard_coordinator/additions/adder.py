@@ -39,9 +39,9 @@ from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.files import full_disk
 from edgeshard.wire.status import error_from_bytes
 from edgeshard.wire.store import local_model_from_bytes
+from edgeshard_coordinator.additions.addition_state import NO_ADDITIONS, Addition, Additions, Phase
 from edgeshard_coordinator.additions.conversion import READY_FILE
 from edgeshard_coordinator.additions.folders import FolderListing, ModelFolders
-from edgeshard_coordinator.additions.state import NO_ADDITIONS, Addition, Additions, Phase
 from edgeshard_coordinator.store.models import ModelStore
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId, Tools
+from edgeshard.gateway.routes.body_fields import FirstFault, Items, RequestModel, TokenId, Tools
 from edgeshard.gateway.routes.prompts import conversation_of
 from edgeshard.gateway.routes.tools import name_ignored, offer_of
 

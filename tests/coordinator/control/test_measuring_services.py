@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.runtime import profile_checks
+from edgeshard_coordinator.control.runtime import node_reports
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.values.measurements import MAX_PROFILES, Measurements
@@ -407,7 +407,7 @@ async def test_a_fit_is_off_the_event_loop_and_one_at_a_time_for_a_node(
         begun.set()
         assert end.wait(DEADLINE_S)
 
-    monkeypatch.setattr(profile_checks, "check_profile", slow)
+    monkeypatch.setattr(node_reports, "check_profile", slow)
     first = a.stub.ReportProfile(report, timeout=DEADLINE_S)
     await asyncio.to_thread(begun.wait, DEADLINE_S)
     async with failing(UnavailableError) as caught:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.services.packed import Packed
+from edgeshard_coordinator.control.services.questions import Packed
 
 from edgeshard.domain.control.commands import DropPacked, ListPacked
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError

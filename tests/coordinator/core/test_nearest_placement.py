@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.placement.fresh_plan import planned_again
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, with_held
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
-from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.events import HeartbeatsReceived, NodeConnected, NodeRegistered
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.core.placement.fresh_plan import judged, planned_again
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
-from edgeshard_coordinator.core.placement.replan import judged, planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 

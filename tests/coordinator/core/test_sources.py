@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placement.sources import place_from_any, with_source
+from edgeshard_coordinator.core.placement.source_choice import place_from_any, with_source
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.dashboard.unused_nodes import cause_of_plan, cause_without_plan, is_used
+from edgeshard_coordinator.dashboard.member_actions import cause_of_plan, cause_without_plan, is_used
 
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction

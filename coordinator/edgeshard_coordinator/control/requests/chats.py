@@ -13,7 +13,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import text_bytes
-from edgeshard_coordinator.control.requests.models import Models, max_context
+from edgeshard_coordinator.control.requests.site_models import Models, max_context
 from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 COUNTED_LIMIT_BYTES = 1 << 20

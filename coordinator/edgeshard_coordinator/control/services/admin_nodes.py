@@ -26,7 +26,7 @@ from edgeshard.wire.site import (
     site_to_wire,
 )
 from edgeshard_coordinator.control.persistence.operations import answered, check_same, fingerprint_of
-from edgeshard_coordinator.control.runtime.calls import MeasureCall
+from edgeshard_coordinator.control.runtime.measure_calls import MeasureCall
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.core.profiling.measuring import chosen_nodes

@@ -26,11 +26,9 @@ from edgeshard.rpc.hello import first_message
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire import control as wire
 from edgeshard_coordinator.control.runtime.conditions import Conditions
-from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
-from edgeshard_coordinator.control.runtime.profile_checks import ProfileChecks
-from edgeshard_coordinator.control.runtime.registrations import Registrations
+from edgeshard_coordinator.control.runtime.node_reports import HeartbeatBatches, ProfileChecks, Registrations
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.core.nodes.node_events import check_is_alone

@@ -25,8 +25,8 @@ from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
 from edgeshard_coordinator.control.requests.chats import Chats
 from edgeshard_coordinator.control.requests.listeners import ListenerFeed, Listeners, listener_lost
-from edgeshard_coordinator.control.requests.models import Models, served_model
 from edgeshard_coordinator.control.requests.request_front import RequestFront
+from edgeshard_coordinator.control.requests.site_models import Models, served_model
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.services.auditing import CallAudit
 

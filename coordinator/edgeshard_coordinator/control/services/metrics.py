@@ -21,9 +21,9 @@ from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import LinkProfile
 from edgeshard.metrics.families import counter, gauge, histogram
 from edgeshard.metrics.tiers import EXPERTS
-from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
+from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.core.values.quotas import most_requests
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State

@@ -14,8 +14,8 @@ from edgeshard.domain.deployments.loss import Loss, Pause
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard_coordinator.core.placement.problem import Typical
 from edgeshard_coordinator.core.placement.repair import cold_layers
-from edgeshard_coordinator.core.placement.typical_request import Typical
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 

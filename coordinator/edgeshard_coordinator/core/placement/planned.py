@@ -40,10 +40,9 @@ from edgeshard.planning.solvers.linear import Prover
 from edgeshard.planning.solvers.scoring import violations
 from edgeshard_coordinator.core.placement import by_memory, describe_planned, repair
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
-from edgeshard_coordinator.core.placement.problem import PlacementProblem
+from edgeshard_coordinator.core.placement.problem import PlacementProblem, typical_request
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.ruled import allowed_sources, conditions_of
-from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
 

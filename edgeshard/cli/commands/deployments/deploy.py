@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.command_options import argument, option, spec_file, switch, wait_timeout, with_option_groups
 from edgeshard.cli.commands.deployments.model import add_model
-from edgeshard.cli.commands.options import argument, option, spec_file, switch, wait_timeout, with_option_groups
 from edgeshard.cli.commands.spec_options import KEYS, flag_of, read_texts, spec_options
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch, with_option_groups
+from edgeshard.cli.commands.command_options import option, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import pairs, quantise_option, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption, show_text
 from edgeshard.domain.deployments.rules import Rule

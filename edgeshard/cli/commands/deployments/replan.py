@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import argument, switch, wait_timeout
+from edgeshard.cli.commands.command_options import argument, switch, wait_timeout
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     TABLES,

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.commands.command_options import argument, option, switch
 from edgeshard.cli.render.output import human_bytes, show_text
 from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.local.user_files import state_home, write_client_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, coordinator_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.commands.command_options import argument, option, switch
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.process.installation import CONFIGURATION, config_path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
+from edgeshard.cli.commands.command_options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import show_text

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.commands.command_options import option, switch
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError

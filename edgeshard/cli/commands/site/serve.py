@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.command_options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.deployments.deploy import (
     MEASURE_S,
     deploy_measured,
@@ -23,7 +24,6 @@ from edgeshard.cli.commands.deployments.deploy import (
     spec_of,
 )
 from edgeshard.cli.commands.deployments.model import adding_bars
-from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure

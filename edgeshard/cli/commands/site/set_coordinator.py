@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError

@@ -17,7 +17,7 @@ from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.core.deployments.deployments import check_movable
-from edgeshard_coordinator.core.placement.replan import is_same, judged
+from edgeshard_coordinator.core.placement.fresh_plan import is_same, judged
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.events import ReplanRequested
 from edgeshard_coordinator.core.values.measurements import Measurements

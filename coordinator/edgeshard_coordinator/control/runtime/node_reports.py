@@ -1,4 +1,5 @@
-"""The heartbeats of all nodes, put together: from their control streams to the state in few events.
+"""Reports of nodes on their way to the state: heartbeats of all nodes in few events, the bound on
+registrations, and the check of profiles off the event loop.
 
 A message is kept unread until its turn: reading many in a row costs a fraction of reading each on
 arrival, with cold caches.
@@ -8,14 +9,81 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange
+from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange, ProfileReport
 from edgeshard.domain.control.heartbeats import with_change
-from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.control import agent_message_from_wire, is_urgent
 from edgeshard_coordinator.control.runtime.hub import ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.solver import Solver
 from edgeshard_coordinator.core.values.events import HeartbeatsReceived
+from edgeshard_coordinator.core.values.measurements import check_profile
+from edgeshard_coordinator.core.values.token_bucket import TokenBucket
+
+
+class ProfileChecks:
+    """At most one report of a node is checked or waits, and one report of all is checked at a time."""
+
+    def __init__(self) -> None:
+        self._solver = Solver()
+        self._turn = asyncio.Lock()
+        self._nodes: set[NodeId] = set()
+
+    async def run(self, report: ProfileReport) -> None:
+        """Raises InvalidArgumentError for a profile without times of some part of a model, UnavailableError while an
+        earlier report of the node is checked."""
+        if report.node_id in self._nodes:
+            raise UnavailableError(
+                "node_id: an earlier profile of this node is still being checked; report again",
+                field="node_id",
+                reason="PROFILE_UNDER_CHECK",
+                retry_after_s=1.0,
+            )
+        self._nodes.add(report.node_id)
+        try:
+            async with self._turn:
+                await self._solver.run(lambda: _check(report))
+        finally:
+            self._nodes.discard(report.node_id)
+
+
+def _check(report: ProfileReport) -> None:
+    for profile in report.compute:
+        check_profile(profile)
+
+
+RATE = 1.0
+"""Registrations of one node a second, in the long run. A node registers when it starts and when it reconnects."""
+BURST_S = 20.0
+MAX_NAMES = 4096
+"""Names that are remembered, those seen first go first; without certificates anyone may invent some."""
+
+
+class Registrations:
+    """The registrations of the last seconds, by the node's name."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[NodeName, TokenBucket] = {}
+
+    def take(self, name: NodeName, now: float) -> None:
+        """Count a registration at `now`. Raises ResourceExhaustedError naming `name` for one too many."""
+        bucket = self._buckets.get(name, TokenBucket(RATE, BURST_S))
+        debt_s = bucket.debt_s(now)
+        if debt_s > 0:
+            raise ResourceExhaustedError(
+                f"name: node {name} registers too often; register again after {debt_s:.1f} s",
+                field="name",
+                reason="TOO_MANY_REGISTRATIONS",
+                retry_after_s=debt_s,
+            )
+        if len(self._buckets) >= MAX_NAMES:
+            busy = {known: other for known, other in self._buckets.items() if not other.is_full(now)}
+            newest = list(busy.items())[-(MAX_NAMES // 2) :]
+            self._buckets = dict(newest)
+        self._buckets[name] = bucket.charged(1.0, now)
+
 
 TOGETHER_S = 0.07
 """Seconds that a heartbeat waits for others. News of a stage does not wait."""

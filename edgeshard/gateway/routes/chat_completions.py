@@ -18,9 +18,11 @@ from edgeshard.domain.requests.generation import Finished, GenerationEvent, Star
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream
+from edgeshard.gateway.backend import Words
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.json_text import json_text
-from edgeshard.gateway.routes.fields import (
+from edgeshard.gateway.request_metrics import TokenUsage
+from edgeshard.gateway.routes.body_fields import (
     MOST_CHOICES,
     FirstFault,
     FormedFields,
@@ -38,8 +40,6 @@ from edgeshard.gateway.routes.fields import (
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import AnswerReader
 from edgeshard.gateway.routes.tools import ToolChoice
-from edgeshard.gateway.usage import TokenUsage
-from edgeshard.gateway.words import Words
 
 NAMES = {
     "max_new_tokens": "max_tokens",

@@ -1,4 +1,5 @@
-"""Rates of stages, by their nodes' counters in two snapshots of the site."""
+"""Values of a site's screens, for edgectl and the dashboard: rates of stages, by their nodes' counters
+in two snapshots, and words for states. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 from edgeshard.domain.control.site import Site
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.domain.nodes.device import StageKey, StageStatus
+from edgeshard.domain.nodes.device import Node, StageKey, StageStatus
 
 LEAST_S = 0.2
 """Between two heartbeats for a rate."""
@@ -51,3 +52,9 @@ def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float
         for stage in known.stages
         if stage.stage < len(known.placement.stages)
     }
+
+
+def node_status(node: Node) -> str:
+    if not node.connected:
+        return "away"
+    return "starting" if node.starting else "connected"
