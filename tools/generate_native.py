@@ -131,7 +131,7 @@ def generated(texts: Mapping[str, str]) -> str:
         lines += ["", "    _fields_ = (", *(f'        ("{name}", {kind}),' for name, kind in struct.fields), "    )"]
         blocks.append("\n".join(lines) + "\n")
     lines = ["SIGNATURES = {", *(line for one in functions.values() for line in _signature(one)), "}"]
-    docstring = '"""By name: the type of the result, and those of the arguments."""'
+    docstring = '"""By name: the type of the result, and the types of the arguments."""'
     blocks.append("\n".join([*lines, docstring]) + "\n")
     return "\n\n".join(blocks)
 

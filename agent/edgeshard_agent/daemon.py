@@ -69,7 +69,7 @@ from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.blob_cache import BlobCache
 
 if TYPE_CHECKING:
-    from edgeshard_agent.lab import Emulation
+    from edgeshard_agent.emulation import Emulation
 
 log = structlog.get_logger()
 
@@ -273,7 +273,7 @@ def _emulation(settings: AgentSettings) -> Emulation | None:
     """The node that this one pretends to be; what reads it brings all of the planner, so only then is it imported."""
     if settings.emulate is None:
         return None
-    from edgeshard_agent.lab import load_emulation
+    from edgeshard_agent.emulation import load_emulation
 
     return load_emulation(settings.emulate, settings.name)
 

@@ -87,7 +87,7 @@ class StageObserver(Protocol):
 
 
 class Pace(Protocol):
-    """Holds computed steps back. The lab has one, for nodes that pretend to be others (`edgeshard_agent.lab`)."""
+    """Holds computed steps back. The lab has one, for nodes that pretend to be others (`edgeshard_agent.emulation`)."""
 
     def hold(self, plan: StepPlan, arrived_s: float, on_thread: StepOnThread | None) -> None:
         """Return when a step that came at `arrived_s` may be done; on the compute thread, after it was computed."""

@@ -184,7 +184,7 @@ class OpenStream:
 
 
 class Carrier(Protocol):
-    """Carries steps over a link that is not the machine's own. The lab has one (`edgeshard_agent.lab`)."""
+    """Carries steps over a link that is not the machine's own. The lab has one (`edgeshard_agent.emulation`)."""
 
     def note(self, step: WireStep) -> None:
         """A step that will be sent."""

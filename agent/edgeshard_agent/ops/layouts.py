@@ -387,4 +387,4 @@ SIGNATURES = {
         (c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32),
     ),
 }
-"""By name: the type of the result, and those of the arguments."""
+"""By name: the type of the result, and the types of the arguments."""

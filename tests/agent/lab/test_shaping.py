@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from edgeshard_agent.lab import EmulatedLink, LinkShape
+from edgeshard_agent.emulation import EmulatedLink, LinkShape
 from edgeshard_agent.net.link_sender import OpenStream, Outbox
 
 from edgeshard.domain.errors import InvalidArgumentError

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
+from edgeshard_agent.emulation import Emulation, load_emulation
 from edgeshard_agent.engine.compute_thread import ComputeThread
-from edgeshard_agent.lab import Emulation, load_emulation
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.measurer import Measurer
 from edgeshard_agent.measuring.measuring_worker import MeasuringJob

@@ -1,4 +1,4 @@
-"""The structs and signatures for ctypes are those of the kernels' sources, and unknown declarations are refused."""
+"""The structs and signatures for ctypes equal the kernels' sources, and unknown declarations are refused."""
 
 from __future__ import annotations
 
