@@ -220,7 +220,7 @@ class Guided:
 class Guides:
     """All guides of one stage or head, with a thread and a process that begin with the first of them.
 
-    The processor time of a guide is charged to its request and its party (`budgets`); parties take
+    The processor time of a guide is charged to its request and its party (`RequestBudget`, `Shares`); parties take
     turns.
     """
 
