@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeshard_agent.measuring.machine import processor_name
+from edgeshard_agent.measuring.machine_facts import processor_name
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.sources import kernel_set
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.ops.block_formats import BlockWeight
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_coordinator.store import ModelStore
 

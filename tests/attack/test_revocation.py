@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from edgeshard_agent.net import probes
+from edgeshard_agent.net import link_receiver
 from edgeshard_agent.net.link_receiver import StageServicer
 
 from edgeshard.domain.errors import DeniedError
@@ -72,8 +72,8 @@ async def test_a_node_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
 async def test_a_nodes_probes_have_one_budget_however_often_it_dials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "HELD_BYTES", 5000)
-    monkeypatch.setattr(probes, "BYTES_PER_S", 1)
+    monkeypatch.setattr(link_receiver, "HELD_BYTES", 5000)
+    monkeypatch.setattr(link_receiver, "BYTES_PER_S", 1)
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.of(Role.AGENT, "a"))
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)
@@ -85,7 +85,7 @@ async def test_a_nodes_probes_have_one_budget_however_often_it_dials(
         async with open_channel(address, identities.of(Role.AGENT, "eve"), node=NodeName("a")) as channel:
             await refused(channel)
         async with open_channel(address, identities.of(Role.AGENT, "b"), node=NodeName("a")) as channel:
-            held = [await revocation._probe(channel) for _ in range(probes.MOST_STREAMS)]
+            held = [await revocation._probe(channel) for _ in range(link_receiver.MOST_STREAMS)]
             await refused(channel)
             assert not any(call.done() for call in held)
     finally:

@@ -50,7 +50,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.storage import forms
-from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
+from edgeshard_agent.engine.pipeline_head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator

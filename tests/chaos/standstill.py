@@ -158,7 +158,7 @@ def _wrong(stream: Stream, right: Reference) -> list[str]:
 
 def _lab_file(directory: Path, step_s: float) -> Path:
     """A lab whose device b takes `step_s` for a step of its layers: a time that its memory's bandwidth makes."""
-    from edgeshard_agent.lab.emulation import load_emulation
+    from edgeshard_agent.emulation import load_emulation
 
     path = directory / "lab.toml"
     shutil.copy(DEMO_MODEL / "config.json", directory)

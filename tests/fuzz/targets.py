@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.experts.table import ExpertTable
+from edgeshard_agent.experts import ExpertTable
 from edgeshard_agent.ops.block_formats import BlockWeight, layout_of
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available

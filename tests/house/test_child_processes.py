@@ -13,7 +13,7 @@ from tests.house.documents import ROOT
 ROOMS = ("edgeshard", "agent", "coordinator")
 STARTS = {
     "agent/edgeshard_agent/guides/guides.py",
-    "agent/edgeshard_agent/measuring/process.py",
+    "agent/edgeshard_agent/measuring/measuring_process.py",
     "coordinator/edgeshard_coordinator/additions/adder.py",
     "edgeshard/chat/lane.py",
     "edgeshard/cpsat/process.py",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeshard_agent.measuring.cache import ProfileStore
+from edgeshard_agent.measuring.profile_store import ProfileStore
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation

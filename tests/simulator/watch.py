@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from edgeshard_agent.core.actions import Action as NodeAction
-from edgeshard_agent.core.actions import CloseStage
+from edgeshard_agent.core.node_actions import Action as NodeAction
+from edgeshard_agent.core.node_actions import CloseStage
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest

@@ -47,7 +47,7 @@ PRELOADED = (
     "edgeshard.client",
     "edgeshard.gateway.app",
     "edgeshard_agent.daemon",
-    "edgeshard_agent.hosting.tools",
+    "edgeshard_agent.hosting.loading",
     "edgeshard_coordinator.daemon",
     "tests.chaos.agent",
     "tests.chaos.coordinator",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from edgeshard_agent.core.machine import machine as agent_machine
+from edgeshard_agent.core.node_state import machine as agent_machine
 from edgeshard_coordinator.core.machine.apply import machine as coordinator_machine
 
 from edgeshard import Client

@@ -37,7 +37,7 @@ async def import_tools(client):
 
 real, daemon._import_tools = daemon._import_tools, import_tools
 if "TEST_BREAK" in os.environ:
-    sys.modules["edgeshard_agent.hosting.tools"] = None
+    sys.modules["edgeshard_agent.hosting.loading"] = None
 entry.main()
 """
 

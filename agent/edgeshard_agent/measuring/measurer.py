@@ -13,15 +13,15 @@ from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, DiskProfile, Effort, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.measuring.cache import ProfileStore
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.measuring.compute import fingerprint
 from edgeshard_agent.measuring.disk import EXTENTS, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.measuring_process import Tell, measure_apart
+from edgeshard_agent.measuring.measuring_worker import MeasuringJob
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.probing import at_once, probe_link
-from edgeshard_agent.measuring.process import Tell, measure_apart
-from edgeshard_agent.measuring.worker import MeasuringJob
+from edgeshard_agent.measuring.profile_store import ProfileStore
 from edgeshard_agent.ops.kernel_speed import measure_kernels
 
 log = structlog.get_logger()

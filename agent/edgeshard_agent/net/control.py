@@ -24,8 +24,7 @@ from edgeshard.rpc.clocks import explained
 from edgeshard.wire import control as wire
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.net.reconnecting import Reconnecting
-from edgeshard_agent.net.streams import status_of, until_one_ends
+from edgeshard_agent.net.streams import Reconnecting, status_of, until_one_ends
 
 log = structlog.get_logger()
 

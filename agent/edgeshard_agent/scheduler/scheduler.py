@@ -35,10 +35,8 @@ from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.forming import FormingStep
 from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessed, Guessing
-from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator, Reservation, extend_keys, next_save
 from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
-from edgeshard_agent.scheduler.prefix import extend_keys, next_save
-from edgeshard_agent.scheduler.reservation import Reservation
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
+from edgeshard_agent.engine.pipeline_head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking

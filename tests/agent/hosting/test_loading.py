@@ -15,14 +15,13 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from edgeshard_agent.engine.background_thread import BackgroundThread
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.compute_thread import BackgroundThread, ComputeThread
 from edgeshard_agent.hosting.around import LoadedModel, LoadProgress
 from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.scheduler.drafting import DraftAsk
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 from edgeshard_coordinator.store import models
 
 from edgeshard.architectures import expected_tensors

@@ -24,8 +24,8 @@ import pytest
 import torch
 from edgeshard_agent.engine.drafter import Drafter
 from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.guides.guide_messages import Setup
 from edgeshard_agent.guides.guides import Guides
-from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.model import sampling as model_sampling
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool, KvTable
 from edgeshard_agent.model.attention.swap import SwapSpace

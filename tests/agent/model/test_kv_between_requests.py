@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
-from edgeshard_agent.model.graphs import Rerun
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.static_decode import Rerun
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.kv_arena import PanelArena, RowArena
 from edgeshard_agent.ops.native import native_available

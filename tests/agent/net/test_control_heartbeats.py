@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.net.control import PROMPT_HEARTBEAT_S, ControlClient, drawn
-from edgeshard_agent.net.reconnecting import MAX_RETRY_S
+from edgeshard_agent.net.streams import MAX_RETRY_S
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control import heartbeats

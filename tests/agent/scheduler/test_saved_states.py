@@ -9,8 +9,7 @@ import pytest
 from edgeshard_agent.model.attention.kv import KvDraft, KvPool
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.prefix import next_save
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator, next_save
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 from hypothesis import given

@@ -2,21 +2,26 @@
 
 `apply` folds an event into the state. `reconcile` returns the actions that remove the difference.
 The executor reports back with events. There is one slot per deployment, since a node holds at most
-one stage of each, and one measurement at a time (`edgeshard_agent.core.measuring`).
+one stage of each, and one measurement at a time (`edgeshard_agent.core.measuring`). `machine`
+returns the state machine as a dump has it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from typing import assert_never
 
+from edgeshard.debugging.codec import Codec
+from edgeshard.debugging.dump import StateMachine
 from edgeshard.domain.control import commands
+from edgeshard.domain.control.commands import CommandResult
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
 from edgeshard_agent.core import events, standby
-from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
+from edgeshard_agent.core.events import ActionStarted, Event
 from edgeshard_agent.core.measuring import (
     ControlLost,
     Measuring,
@@ -28,6 +33,7 @@ from edgeshard_agent.core.measuring import (
     StopMeasuring,
     stage_came,
 )
+from edgeshard_agent.core.node_actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.standby import SetStandby, Standby, StandbySet
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, WantedTrace, no_stage, replaced
 
@@ -352,3 +358,22 @@ def _answer(
         kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
         state = replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))
     return state
+
+
+@cache
+def machine() -> StateMachine[AgentState, Event]:
+    """Made at the first dump; nothing else needs it."""
+    return StateMachine(Codec(AgentState), Codec(Event), apply)
+
+
+def worth_keeping(event: Event) -> Event:
+    """The event without large parts that do not change the state: the steps of a trace, which are sent at once."""
+    if isinstance(event, TraceEnded) and event.trace is not None:
+        return replace(event, trace=replace(event.trace, records=()))
+    if isinstance(event, ActionStarted) and isinstance(event.action, SendResults):
+        return ActionStarted(SendResults(tuple(_without_steps(result) for result in event.action.results)))
+    return event
+
+
+def _without_steps(result: CommandResult) -> CommandResult:
+    return result if result.trace is None else replace(result, trace=replace(result.trace, records=()))

@@ -24,8 +24,18 @@ from edgeshard.chat.serving import limited_time
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Guide, GuideKind
 from edgeshard.storage.forms import TOKENIZER, check_small_file
-from edgeshard_agent.guides import messages
-from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, from_line
+from edgeshard_agent.guides import guide_messages
+from edgeshard_agent.guides.guide_messages import (
+    ADVANCE_S,
+    ANSWER,
+    OPEN_S,
+    Advance,
+    Close,
+    Message,
+    Open,
+    Setup,
+    from_line,
+)
 
 SETUP_S = 120.0
 """Processor time."""
@@ -60,7 +70,7 @@ class Matchers:
         self._forced: dict[int, list[int] | None] = {}
         """The forced tokens that were found and not drawn yet; None if they are too expensive to find."""
 
-    def answer(self, message: Message) -> messages.Path | None:
+    def answer(self, message: Message) -> guide_messages.Path | None:
         """The path that a message requests; None if it requests no path. Raises RefusedError."""
         match message:
             case Setup():
@@ -89,7 +99,7 @@ class Matchers:
         except ValueError as error:
             self._no_tokens = f"the model's tokenizer is of a kind that guides do not work with: {error}"
 
-    def _path(self, matcher: LLMatcher, message: Open | Advance) -> messages.Path:
+    def _path(self, matcher: LLMatcher, message: Open | Advance) -> guide_messages.Path:
         """The masks for the next token and after forced ones; the matcher then returns to its former state."""
         masks = [_mask(matcher)]
         forced = self._next_forced(matcher, message)[: message.forced]
@@ -98,7 +108,7 @@ class Matchers:
             masks.append(_mask(matcher))
         if len(masks) > 1:
             matcher.rollback(len(masks) - 1)
-        return messages.Path(tuple(masks), tuple(forced))
+        return guide_messages.Path(tuple(masks), tuple(forced))
 
     def _next_forced(self, matcher: LLMatcher, message: Open | Advance) -> list[int]:
         known = self._forced.get(message.request, [])
@@ -115,7 +125,7 @@ class Matchers:
         self._forced[message.request] = rest
         return rest
 
-    def _open(self, message: Open) -> messages.Path:
+    def _open(self, message: Open) -> guide_messages.Path:
         if self._tokens is None:
             raise RefusedError(self._no_tokens)
         limits = LLParserLimits(max_lexer_states=MANY_STATES, verbose_errors=False)  # verbose ones hold the answer

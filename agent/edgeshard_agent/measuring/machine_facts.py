@@ -1,18 +1,24 @@
-"""The operating system's facts of this node: processor, memory, quota. Without torch, so that a node joins
-quickly."""
+"""The operating system's facts of this node: processor, memory and its huge pages, quota.
+
+Without torch, so that a node joins quickly.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
+import re
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 
 from edgeshard import __version__
+from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts
+from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts, HugePages, StageStatus
 from edgeshard.process.control_groups import ProcessMemory, process_memory
 from edgeshard.process.machine import AGENT_BYTES, usable_cores
 from edgeshard_agent.ops.sources import BF16_SWITCH, has_bf16_products, kernel_set
@@ -99,3 +105,47 @@ def leave_out_bf16_products() -> None:
     Must run before the kernels are loaded.
     """
     os.environ[BF16_SWITCH] = "0"
+
+
+AGAIN_S = 60.0
+"""Reading takes the kernel some 10 ms for each gigabyte in ordinary pages. It makes them huge in the background."""
+_FLAGS = re.compile(rb"\nVmFlags:([^\n]*)\n")
+_MAPS = Path("/proc/self/smaps")
+
+
+def read_huge_pages(maps: Path = _MAPS) -> HugePages | None:
+    """Read the mappings that ask for huge pages; None if the system does not report it. `maps` is for tests."""
+    try:
+        text = maps.read_bytes()
+    except OSError:
+        return None
+    parts = _FLAGS.split(text)  # a mapping, its flags, the next mapping, its flags, ...
+    asking = [entry for entry, flags in zip(parts[::2], parts[1::2], strict=False) if b"hg" in flags.split()]
+    return HugePages(
+        sum(_kilobytes(entry, b"Rss") for entry in asking) << 10,
+        sum(_kilobytes(entry, b"AnonHugePages") for entry in asking) << 10,
+    )
+
+
+def _kilobytes(entry: bytes, key: bytes) -> int:
+    found = re.search(rb"\n" + key + rb": +(\d+) kB", entry)
+    return 0 if found is None else int(found[1])
+
+
+class HugePageWatch:
+    """The result of `read_huge_pages`, read again when a stage has come or gone, and every `AGAIN_S` seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: frozenset[tuple[object, ...]] | None = None
+        self._due = 0.0
+        self._known: HugePages | None = None
+
+    async def read(self, stages: Iterable[StageStatus]) -> HugePages | None:
+        """Read in a thread: the kernel walks through all of the process's memory."""
+        now = self._clock.now()
+        seen = frozenset((stage.deployment, stage.epoch, stage.phase) for stage in stages)
+        if seen != self._seen or now >= self._due:
+            self._seen, self._due = seen, now + AGAIN_S
+            self._known = await asyncio.to_thread(read_huge_pages)
+        return self._known

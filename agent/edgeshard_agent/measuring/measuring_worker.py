@@ -1,7 +1,8 @@
-"""Measuring layers in a process of its own: `python -m edgeshard_agent.measuring.worker`, started by `process.py`.
+"""Measuring layers in a process of its own, started by `measuring_process.py`.
 
-One line of JSON comes in, the job. Lines of JSON go out: progress, and at last the profile or an error. The process
-ends when its input does, so that it never outlives the agent that started it.
+Run it as `python -m edgeshard_agent.measuring.measuring_worker`. One line of JSON comes in, the job. Lines of JSON go
+out: progress, and at last the profile or an error. The process ends when its input does, so that it never outlives the
+agent that started it.
 """
 
 from __future__ import annotations

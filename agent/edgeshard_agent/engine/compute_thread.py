@@ -1,27 +1,29 @@
-"""The compute thread of a node: every torch call of every stage runs here, never on the event loop.
+"""The compute thread of a node, its hang check, and a thread next to it for slow work.
 
-The thread imports torch when it begins. This module does not: a node imports it before it joins its site.
+Every torch call of every stage runs on the compute thread, never on the event loop. The thread imports torch when it
+begins. This module does not: a node imports it before it joins its site.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import structlog
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.requests.step import StepPlan
 from edgeshard.process.clock import SystemClock
-from edgeshard_agent.core.hanging import RunningStep
+from edgeshard_agent.core.hanging import CHECK_S, RunningStep, Watched, hangs, looked_at
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -210,3 +212,91 @@ def _carry_out(call: Callable[[], object]) -> None:
         call()
     except Exception:
         log.exception("compute_call_crashed")
+
+
+NICE = 5
+"""On a core that a step uses too, such a thread gets a quarter. A lower priority would be worse:
+the thread holds Python's lock at times, and other threads would wait for it."""
+
+
+class _Stopped(Exception):
+    """Raised in work whose result is no longer needed."""
+
+
+class BackgroundThread:
+    """A thread next to the compute thread, for slow work that must not delay a step.
+
+    It has a low priority and one core of torch's. Cancelled work stops at its next check.
+    """
+
+    def __init__(self, worker: ComputeThread) -> None:
+        self._worker = worker
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Callable[[Callable[[], None]], T]) -> T:
+        """`work` gets a function that it must call now and then."""
+        if self._executor is None:
+            # The number of torch's threads goes over from the newest thread that set it to threads that begin after.
+            await self._worker.run(lambda: None)
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="aside", initializer=_prepare)
+        stopped = threading.Event()
+
+        def go_on() -> None:
+            if stopped.is_set():
+                raise _Stopped
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work, go_on)
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+
+def _prepare() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+class Stage(Protocol):
+    """A stage as the check sees it."""
+
+    def running(self) -> RunningStep | None:
+        """The step that computes now."""
+
+    def fail(self, error: EdgeShardError) -> None: ...
+
+
+class HangCheck:
+    """Watches the compute thread: if its call hangs, the node's stages fail, and their site continues without the node.
+
+    `run` looks at the stages of the node, on the event loop. They share one thread: when a step hangs, all fail.
+    """
+
+    def __init__(self, stages: Callable[[], Sequence[Stage]], worker: ComputeThread, clock: Clock) -> None:
+        self._stages = stages
+        self._worker = worker
+        self._clock = clock
+        self._watched: dict[Stage | ComputeThread, Watched] = {}
+        self.found_well = 0
+        """Looks so far at which the thread was idle or got on."""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self.look()
+
+    def look(self) -> None:
+        now, stages = self._clock.now(), self._stages()
+        watched: tuple[Stage | ComputeThread, ...] = (*stages, self._worker)
+        running = [(one, step) for one in watched if (step := one.running()) is not None]
+        self._watched = {one: looked_at(self._watched.get(one), step, now) for one, step in running}
+        hanging = [step for one, step in running if hangs(self._watched[one], step)]
+        if hanging and not self._worker.hangs:
+            log.error("step_stalled", age_s=round(hanging[0].age_s), cpu_s=round(hanging[0].cpu_s, 3))
+            self._worker.give_up()
+            for stage in stages:
+                stage.fail(step_hangs())
+        if not self._worker.hangs:
+            self.found_well += 1

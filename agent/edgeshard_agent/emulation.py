@@ -1,20 +1,26 @@
-"""A node that pretends to be another: the lab's emulated device. Pure except for reading its file.
+"""A node that pretends to be another: the lab's emulated device and links. Its decisions are pure.
 
 The node computes a small model and then waits until the emulated device would have finished the same step of the
 emulated model. Its frames are padded to the emulated model's size and delayed as on the emulated link. The emulator
-knows devices and links only, never a plan: it charges each step as it comes.
+knows devices and links only, never a plan: it charges each step as it comes. The links are in user space: bandwidth
+and delay of one direction, with frames in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
@@ -29,7 +35,8 @@ from edgeshard.domain.nodes.profile import (
     config_hash,
     device_fingerprint,
 )
-from edgeshard.domain.requests.step import StepPlan
+from edgeshard.domain.requests.link import LinkPadding
+from edgeshard.domain.requests.step import ForwardStep, StepPlan, WireStep
 from edgeshard.planning.inputs.catalogue import DeviceSpec
 from edgeshard.planning.inputs.devices import Cluster, Link
 from edgeshard.planning.inputs.problem import ComputeTimes, StepShape
@@ -37,9 +44,116 @@ from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, model_from_co
 from edgeshard.planning.simulation.lab import parse_lab
 from edgeshard.profiles.grid import Grid
 from edgeshard.storage.inputs import read_json, read_toml
-from edgeshard_agent.lab.pace import EmulatedPace
-from edgeshard_agent.lab.shaping import EmulatedLink, LinkShape, shaped_way
+from edgeshard.wire.frames import PART_BYTES, Frame, frame_bytes
+from edgeshard_agent.engine.compute_thread import CallOnThread
 from edgeshard_agent.measuring.probing import Way
+from edgeshard_agent.net.link_sender import OpenStream
+
+TIMER_S = 0.001
+"""The most that timers of the event loop come late. The lab's links take milliseconds, so the rest is slept in the
+loop: nothing that it keeps waiting is due sooner."""
+
+
+class LinkShape:
+    """The bandwidth and delay of a link: when bytes put on it now are all at the other end.
+
+    The bytes occupy the link one frame after the other, at `bandwidth_bps` bits per second, and then travel for
+    `latency_s` seconds without keeping the next frame waiting.
+    """
+
+    def __init__(self, bandwidth_bps: float, latency_s: float) -> None:
+        if not 0 < bandwidth_bps < float("inf"):
+            raise InvalidArgumentError(f"bandwidth_bps {bandwidth_bps} must be above 0", field="bandwidth_bps")
+        if not 0 <= latency_s < float("inf"):
+            raise InvalidArgumentError(f"latency_s {latency_s} must be 0 or more", field="latency_s")
+        self.bandwidth_bps = bandwidth_bps
+        self.latency_s = latency_s
+        self._free_at = float("-inf")
+
+    def arrival(self, now: float, size_bytes: int) -> float:
+        """Time of arrival of a frame of `size_bytes` sent at `now`; takes its place on the link."""
+        self._free_at = max(now, self._free_at) + 8 * size_bytes / self.bandwidth_bps
+        return self._free_at + self.latency_s
+
+
+@asynccontextmanager
+async def shaped_way(there: LinkShape, back_latency_s: float, size_bytes: int) -> AsyncIterator[None]:
+    """The way of a probe's payload over a shaped link, and of its acknowledgement back."""
+    now = time.perf_counter()
+    await asyncio.sleep(there.arrival(now, size_bytes) - now)
+    yield
+    await asyncio.sleep(back_latency_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    step: int
+    due: float
+    frames: list[Frame]
+
+
+class EmulatedLink(LinkShape):
+    """A shaped link that pads steps to the size of the emulated model's, and holds each until it would have arrived.
+
+    `activation_bytes` returns the bytes of the hidden states of a number of tokens; a returned step
+    has none.
+    """
+
+    def __init__(
+        self, bandwidth_bps: float, latency_s: float, activation_bytes: Callable[[int], int], window: int
+    ) -> None:
+        super().__init__(bandwidth_bps, latency_s)
+        self._activation_bytes = activation_bytes
+        self._window = window
+        self._tokens: dict[int, int] = {}
+
+    def note(self, step: WireStep) -> None:
+        self._tokens[step.number] = step.plan.token_count if isinstance(step, ForwardStep) else 0
+        self._tokens.pop(step.number - 2 * self._window, None)
+
+    async def carry(self, stream: OpenStream) -> None:
+        loop, flight = asyncio.get_running_loop(), deque[_InFlight]()
+        while not stream.ended():
+            stream.wake.clear()
+            while (taken := stream.outbox.take()) is not None:
+                await self._put(stream, flight, *taken)
+            while flight and flight[0].due <= loop.time() + TIMER_S:
+                arrived = flight.popleft()
+                time.sleep(max(0.0, arrived.due - loop.time()))  # noqa: ASYNC251 (see TIMER_S)
+                await stream.write_step(arrived.step, arrived.frames)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(flight[0].due - TIMER_S if flight else None):
+                    await stream.wake.wait()
+
+    async def _put(self, stream: OpenStream, flight: deque[_InFlight], step: int, frames: list[Frame]) -> None:
+        """A step's padding is sent while the emulated link is busy with the step, so that none is
+        left when it is due.
+        """
+        size = sum(frame_bytes(frame) for frame in frames)
+        padding = max(0, self._activation_bytes(self._tokens.get(step, 0)) - size)
+        flight.append(_InFlight(step, self.arrival(asyncio.get_running_loop().time(), size + padding), frames))
+        while padding:
+            piece = min(padding, PART_BYTES)
+            await stream.write(LinkPadding(piece))
+            padding -= piece
+
+
+class EmulatedPace:
+    """Waits after each step until the emulated device would have finished; `step_s` gives its seconds."""
+
+    def __init__(self, step_s: Callable[[StepPlan], float], clock: Clock) -> None:
+        self._step_s = step_s
+        self._clock = clock
+        self._free_at = 0.0
+
+    def hold(self, plan: StepPlan, arrived_s: float, on_thread: CallOnThread | None) -> None:
+        # From the time the device could have begun, so that this machine's own overhead is not added.
+        could_begin = max(arrived_s, self._free_at)
+        self._free_at = max(self._clock.now(), could_begin + self._step_s(plan))
+        if on_thread is not None:
+            on_thread.waits(self._clock.now())
+        time.sleep(max(0.0, self._free_at - self._clock.now()))
+
 
 # Close together, because an estimate has a kink at the change from memory to arithmetic, and a real
 # node has no kink.

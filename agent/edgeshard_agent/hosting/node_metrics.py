@@ -14,7 +14,7 @@ from edgeshard.metrics.tiers import EXPERTS, STREAMING, SWAP, Part
 from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import SchedulerStats
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 
 if TYPE_CHECKING:
     from edgeshard_agent.hosting.hosted_stage import HostedStage
