@@ -24,10 +24,11 @@ from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.wire.deployment import deployment_from_wire, spec_to_wire
-from tests.chaos.checker import check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.sending import sent
-from tests.chaos.site import COORDINATOR, DEMO_MODEL, DEPLOYMENT, MODEL, ChaosSite, spec
+from tests.chaos.site import DEMO_MODEL, DEPLOYMENT, MODEL, ChaosSite, spec
+from tests.support.checker import check, reference_of
+from tests.support.site import COORDINATOR
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 LOST = [Action.LOSE_REQUEST, Action.LOSE_REPLY]
@@ -65,7 +66,7 @@ class Faulty:
 
 def logged(site: ChaosSite, event: str, **fields: object) -> int:
     """How often the coordinator has logged this."""
-    lines = [json.loads(line) for line in site.daemons[COORDINATOR].log.read_text().splitlines()]
+    lines = [json.loads(line) for line in site.daemons[COORDINATOR].log_path.read_text().splitlines()]
     return sum(line.get("event") == event and fields.items() <= line.items() for line in lines)
 
 
@@ -113,7 +114,7 @@ async def test_a_deployment_whose_coordinator_is_killed_before_it_answers_is_not
             return deployment_from_wire((await AdminServiceStub(channel).Deploy(request, timeout=20)).deployment)
 
     first = asyncio.create_task(ask())
-    await site.daemons[COORDINATOR].wait_ended()
+    await site.daemons[COORDINATOR].exited()
     await site.start_daemon(COORDINATOR)
     await asyncio.gather(first, return_exceptions=True)  # gRPC itself may have repeated it, or not
     assert (await ask()).epoch == 1
