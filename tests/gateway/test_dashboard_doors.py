@@ -26,7 +26,7 @@ from tests.support.chat_models import DEMO_MODEL
 from tests.support.http import Http
 from tests.support.http_browser import HTML, Browser, Jar, nobody, secret_of
 from tests.support.identities import Identities
-from tests.support.membership import Mill
+from tests.support.membership import SecureSite
 from tests.support.reverse_proxy import ReverseProxy
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
@@ -60,11 +60,11 @@ class Plain:
 
 @dataclass
 class Secured:
-    mill: Mill
+    mill: SecureSite
     http: Http
 
     def client(self, name: str) -> Client:
-        return self.mill.client(Role.OPERATOR, name)
+        return self.mill.client_of(Role.OPERATOR, name)
 
     async def browser_of(self, name: str) -> Browser:
         async with self.client(name) as client:
@@ -78,12 +78,8 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
     identities = Identities(directory, "mill")
     files = certified(identities.authority, directory / "gateway")
     options = ("--http-listen", "127.0.0.1:0", "--http-tls-cert", str(files.cert), "--http-tls-key", str(files.key))
-    mill = Mill(directory, identities, options)
-    try:
-        await mill.start()
-        yield Secured(mill, Http(mill.coordinator.gateway, None, trusting(files)))
-    finally:
-        await mill.stop()
+    async with SecureSite(directory, *options, identities=identities) as mill:
+        yield Secured(mill, Http(mill.gateway, None, trusting(files)))
 
 
 async def test_over_tls_the_cookie_is_bound_to_its_host(secured: Secured) -> None:

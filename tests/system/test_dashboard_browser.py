@@ -90,10 +90,9 @@ async def browser() -> AsyncIterator[Browser]:
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three nodes with the demo model."""
     directory = tmp_path_factory.mktemp("site")
-    async with LocalCluster(directory, coordinator_arguments=GATEWAY) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        await client.deploy(parse_spec({**SPEC, "layers": "a=0:4,b=4:9,c=9:12"}))
-        yield Site(cluster, client)
+    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY) as site:
+        await site.client.deploy(parse_spec({**SPEC, "layers": "a=0:4,b=4:9,c=9:12"}))
+        yield site
 
 
 def write_large_model(directory: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from edgeshard import Client
-from edgeshard.domain.requests.generation import Token
 from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.cluster import LocalCluster
 from tests.support.site import MakeSpec
@@ -75,7 +74,6 @@ async def test_an_old_agent_and_a_new_one_share_a_deployment(
             await old.stop()
 
 
-async def _tokens(client: Client, deployment: str) -> list[int]:
+async def _tokens(client: Client, deployment: str) -> tuple[int, ...]:
     async with asyncio.timeout(60):
-        events = client.generate(deployment, "Once upon a time", max_new_tokens=48, ignore_eos=True)
-        return [event.token async for event in events if isinstance(event, Token)]
+        return (await client.complete(deployment, "Once upon a time", max_new_tokens=48, ignore_eos=True)).token_ids
