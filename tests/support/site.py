@@ -53,10 +53,12 @@ class Site:
         self.nodes = tuple(nodes)
         self._identities = identities
         if identities is not None:
-            own = options.get("coordinator_arguments", ())
+            # These files go before the --plaintext of a cluster without an authority.
+            own, by_agent = options.get("coordinator_arguments", ()), options.get("arguments_by_agent", {})
             options["coordinator_arguments"] = [*tls_options(identities.coordinator()), *own]
-            by_agent = {name: tls_options(identities.of(Role.AGENT, name)) for name in nodes}
-            options["arguments_by_agent"] = by_agent
+            options["arguments_by_agent"] = {
+                name: [*tls_options(identities.of(Role.AGENT, name)), *by_agent.get(name, ())] for name in nodes
+            }
         self.cluster = LocalCluster(directory, nodes, **options)
         self._models = dict(models or {})
         self._first_core = first_core
