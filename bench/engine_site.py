@@ -85,7 +85,7 @@ def prompt_of(number: int, tokens: int) -> list[int]:
 
 
 class PinnedSite(Site):
-    """Both nodes pinned, and the model in the store: the file `model`, or the random Llama in `scratch / "model"`."""
+    """Both nodes pinned, and the model in the store: `model`, or the random Llama in `scratch`."""
 
     def __init__(
         self,

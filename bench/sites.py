@@ -22,7 +22,7 @@ from tests.support.site import Site, processor_s
 
 @asynccontextmanager
 async def demo_site(nodes: Sequence[str], model: str = "demo", **options: Any) -> AsyncIterator[Site]:
-    """Real processes on loopback whose coordinator has the demo model by that name; `options` are of `Site`."""
+    """A site with the demo model by that name; `options` are those of `Site`."""
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch, model_directory(None) as directory:
         async with Site(Path(scratch), nodes, models={model: directory}, **options) as site:
             yield site
@@ -51,7 +51,7 @@ class Rate:
 
 
 async def rate_of(sites: Sequence[Site], deployment: str, streams: int, new_tokens: int) -> Rate:
-    """`streams` answers at once, the sites in turn. The processor time is of all daemons and of this process."""
+    """The rate of `streams` answers at once, the sites in turn; processor time includes this process."""
     spent, began = processor_s(sites), time.monotonic()
     answers = [
         sites[number % len(sites)].client.complete(

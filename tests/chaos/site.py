@@ -1,4 +1,4 @@
-"""The site of `tests/support/site.py` whose processes may be killed and come back, with failpoints in them.
+"""The site of `tests/support/site.py` with failpoints, whose processes may be killed and return.
 
 It is used for many kills. A node that was killed is started again at the address it had, with its state directory, and
 is then the spare.

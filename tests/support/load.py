@@ -1,4 +1,4 @@
-"""The load of tests, chaos, attacks, simulator and benchmarks: one client's requests, and what it sees of them."""
+"""The load of tests, chaos, attacks, simulator and benchmarks: requests as their client sees them."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ async def all_answered(client: Client, streams: Sequence[Stream]) -> None:
 
 
 async def whole_answer(client: Client, stream: Stream) -> Reference:
-    """Run a request to its end. Raises its error, and ValueError if its events are no whole answer in order."""
+    """Run a request to its end. Raises its error, and ValueError for an answer that is not whole."""
     (await stream.run(client)).raise_error()
     return reference_of(stream.events)

@@ -21,7 +21,7 @@ READY_S = 60.0
 
 
 class SecureSite(Site):
-    """A coordinator over TLS with a listener for joiners; its `options` follow. Agents are added by `start_agent`."""
+    """A coordinator over TLS with a listener for joiners, and `options`; `start_agent` adds agents."""
 
     def __init__(
         self,

@@ -70,9 +70,9 @@ def shared() -> Nursery:
 
 @contextlib.contextmanager
 def forking_daemons(instead: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Meanwhile daemons that asyncio starts by `-m`, with output to files, are forked from the shared nursery.
+    """Meanwhile daemons that asyncio starts by `-m`, with output to files, are forked here.
 
-    A daemon runs the module that `instead` names for its own.
+    The shared nursery forks them. A daemon runs the module that `instead` names for its own.
     """
     start = asyncio.create_subprocess_exec
 

@@ -1,4 +1,4 @@
-"""The site of real processes for tests, chaos and attacks, and for the benchmarks, which run without pytest."""
+"""The site of real processes for tests, chaos, attacks and benchmarks; it needs no pytest."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Site:
         await self.until(holds, timeout_s, poll_s)
 
     async def kv_gone(self, timeout_s: float = SOON_S, poll_s: float = 0.01) -> None:
-        """Wait until every node has reported, from now on, that it holds no KV; a leak would stay for ever."""
+        """Wait until every node has reported, from now on, that it holds no KV: a leak stays."""
         await self.reported(
             lambda nodes: not any(stage.kv_bytes_in_use for node in nodes for stage in node.stages), timeout_s, poll_s
         )

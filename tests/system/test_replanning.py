@@ -51,7 +51,7 @@ def asked() -> Stream:
 
 
 async def answers_until(client: Client, over: asyncio.Event, streams: list[Stream]) -> list[Reference]:
-    """Answers one right after the other, so that all that happens is amid one; `streams` gets each."""
+    """Answers one right after the other, so that all that happens is amid one of `streams`."""
     answers = []
     while not over.is_set():
         streams.append(asked())

@@ -25,8 +25,10 @@ READY_S = DEPLOYED_S = 180.0
 
 
 class LiveSite(SecureSite):
-    """A coordinator with a listener for joiners and an HTTP gateway, three agents, and two deployments of the demo
-    model. `honest` and `mallory` are the texts of API keys; certificates of these names are clients'."""
+    """A site with an HTTP gateway, three agents, and two deployments of the demo model.
+
+    `honest` and `mallory` are the texts of API keys; certificates of these names are clients'.
+    """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
