@@ -22,7 +22,7 @@ from tests.support.site import Site, processor_s
 
 @asynccontextmanager
 async def demo_site(nodes: Sequence[str], model: str = "demo", **options: Any) -> AsyncIterator[Site]:
-    """A site with the demo model by that name; `options` are those of `Site`."""
+    """A site with the demo model by that name; `options` go to `Site`."""
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch, model_directory(None) as directory:
         async with Site(Path(scratch), nodes, models={model: directory}, **options) as site:
             yield site
