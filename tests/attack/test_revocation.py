@@ -19,7 +19,7 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from tests.attack import revocation
 from tests.support.identities import Identities
-from tests.support.membership import joined, opened
+from tests.support.membership import SecureSite, joined
 
 pytestmark = pytest.mark.timing
 SECONDS = 10.0
@@ -27,7 +27,7 @@ SECONDS = 10.0
 
 
 async def test_a_client_that_is_revoked_hears_nothing_more(tmp_path: Path) -> None:
-    async with opened(tmp_path) as mill, mill.client() as admin:
+    async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         eve = await joined(mill, Role.CLIENT, "eve")
 
         async def revoke() -> None:
@@ -41,7 +41,7 @@ async def test_a_client_that_is_revoked_hears_nothing_more(tmp_path: Path) -> No
 
 
 async def test_an_operator_that_revokes_itself_is_told_that_it_is_done(tmp_path: Path) -> None:
-    async with opened(tmp_path) as mill, mill.client(Role.OPERATOR, "kim") as kim:
+    async with SecureSite(tmp_path) as mill, mill.client_of(Role.OPERATOR, "kim") as kim:
         await kim.revoke(Role.OPERATOR, "kim")
         with pytest.raises(DeniedError):
             await kim.nodes()
