@@ -33,7 +33,7 @@ from edgeshard.domain.requests.generation import (
     Token,
 )
 from edgeshard.proto.v1 import inference_pb2
-from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
+from edgeshard.wire.generation import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.site import served_model_from_wire
 
 _CONNECTS_S = 1.0

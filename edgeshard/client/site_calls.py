@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.control.site import MeasureRequest, NodeDetails, NodeProgress, Site, StoredModel
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.control.site import MeasureRequest, NodeDetails, NodeProgress, Site, SiteEvent, StoredModel
 from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
 from edgeshard.domain.identity import (
     ApiKey,
@@ -30,7 +29,6 @@ from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.identity import (
     api_key_from_wire,
@@ -47,6 +45,7 @@ from edgeshard.wire.site import (
     label_call_to_wire,
     measure_request_to_wire,
     node_details_from_wire,
+    node_from_wire,
     node_progress_from_wire,
     packed_unit_from_wire,
     site_event_from_wire,

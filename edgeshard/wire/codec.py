@@ -5,8 +5,8 @@ A pair of functions is made for a class and a message whose fields have the same
     node_to_wire, node_from_wire = pair(Node, pb.Node)
 
 Nested classes are found in the same way, each by its field's type and the message's descriptor. So
-a new field is written in two places: the class and the .proto file. `edgeshard.wire.rules` has
-names that differ, and enumerations in which an unknown number has a meaning. A class that has
+a new field is written in two places: the class and the .proto file. Tables at the end
+have names that differ, and enumerations in which an unknown number has a meaning. A class that has
 another form than its message registers its own functions here (`by_hand`). The checks at the fields
 refuse invalid values from strangers (`edgeshard.domain.checks`).
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -31,8 +32,47 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from edgeshard.domain.checks import Check, First, checks_of
-from edgeshard.domain.errors import InvalidArgumentError, invalid
-from edgeshard.wire import rules
+from edgeshard.domain.control.commands import MeasureCompute, Term
+from edgeshard.domain.control.site import BlobHeader, BlobRange, MissingBlob, NodeProgress, Site
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import LengthsFrom, Speculation
+from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError, invalid
+from edgeshard.domain.identity import Principal, principal_from_uri
+from edgeshard.domain.ids import MAX_ID_LENGTH
+from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.nodes.device import StagePhase, Support, WeightLoadingWork
+from edgeshard.domain.nodes.profile import Effort, LinkSample, MeasuredLink
+from edgeshard.domain.requests.chat import ToolFormat
+from edgeshard.domain.requests.generation import FinishReason, Prompt
+from edgeshard.proto.v1 import common_pb2 as pb
+
+MAX_RETRY_AFTER_S = 86_400.0
+
+
+def to_failure(error: EdgeShardError) -> pb.Failure:
+    return pb.Failure(
+        code=int(error.code),
+        reason=error.reason,
+        field=error.field,
+        # A path in it may hold bytes that are no text, which a message cannot.
+        message=error.message.encode("utf-8", "replace").decode(),
+        retry_after_s=error.retry_after_s or 0.0,
+    )
+
+
+def from_failure(failure: pb.Failure) -> EdgeShardError:
+    """The error of a message. Errors cut long messages and fields themselves. A wait that is none is left out, and one
+    of more than a day is a day."""
+    retry_after_s = failure.retry_after_s
+    is_wait = math.isfinite(retry_after_s) and retry_after_s > 0
+    kind = ERROR_BY_CODE.get(failure.code, InternalError)
+    return kind(
+        failure.message,
+        field=failure.field,
+        reason=failure.reason[:MAX_ID_LENGTH],
+        retry_after_s=min(retry_after_s, MAX_RETRY_AFTER_S) if is_wait else None,
+    )
+
 
 ValueT = TypeVar("ValueT")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -145,7 +185,7 @@ def _form_of(kind: Any, message: Any) -> MessageForm:
     key = kind, message.full_name
     form = _FORMS.get(key)
     if form is None:
-        form = _FORMS[key] = _given(rules.BY_HAND[kind]) if kind in rules.BY_HAND else _object(kind, message)
+        form = _FORMS[key] = _given(BY_HAND[kind]) if kind in BY_HAND else _object(kind, message)
     return form
 
 
@@ -176,7 +216,7 @@ def _writer(fields: list[_Field], made: Callable[..., Message]) -> Callable[[Any
 
 
 def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
-    check, names, make_of = getattr(kind, "check", None), [field.name for field in fields], rules.MAKERS.get(kind)
+    check, names, make_of = getattr(kind, "check", None), [field.name for field in fields], MAKERS.get(kind)
     make = kind if make_of is None else lambda *items: make_of(dict(zip(names, items, strict=True)))
     values = _getter([field.wire for field in fields])
     # Split, as most fields are the same in both or have only a form, and a heartbeat has many of them.
@@ -244,11 +284,11 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _field(kind: Any, name: str, hint: Any, default: Any, message: Descriptor) -> _Field:
-    wire = rules.NAMES.get((kind, name), name)
+    wire = NAMES.get((kind, name), name)
     found = message.fields_by_name.get(wire)
     where = f"{kind.__name__}.{name}"
     if found is None:
-        raise TypeError(f"{where}: {message.full_name} has no field {wire}; give it one, or its name in wire/rules.py")
+        raise TypeError(f"{where}: {message.full_name} has no field {wire}; give it one, or its name in NAMES")
     inner, checks = checks_of(hint)
     inner, optional = _without_none(inner)
     inner, more = checks_of(inner)
@@ -317,8 +357,8 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | No
     hint, _ = checks_of(hint)
     if hint in (str, int, float, bool, bytes) or get_origin(hint) is Literal:
         return None
-    if hint in rules.BY_HAND:
-        return _given(rules.BY_HAND[hint])
+    if hint in BY_HAND:
+        return _given(BY_HAND[hint])
     message: Any = field.message_type
     if message is not None and get_origin(hint) is tuple:
         # For several different values: the message's fields, in their order.
@@ -353,7 +393,7 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", numbers.name).upper() + "_"
         by_name = {value.name.removeprefix(prefix): value.number for value in numbers.values}
         known = {by_name[member.name]: member for member in kind if member.name in by_name}
-        nothing = rules.UNSPECIFIED.get(kind)
+        nothing = UNSPECIFIED.get(kind)
         known |= {0: nothing} if nothing is not None else {}
     back = {member: written for written, member in known.items()}
     missing = [member for member in kind if member not in back]
@@ -362,7 +402,7 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
     parse = getattr(kind, "parse", None)
     if numbers is None and parse is not None:
         return MessageForm(back.__getitem__, parse)
-    unknown = rules.UNKNOWN.get(kind)
+    unknown = UNKNOWN.get(kind)
 
     def read(item: Any, name: str) -> Any:
         member = known.get(item, unknown)
@@ -390,3 +430,44 @@ def _json_form() -> MessageForm:
         return values
 
     return MessageForm(lambda values: json.dumps(dict(values)).encode() if values else b"", read)
+
+
+NAMES: Mapping[tuple[type, str], str] = {
+    (BlobHeader, "digest"): "sha256",
+    (BlobRange, "digest"): "sha256",
+    (LinkSample, "size_bytes"): "bytes",
+    (MeasureCompute, "config"): "config_json",
+    (MeasuredLink, "receiver"): "receiver_id",
+    (MeasuredLink, "sender"): "sender_id",
+    (MissingBlob, "digest"): "sha256",
+    (MissingBlob, "received"): "offset",
+    (NodeProgress, "missed"): "missed_nodes",
+    (PackedOn, "ids"): "units",
+    (Site, "config"): "config_json",
+    (Term, "number"): "term",
+}
+"""A field's name in the message, if it has another."""
+
+UNKNOWN: Mapping[type[Enum], Enum] = {
+    FinishReason: FinishReason.CANCELLED,
+    LengthsFrom: LengthsFrom.DEFAULT,
+    Speculation: Speculation.OFF,
+    StagePhase: StagePhase.FAILED,
+    Support: Support.UNKNOWN,
+    ToolFormat: ToolFormat.NONE,
+    WeightLoadingWork: WeightLoadingWork.CONVERTING,
+}
+"""The value for a member that this version does not know. Other enumerations refuse unknown members."""
+
+UNSPECIFIED: Mapping[type[Enum], Enum] = {Effort: Effort.FULL, ToolFormat: ToolFormat.NONE}
+"""The member that a message does not name: number 0."""
+
+MAKERS: Mapping[type, Callable[[Mapping[str, Any]], Any]] = {DeploymentSpec: parse_spec}
+"""Classes whose values are made, and checked, by a function of their fields by name."""
+
+BY_HAND: Mapping[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    EdgeShardError: (to_failure, from_failure),
+    Principal: (attrgetter("uri"), principal_from_uri),
+    Prompt: (lambda prompt: prompt if isinstance(prompt, str) else "", lambda text: text),
+}
+"""Classes of another form than their message, with the functions to it and back."""

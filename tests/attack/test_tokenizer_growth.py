@@ -48,7 +48,7 @@ from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.head import RequestAdmitted, StartRequest
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.storage import forms
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.tokenizer import Tokenizer

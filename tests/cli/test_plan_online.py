@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import layer_unit
+from edgeshard.architectures.units import UnitForm, layer_unit
 from edgeshard.cli.main import app
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.cpsat import process
-from edgeshard.cpsat.messages import answer_values, question_values, read_answer, read_question
-from edgeshard.cpsat.process import CpSat
+from edgeshard.cpsat.process import CpSat, answer_values, question_values, read_answer, read_question
 from edgeshard.cpsat.program import SolveLimits, answer
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.planning.solvers.instance import Cut

@@ -85,10 +85,10 @@ from edgeshard.storage.growth import loaded_growth
 from edgeshard.storage.inputs import parse_toml
 from edgeshard.storage.linked import LinkedFiles, read_note
 from edgeshard.storage.local_model import check_places
-from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
 from edgeshard.wire.identity import enrolment_from_wire, enrolment_to_wire
 from edgeshard.wire.invitations import TOKEN_PREFIX, invitation_from_text, invitation_to_text
+from edgeshard.wire.site import dtype_to_wire
 from edgeshard.wire.store import local_model_from_wire, manifest_from_json, manifest_from_wire, validate_manifest
 from tests.support.model_stores import OllamaFolder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.process.programs.search_path import installed_first
+from edgeshard.process.programs.frame import installed_first
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSED = "error: cannot write standard output: it is closed; send it to a file, or to /dev/null\n"

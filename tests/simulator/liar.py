@@ -45,8 +45,7 @@ from edgeshard.domain.control.commands import (
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.ids import MAX_EPOCH, DeploymentName, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.nodes.device import Condition, DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 from edgeshard.domain.requests.head import HeadHello, HeldRequest
 from edgeshard.domain.requests.link import LinkSuspected

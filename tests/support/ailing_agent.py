@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import edgeshard
-from edgeshard.domain.nodes.condition import Support
+from edgeshard.domain.nodes.device import Support
 from edgeshard.process import machine
 
 GROUP = "EDGESHARD_TEST_CGROUP"

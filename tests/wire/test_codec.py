@@ -53,8 +53,8 @@ from edgeshard.domain.identity import ApiKey, Enrolment, OpenToken, Role, TokenR
 from edgeshard.domain.ids import MAX_EPOCH, MAX_TEXT, NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
-from edgeshard.domain.nodes.condition import Condition, Support
 from edgeshard.domain.nodes.device import (
+    Condition,
     DeviceFacts,
     StageExperts,
     StageFilling,
@@ -62,6 +62,7 @@ from edgeshard.domain.nodes.device import (
     StagePhase,
     StageStatus,
     StageStreaming,
+    Support,
     WeightLoadingWork,
 )
 from edgeshard.domain.nodes.kernels import KernelSpeed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
+from edgeshard.domain.deployments.deployment import DEFAULT_TOKENS
 from edgeshard_agent.scheduler.sequence import Sequence
 
 MAX_REMEMBERED_ANSWERS = 64

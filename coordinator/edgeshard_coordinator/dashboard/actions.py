@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage
+from edgeshard.domain.deployments.traffic import Loss
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName
 from edgeshard_coordinator.dashboard import member_actions, model_actions

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.rules import RuledNode, RuleKind, broken, resolve
 from edgeshard.domain.deployments.traffic import WORTH_SAYING
 from edgeshard.domain.errors import InvalidArgumentError

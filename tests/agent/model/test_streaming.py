@@ -27,8 +27,7 @@ from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import expected_tensors
-from edgeshard.architectures.unit_forms import UnitForm, held_of
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, held_of, tensors_of_units
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation

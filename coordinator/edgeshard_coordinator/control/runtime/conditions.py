@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.nodes.device import Condition, Node
 from edgeshard.process.machine import utc_s
 
 TWIN_KEPT_S = 120.0

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange
-from edgeshard.domain.control.heartbeats import with_change
+from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange, with_change
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.control import agent_message_from_wire, is_urgent

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from edgeshard.domain.audit import MOST_ENTRIES
-from edgeshard.domain.control.site_event import MOST_EVENTS
+from edgeshard.domain.control.site import MOST_EVENTS
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.proto.v1 import admin_pb2 as pb

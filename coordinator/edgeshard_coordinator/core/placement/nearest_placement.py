@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm, held_of
+from edgeshard.architectures.units import UnitForm, held_of
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import Digest

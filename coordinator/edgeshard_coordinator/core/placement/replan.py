@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.placement import Placement, Prediction
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.traffic import WORTH_SAYING
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.packed import NOTHING_HELD

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgeshard.domain.deployments.deployment import DeploymentSpec, check_typical
+from edgeshard.domain.deployments.deployment import DEFAULT_TOKENS, DeploymentSpec, check_typical
 from edgeshard.domain.deployments.placement import LengthsFrom
-from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard.domain.deployments.traffic import Traffic
 
 

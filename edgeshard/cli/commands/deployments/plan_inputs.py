@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm, held_of
+from edgeshard.architectures.units import UnitForm, held_of
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_rate, human_seconds
 from edgeshard.domain.deployments.rules import RuledNode, resolve

@@ -22,7 +22,7 @@ from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.process.software.distribution import Managed, Scripted, this_distribution
 
 if TYPE_CHECKING:
-    from edgeshard.local.node_files import Member
+    from edgeshard.local.user_files import Member
 
 
 def uninstall_programs(purge: bool, yes: bool, dry_run: bool) -> None:
@@ -100,7 +100,7 @@ def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
 
 def _member(connect: Connect) -> Member:
     from edgeshard.client.settings import access
-    from edgeshard.local.node_files import Member, member_of_machine
+    from edgeshard.local.user_files import Member, member_of_machine
     from edgeshard.rpc.tls import tls_from_options
 
     files = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
@@ -111,7 +111,7 @@ def _member(connect: Connect) -> Member:
 
 
 def _upgrade_from_web(found: Scripted, url: str) -> None:
-    from edgeshard.client.upgrades.downloads import download
+    from edgeshard.client.upgrades.site_wheels import download
     from edgeshard.process.software.wheel_folders import unpack
 
     with _directory("upgrade", fresh=True) as directory:
