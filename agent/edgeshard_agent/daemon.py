@@ -32,10 +32,10 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.control_groups import cpu_quota
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
-from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import tell_ready
-from edgeshard.process.machine import Machine, compute_threads
+from edgeshard.process.machine_facts import Machine, compute_threads
 from edgeshard.process.private import private_directory
+from edgeshard.process.programs import lasting_imports
 from edgeshard.process.reloading import Reloading
 from edgeshard.process.watchdog import Notifier, feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server

@@ -5,7 +5,7 @@ A family is one record in a file of `families/`. Pure and free of torch; the age
 
 from __future__ import annotations
 
-from edgeshard.architectures.config import (
+from edgeshard.architectures.model_config import (
     EXPERT_WIDTHS,
     FORMATS,
     STORED_AS,

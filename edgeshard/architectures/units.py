@@ -12,14 +12,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.architectures.config import read_config
+from edgeshard.architectures.model_config import read_config
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.tensors import expected_tensors, name_in_block
 from edgeshard.architectures.weights import shares_embedding
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, Part
-from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
+from edgeshard.domain.models.packed_units import NOTHING_HELD, PackedParts
 
 EMBEDDING_UNIT = "embedding"
 HEAD_UNIT = "head"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgeshard.architectures.config import FORMATS, parse_config
+from edgeshard.architectures.model_config import FORMATS, parse_config
 from edgeshard.architectures.registry import architecture_named
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.tensors import (

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from edgeshard.client.calls import Calls, operation_id
+from edgeshard.client.connection import Calls, operation_id
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.site import NO_OPERATION, DeleteCall, DeployCall, ReplanCall, ReplanResult
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec

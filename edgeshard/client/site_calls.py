@@ -23,7 +23,7 @@ from edgeshard.domain.identity import (
 )
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.packed import DropCall, PackedUnit
+from edgeshard.domain.models.packed_units import DropCall, PackedUnit
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
@@ -54,9 +54,9 @@ from edgeshard.wire.site import (
 )
 
 if TYPE_CHECKING:
-    from edgeshard.client.models import Adding, Progress
+    from edgeshard.client.uploads import Adding, Progress
 
-from edgeshard.client.calls import Calls, operation_id
+from edgeshard.client.connection import Calls, operation_id
 
 
 class SiteCalls(Calls):
@@ -226,16 +226,16 @@ class SiteCalls(Calls):
         `lmstudio:NAME` (docs/models.md).
 
         Only data that the store lacks is sent, and an interrupted upload resumes. See
-        `edgeshard.client.models.add_model` for the errors and for `progress`.
+        `edgeshard.client.uploads.add_model` for the errors and for `progress`.
         """
-        from edgeshard.client import models
-        from edgeshard.importing.sources import named_source
+        from edgeshard.client import uploads
+        from edgeshard.importing.model_sources import named_source
 
         channel = self._connection.open()
         named_source(source, name)
         await self.stored_models()  # report a coordinator that cannot be reached before a conversion of minutes
         here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
-        return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())
+        return await uploads.add_model(channel, source, name, progress, here=here, adding=adding or uploads.Adding())
 
     async def delete_model(self, name: str) -> None:
         """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""

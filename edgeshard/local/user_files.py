@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.process.distribution import program_words
 from edgeshard.process.installation import JOINED, config_path
-from edgeshard.process.software.distribution import program_words
 from edgeshard.process.systemd_units import Daemon
 from edgeshard.storage.inputs import read_toml
 
@@ -39,7 +39,7 @@ def agent_line(config: Path) -> str:
 
 def write_client_settings(coordinator: str, directory: Path) -> None:
     """Write the settings of this user's edgectl and SDK: the coordinator, and the PEM files of `directory`."""
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
     from edgeshard.rpc.tls_files import tls_files, write_private
 
     files = tls_files(directory)
@@ -101,7 +101,7 @@ def _coordinator(config: Path) -> str:
 
 
 def _user() -> Member:
-    from edgeshard.client.settings import access
+    from edgeshard.client.site_access import access
 
     found = access()
     if found.tls is None:

@@ -39,10 +39,10 @@ from edgeshard.domain.deployments.placement import LengthsFrom, Speculation
 from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError, invalid
 from edgeshard.domain.identity import Principal, principal_from_uri
 from edgeshard.domain.ids import MAX_ID_LENGTH
-from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.models.packed_units import PackedOn
 from edgeshard.domain.nodes.device import StagePhase, Support, WeightLoadingWork
 from edgeshard.domain.nodes.profile import Effort, LinkSample, MeasuredLink
-from edgeshard.domain.requests.chat import ToolFormat
+from edgeshard.domain.requests.conversation import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason, Prompt
 from edgeshard.proto.v1 import common_pb2 as pb
 

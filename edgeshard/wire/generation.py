@@ -8,7 +8,7 @@ from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation, TokenizeCall
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation, TokenizeCall
 from edgeshard.domain.requests.generation import (
     PROMPT_LOGPROBS_POSITIONS,
     Finished,

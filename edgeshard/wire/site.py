@@ -26,7 +26,7 @@ from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Traffic
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.models.packed import DropCall, PackedOn, PackedUnit
+from edgeshard.domain.models.packed_units import DropCall, PackedOn, PackedUnit
 from edgeshard.domain.nodes.device import DeviceFacts, Node, StageStatus
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink

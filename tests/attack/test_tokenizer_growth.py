@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
-from edgeshard.chat.model import ChatModel
+from edgeshard.chat.chat_model import ChatModel
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from edgeshard.storage.forms import TOKENIZER

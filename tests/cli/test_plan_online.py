@@ -17,7 +17,7 @@ from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.models.packed_units import PackedOn
 from edgeshard.planning.search.locality import LOCALITY_MARGIN
 from edgeshard.proto.v1 import admin_pb2
 

@@ -39,7 +39,14 @@ from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DataLossError, EdgeShardError
 from edgeshard.domain.identity import Enrolment, Invitation, Principal, Role
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_FORMATS, DType
-from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
+from edgeshard.domain.requests.conversation import (
+    AnswerDelta,
+    AnswerFormat,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCall,
+    ToolFormat,
+)
 from edgeshard.domain.requests.generation import Guide, GuideKind, Sampling, StageTiming
 from edgeshard.domain.requests.step import (
     ForwardStep,

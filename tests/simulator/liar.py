@@ -53,7 +53,7 @@ from edgeshard.proto.v1 import coordinator_pb2, head_pb2
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.wire.control import agent_message_to_wire, registration_to_wire, report_to_wire
-from edgeshard.wire.head import head_message_to_wire
+from edgeshard.wire.head_stream import head_message_to_wire
 from tests.simulator.channel import SimChannel
 from tests.simulator.loop import Process
 from tests.support.any_messages import MessageBuilder

@@ -22,7 +22,7 @@ from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES
 from edgeshard.wire import codec
 from edgeshard.wire.control import agent_message_from_wire, registration_from_wire, report_from_wire
 from edgeshard.wire.generation import MAX_TIMINGS, MAX_TOP
-from edgeshard.wire.head import head_message_from_wire
+from edgeshard.wire.head_stream import head_message_from_wire
 
 MessageT = TypeVar("MessageT", bound=Message)
 Known = Callable[[str], Sequence[Any]]

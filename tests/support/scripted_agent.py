@@ -24,7 +24,7 @@ from edgeshard.domain.control.commands import (
 )
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import common_pb2, coordinator_pb2_grpc, head_pb2, head_pb2_grpc

@@ -23,14 +23,14 @@ from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import PackedOn, PackedUnit
+from edgeshard.domain.models.packed_units import PackedOn, PackedUnit
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     LinkProfile,
     MeasuredLink,
 )
-from edgeshard.domain.requests.chat import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
+from edgeshard.domain.requests.conversation import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
 from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,

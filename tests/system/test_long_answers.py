@@ -11,7 +11,7 @@ import pytest
 
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.requests.chat import ChatFinished, ContentDelta
+from edgeshard.domain.requests.conversation import ChatFinished, ContentDelta
 from edgeshard.local.cluster import LocalCluster
 from tests.support.chat_models import demo_model_with
 

@@ -22,7 +22,7 @@ from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch, next_tick
-from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
+from edgeshard.wire.head_stream import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.net.reconnecting import Reconnecting

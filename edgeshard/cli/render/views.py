@@ -15,7 +15,7 @@ from edgeshard.domain.deployments.deployment import NO_DRAFT, Deployment
 from edgeshard.domain.deployments.guesses import ExpectedGuesses
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
 from edgeshard.domain.deployments.traffic import Loss, Outlook
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.labels import labels_text
 from edgeshard.views.words import node_status

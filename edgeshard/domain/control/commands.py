@@ -34,7 +34,7 @@ from edgeshard.domain.ids import (
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes.device import Condition, DeviceFacts, HugePages, StageKey, StageStatus
 from edgeshard.domain.nodes.labels import check_labels
 from edgeshard.domain.nodes.profile import ComputeProfile, Effort, MeasuredLink

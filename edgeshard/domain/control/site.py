@@ -23,7 +23,7 @@ from edgeshard.domain.ids import (
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import FurtherBlocks, ModelManifest, RowOrder
-from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.models.packed_units import PackedOn
 from edgeshard.domain.nodes.device import Condition, Node
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
 

@@ -32,7 +32,7 @@ from edgeshard.domain.errors import DataLossError, FailedPreconditionError, Reso
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard.domain.requests.step import StepPlan
 from edgeshard.process.clock import SystemClock

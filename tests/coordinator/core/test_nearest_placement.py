@@ -28,7 +28,7 @@ from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
+from edgeshard.domain.models.packed_units import NOTHING_HELD, PackedParts
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import LinkProfile
 

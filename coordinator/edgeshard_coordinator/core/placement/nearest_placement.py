@@ -11,7 +11,7 @@ from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.planning.search.locality import is_near
 from edgeshard_coordinator.core.values.candidate import Candidate
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeshard.client import Client, StoredModel
-    from edgeshard.client.models import AddPhase
+    from edgeshard.client.uploads import AddPhase
     from edgeshard.domain.ids import Digest
     from edgeshard.importing.blocks import Width
 
@@ -156,7 +156,7 @@ def add_model(context: typer.Context, model: str) -> None:
 
 
 async def _upload(client: Client, model: str, name: str | None, width: Width | None = None) -> Digest:
-    from edgeshard.client.models import Adding
+    from edgeshard.client.uploads import Adding
 
     console = stderr_console()
     with adding_bars(console) as report:

@@ -21,8 +21,8 @@ def dry_run(
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, planned_offline, unstored_problem
     from edgeshard.cli.render.plan_views import show_plan
     from edgeshard.importing.imported import notes_of
+    from edgeshard.importing.model_sources import parse_source
     from edgeshard.importing.outlook import config_of, further_notes
-    from edgeshard.importing.sources import parse_source
     from edgeshard.planning.inputs.shapes import model_from_config
 
     where = parse_source(model)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from edgeshard.cli.commands.options import OptionGroup, declared, named_only
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.options import OptionField, option_fields
-from edgeshard.domain.requests.chat import GenerationDefaults
+from edgeshard.domain.requests.conversation import GenerationDefaults
 from edgeshard.domain.requests.generation import Biases, Generation, Sampling
 
 UNSET = {"max_new_tokens": "Generate at most N tokens (default: 128). Use 0 only with --prompt-logprobs."}

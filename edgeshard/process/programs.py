@@ -1,8 +1,12 @@
-"""The frame of every installed program: standard streams that may be lost, Ctrl-C, and PYTHONPATH."""
+"""The frame of every installed program: standard streams that may be lost, Ctrl-C, and PYTHONPATH.
+
+Also the imports of a daemon's code: thousands of modules that stay until the process ends.
+"""
 
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -135,3 +139,14 @@ def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, _OUTPUT)
     os.close(nowhere)
+
+
+@contextmanager
+def lasting_imports() -> Iterator[None]:
+    """Stop the garbage collector while the body imports, which saves a tenth, and keep it from what was imported."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

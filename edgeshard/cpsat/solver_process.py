@@ -181,7 +181,14 @@ class CpSat:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "edgeshard.cpsat.process", str(os.getpid()), str(self._memory_bytes)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "edgeshard.cpsat.solver_process",
+                    str(os.getpid()),
+                    str(self._memory_bytes),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
