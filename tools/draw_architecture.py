@@ -81,7 +81,9 @@ def import_layers(rules: str) -> str:
     lines: list[str] = []
     for section in config.values():
         if section.get("type") == "layers" and "containers" in section:
-            layers = [re.sub(r"\s*\|\s*", " | ", layer.strip()) for layer in section["layers"].strip().splitlines()]
+            layers = [
+                re.sub(r"\s*([|:])\s*", r" \1 ", layer.strip()) for layer in section["layers"].strip().splitlines()
+            ]
             text = f"{section['containers'].strip()}: {' > '.join(layers)}"
             lines += textwrap.wrap(text, 118, subsequent_indent="    ", break_on_hyphens=False)
     return "```text\n" + "\n".join(lines) + "\n```"
