@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -44,6 +44,7 @@ from edgeshard.domain.nodes.device import StagePhase, Support, WeightLoadingWork
 from edgeshard.domain.nodes.profile import Effort, LinkSample, MeasuredLink
 from edgeshard.domain.requests.conversation import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason, Prompt
+from edgeshard.forms import TypeWalk
 from edgeshard.proto.v1 import common_pb2 as pb
 
 MAX_RETRY_AFTER_S = 86_400.0
@@ -292,7 +293,7 @@ def _field(kind: Any, name: str, hint: Any, default: Any, message: Descriptor) -
     inner, checks = checks_of(hint)
     inner, optional = _without_none(inner)
     inner, more = checks_of(inner)
-    form = _items_form(inner, found, where, optional)
+    form = _WALK.of(inner, _Place(found, where, optional))
     absent = _ABSENT
     if found.has_presence:
         # A message that is absent, of a class that cannot be: each of its fields is as it is in an empty one.
@@ -321,56 +322,87 @@ def _same(item: Any, _: str) -> Any:
     return item
 
 
-def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -> MessageForm | None:
-    """The form of a field's value: of one thing, of several, or of a mapping."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+class _Place(NamedTuple):
+    """The field of a message at which a type is converted."""
+
+    field: FieldDescriptor
+    where: str
+    optional: bool = False
+    is_item: bool = False
+    """Whether it is one of the values of the field, not all."""
+
+
+class _MessageWalk(TypeWalk[MessageForm | None, _Place]):
+    """The forms of a field's value: of one thing, of several, or of a mapping. None if it is the same in both."""
+
+    def of(self, kind: Any, place: _Place) -> MessageForm | None:
+        if place.is_item or get_origin(kind) not in (tuple, Mapping, dict):
+            kind, _ = checks_of(kind)
+            if kind in BY_HAND:
+                return _given(BY_HAND[kind])
+            message: Any = place.field.message_type
+            if message is not None and (kind, message.full_name) in _FORMS:
+                return self.object_form(kind, place)
+        return self.unchecked(kind, place)
+
+    def no_form(self, kind: Any, place: _Place) -> MessageForm | None:
+        raise TypeError(f"{place.where}: {kind!r} has no form in a message; give it one by `by_hand`")
+
+    def scalar_form(self, kind: Any, place: _Place) -> MessageForm | None:
+        return self.no_form(kind, place) if kind is types.NoneType else None
+
+    def literal_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
+        return None
+
+    def enum_form(self, kind: type[Enum], place: _Place) -> MessageForm | None:
+        return _enum_form(kind, place.field.enum_type)
+
+    def object_form(self, kind: Any, place: _Place) -> MessageForm | None:
+        if place.field.message_type is None:
+            return self.no_form(kind, place)
+        form = _form_of(kind, place.field.message_type)
+        return MessageForm(form.write, _within(form.read))
+
+    def mapping_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
         return (
             _json_form()
-            if field.type == FieldDescriptor.TYPE_BYTES
+            if place.field.type == FieldDescriptor.TYPE_BYTES
             else MessageForm(dict, lambda items, _: dict(items))
         )
-    if origin is not tuple:
-        return _one_form(hint, field, where)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return MessageForm(dict, lambda items, _: tuple(sorted(items.items())))
-    if not field.is_repeated:
-        # A message around a list, so that it can be absent.
-        around: Any = field.message_type
-        (within,), wrapper = around.fields, GetMessageClass(around)
-        items = _items_form(hint, within, where, optional)
-        assert items is not None
+
+    def tuple_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
+        field, where, optional, is_item = place
+        message: Any = field.message_type
+        if is_item:
+            return self.no_form(kind, place) if message is None else _tuple_form(message)
+        if message is not None and message.GetOptions().map_entry:
+            return MessageForm(dict, lambda items, _: tuple(sorted(items.items())))
+        if not field.is_repeated:
+            # A message around a list, so that it can be absent.
+            (within,), wrapper = message.fields, GetMessageClass(message)
+            items = self.of(kind, _Place(within, where, optional))
+            assert items is not None
+            return MessageForm(
+                lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
+                lambda found, name: items.read(getattr(found, within.name), name),
+            )
+        one = self.of(arguments[0], _Place(field, where, is_item=True))
+        if one is None:
+            return MessageForm(lambda value: value, lambda items, _: tuple(items))
         return MessageForm(
-            lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
-            lambda found, name: items.read(getattr(found, within.name), name),
+            lambda value: [one.write(item) for item in value],
+            lambda items, name: tuple([one.read(item, name) for item in items]),
         )
-    one = _one_form(arguments[0], field, where)
-    if one is None:
-        return MessageForm(lambda value: value, lambda items, _: tuple(items))
-    return MessageForm(
-        lambda value: [one.write(item) for item in value],
-        lambda items, name: tuple([one.read(item, name) for item in items]),
-    )
 
 
-def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | None:
-    hint, _ = checks_of(hint)
-    if hint in (str, int, float, bool, bytes) or get_origin(hint) is Literal:
-        return None
-    if hint in BY_HAND:
-        return _given(BY_HAND[hint])
-    message: Any = field.message_type
-    if message is not None and get_origin(hint) is tuple:
-        # For several different values: the message's fields, in their order.
-        made, names = GetMessageClass(message), [item.name for item in message.fields]
-        values = attrgetter(*names)
-        return MessageForm(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
-    if message is not None:
-        form = _form_of(hint, message)
-        return MessageForm(form.write, _within(form.read))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _enum_form(hint, field.enum_type)
-    raise TypeError(f"{where}: {hint!r} has no form in a message; give it one by `by_hand`")
+_WALK = _MessageWalk()
+
+
+def _tuple_form(message: Descriptor) -> MessageForm:
+    """For several different values: the message's fields, in their order."""
+    made, names = GetMessageClass(message), [item.name for item in message.fields]
+    values = attrgetter(*names)
+    return MessageForm(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
 
 
 def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
