@@ -1,6 +1,6 @@
 """Parts of a site and calls about them: message <-> value.
 
-Nodes, links and their profiles; deployments; models, events, traces and the audit log.
+These are nodes, links and their profiles, deployments, models, events, traces and the audit log.
 """
 
 from __future__ import annotations
