@@ -1,5 +1,4 @@
-"""One walk of declared types; values to JSON types and back by it, with policies for the differences
-of readers.
+"""One walk of declared types; by it values to JSON types and back, with policies for readers.
 
 `edgeshard.wire.codec` uses the same walk for messages. For JSON a type is walked at its first use:
 dataclasses, enums, tuples, sets, mappings, unions, new types, errors. One that has no form in JSON

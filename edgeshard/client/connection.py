@@ -1,7 +1,7 @@
-"""One channel to a coordinator, opened at first use, the translation of its failures, and calls over it.
+"""One channel to a coordinator, opened at first use, its failures as typed errors, and calls over it.
 
-The channel does not survive a fork: gRPC keeps threads and locks that a forked child does not have, so its
-calls would hang.
+The channel does not survive a fork: gRPC keeps threads and locks that a forked child does not have,
+so its calls would hang.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Metrics as values: a name, a meaning, labels, and a figure for each value of the labels.
 
-Also the figures of a daemon's own machine and certificate, and of stages that do not hold all in memory.
+Also the figures of a daemon's own machine and certificate, and of stages that do not hold all in
+memory.
 """
 
 from __future__ import annotations

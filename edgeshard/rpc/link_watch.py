@@ -1,6 +1,7 @@
 """The watch of the link to the next stage. Pure: times are the sender's monotonic seconds, as values.
 
-`next_tick` is the beat of a process's watches: all together, since a wake costs more than a watch's work in it.
+`next_tick` is the beat of a process's watches: all together, since a wake costs more than a watch's
+work in it.
 
 
 The receiver of a link sends a keepalive (beacon) every `BEACON_S`. A link is suspect in three

@@ -333,7 +333,10 @@ class _Place(NamedTuple):
 
 
 class _MessageWalk(TypeWalk[MessageForm | None, _Place]):
-    """The forms of a field's value: of one thing, of several, or of a mapping. None if it is the same in both."""
+    """The forms of a field's value: of one thing, of several, or of a mapping.
+
+    None if it is the same in both.
+    """
 
     def of(self, kind: Any, place: _Place) -> MessageForm | None:
         if place.is_item or get_origin(kind) not in (tuple, Mapping, dict):

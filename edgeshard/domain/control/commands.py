@@ -1,7 +1,7 @@
 """An agent's reports to the coordinator, the coordinator's commands to an agent, and the agent's answers.
 
-A heartbeat after the first one of a control stream holds only changes. Both ends keep the whole: the agent
-the one it has sent, the coordinator the one it has received. Pure.
+A heartbeat after the first one of a control stream holds only changes. Both ends keep the whole: the
+agent the one it has sent, the coordinator the one it has received. Pure.
 
 For an agent the id of a command is opaque. The coordinator, which made it of a `CommandKey`, gets the key back from it.
 """

@@ -1,4 +1,4 @@
-"""The coordinator's reports of its nodes, models and events, and an operator's calls with their outcomes."""
+"""The coordinator's reports of its nodes, models and events, and an operator's calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's request (a deployment spec), the coordinator's account of it, and the number of requests that run."""
+"""An operator's request (a deployment spec), the coordinator's account of it, and its concurrency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node holds which layers, and when the pipeline's micro-batches may begin their next tokens."""
+"""Which node holds which layers, and when micro-batches may begin their next tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and what they hold, as values: devices, stages, and reports of the machine that they run on."""
+"""Nodes and what they hold, as values: devices, stages, and the condition of their machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A request for text and its result.
 
-One stream (`ListenerHello`) carries the tokens of all requests of a client, as a message costs more than a token.
+One stream (`ListenerHello`) carries the tokens of all requests of a client, as a message costs more
+than a token.
 
 An option of generation is declared once, as a field of `Sampling` or `Generation`. The SDK's
 keyword arguments, edgectl's options and the conversion to the wire follow from it by reflection.

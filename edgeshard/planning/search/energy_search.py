@@ -1,18 +1,19 @@
 """The cut and load of the fewest joules per token, and what no cut takes less than at any load. Pure.
 
-Many cuts are scored at once, each at the best load it can have. With I the idle watts of a cut's nodes, and C
-the joules above idle that one micro-batch's prompts and answers take,
+Many cuts are scored at once, each at the best load it can have. With I the idle watts of a cut's
+nodes, and C the joules above idle that one micro-batch's prompts and answers take,
 
     joules per token = I / rate + C / (b G)
 
-For one cut and one b only the rate depends on m, and it never falls with m (`rate_scoring`). So the best m is the
-largest allowed, and what bounds the rates of larger b bounds the energy: no C shrinks as b grows.
+For one cut and one b only the rate depends on m, and it never falls with m (`rate_scoring`). So the
+best m is the largest allowed, and what bounds the rates of larger b bounds the energy: no C shrinks
+as b grows.
 
 A single request has a search of its own (`energy_alone`). More requests use throughput's method. If
 there are few cuts, all are examined, each at every b and m. Otherwise solvers of sums and the plan
-of the highest rate propose some, which are improved step by step. The lower bound then comes
-from the bound on the rate, r, and from sums. With I the idle watts of a cut's nodes and
-C the joules above idle of a micro-batch's computing,
+of the highest rate propose some, which are improved step by step. The lower bound then comes from
+the bound on the rate, r, and from sums. With I the idle watts of a cut's nodes and C the joules
+above idle of a micro-batch's computing,
 
     joules per token  >=  C / (b G) + I / r       and       joules per token  >=  (C + idle_w computing) / (b G)
 
