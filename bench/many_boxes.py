@@ -61,7 +61,7 @@ from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, open_channel
 from edgeshard.rpc.environment import settle_grpc
-from edgeshard.wire.head import head_message_to_wire
+from edgeshard.wire.head_stream import head_message_to_wire
 
 GIB = 1 << 30
 ROOMS = ("agent/edgeshard_agent/net", "coordinator", "edgeshard")

@@ -28,8 +28,8 @@ from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.local.lab_site import stream
 from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.simulation.forecast import saturating, steady_rate
 from edgeshard.planning.simulation.lab import Lab
-from edgeshard.planning.simulation.saturation import saturating, steady_rate
 from edgeshard.planning.simulation.serving import serve
 from edgeshard.planning.simulation.simulated_pipeline import head_schedule, serving_ring
 from edgeshard.planning.solvers.instance import Cut

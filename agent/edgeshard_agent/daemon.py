@@ -25,20 +25,19 @@ from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentErro
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
 from edgeshard.metrics.exposition import Metrics
+from edgeshard.metrics.families import OwnCondition
 from edgeshard.metrics.listener import MetricsListener
-from edgeshard.metrics.own import OwnCondition
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.control_groups import cpu_quota
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
-from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import tell_ready
-from edgeshard.process.machine import Machine, compute_threads
-from edgeshard.process.notify import Notifier
+from edgeshard.process.machine_facts import Machine, compute_threads
 from edgeshard.process.private import private_directory
+from edgeshard.process.programs import lasting_imports
 from edgeshard.process.reloading import Reloading
-from edgeshard.process.watchdog import feed_watchdog
+from edgeshard.process.watchdog import Notifier, feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, WINDOW_BYTES, open_channel
 from edgeshard.rpc.renewal import adopted, keep_renewed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.process.replay import replay_stdin
+from edgeshard.process.dump_replay import replay_stdin
 from edgeshard_agent.core.node_state import machine
 
 if __name__ == "__main__":

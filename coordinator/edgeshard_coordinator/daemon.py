@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cpsat.process import CpSat
+from edgeshard.cpsat.solver_process import CpSat
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role, authority_digest
 from edgeshard.gateway.access.cors import Origins, parse_origins
@@ -28,12 +28,11 @@ from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
 from edgeshard.process.extras import check_extras, missing
 from edgeshard.process.logs import configure_logging, tell_ready
-from edgeshard.process.machine import Machine
-from edgeshard.process.notify import Notifier
+from edgeshard.process.machine_facts import Machine
 from edgeshard.process.parent import end_with
 from edgeshard.process.private import private_directory
 from edgeshard.process.reloading import Reloading
-from edgeshard.process.watchdog import feed_watchdog
+from edgeshard.process.watchdog import Notifier, feed_watchdog
 from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, WINDOW_BYTES
 from edgeshard.rpc.denials import Denials

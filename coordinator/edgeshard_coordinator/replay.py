@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.process.replay import replay_stdin
+from edgeshard.process.dump_replay import replay_stdin
 from edgeshard_coordinator.core.machine.apply import machine
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from typing import Protocol
 
 from edgeshard.domain.control.site import ServedModel, StoredModel
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent, PromptLogprobs, Started, Token
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

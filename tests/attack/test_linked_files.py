@@ -18,7 +18,7 @@ from edgeshard_agent.store.blob_cache import BlobCache
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_coordinator.store import ModelStore
 
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.errors import DataLossError
 from edgeshard.storage.blobs import BlobDirectory, manifest_items
 from edgeshard.storage.checkpoint import build_manifest, item_locations, open_checkpoint

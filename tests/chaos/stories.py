@@ -19,7 +19,7 @@ from edgeshard.domain.errors import NotFoundError, UnavailableError
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.wire.deployment import spec_to_wire
+from edgeshard.wire.site import spec_to_wire
 from edgeshard.wire.status import from_rpc_error
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask

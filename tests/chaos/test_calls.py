@@ -22,7 +22,7 @@ from edgeshard.domain.requests.generation import Finished, FinishReason, Generat
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.wire.deployment import deployment_from_wire, spec_to_wire
+from edgeshard.wire.site import deployment_from_wire, spec_to_wire
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.sending import sent
 from tests.chaos.site import DEMO_MODEL, DEPLOYMENT, MODEL, ChaosSite, spec

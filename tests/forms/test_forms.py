@@ -28,7 +28,7 @@ from edgeshard.domain.ids import Digest, NodeId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile, MeasuredLink
-from edgeshard.domain.requests.chat import ChatPrompt
+from edgeshard.domain.requests.conversation import ChatPrompt
 from edgeshard.forms import OWN, Forms
 from tests.support.examples import Examples
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import UnauthenticatedError
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.access.auth import Caller
 from edgeshard.gateway.access.bodies import STRANGER

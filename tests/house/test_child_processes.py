@@ -16,7 +16,7 @@ STARTS = {
     "agent/edgeshard_agent/measuring/measuring_process.py",
     "coordinator/edgeshard_coordinator/additions/adder.py",
     "edgeshard/chat/lane.py",
-    "edgeshard/cpsat/process.py",
+    "edgeshard/cpsat/solver_process.py",
     "edgeshard/local/child_daemons.py",
     "edgeshard/cli/commands/observing/debug.py",
 }

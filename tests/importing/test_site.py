@@ -12,7 +12,7 @@ from edgeshard_agent.model.projection import whole
 from gguf import GGMLQuantizationType as Type
 
 from edgeshard import Client
-from edgeshard.client.models import Adding
+from edgeshard.client.uploads import Adding
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing.blocks import Width

@@ -35,7 +35,7 @@ from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.profiles.fit import fit_layer, fit_link, fit_profile
 from edgeshard.profiles.links import ENOUGH_S, SIZES, ProbeSchedule, link_profile
-from edgeshard.profiles.texts import parse_profile, profile_text
+from edgeshard.profiles.report import parse_profile, profile_text
 
 Times = Callable[[int, int], float]
 

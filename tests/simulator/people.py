@@ -9,9 +9,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.client.client import Client
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.requests.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard.gateway.backend import Words

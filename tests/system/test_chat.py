@@ -31,7 +31,7 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnsupportedModelError,
 )
-from edgeshard.domain.requests.chat import ChatReason
+from edgeshard.domain.requests.conversation import ChatReason
 from tests.support.chat_models import demo_model_with
 from tests.support.site import Site
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.requests.chat import ChatFinished, ContentDelta
+from edgeshard.domain.requests.conversation import ChatFinished, ContentDelta
 from tests.support.chat_models import demo_model_with
 from tests.support.site import Site
 

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from edgeshard.client import Client
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import AbortedError
 from edgeshard.domain.requests.generation import GenerateOptions
 from tests.support.checker import Reference

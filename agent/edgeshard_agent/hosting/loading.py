@@ -27,8 +27,7 @@ from edgeshard.architectures import (
     stage_tensors,
     unit_of,
 )
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, tensors_of_units
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.deployments.deployment import draft_spec
 from edgeshard.domain.deployments.placement import Placement, Speculation

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.metrics.families import counter, gauge, histogram
+from edgeshard.metrics.families import EXPERTS, STREAMING, SWAP, Part, counter, gauge, histogram
 from edgeshard.metrics.histogram import Histogram
-from edgeshard.metrics.tiers import EXPERTS, STREAMING, SWAP, Part
 from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import SchedulerStats

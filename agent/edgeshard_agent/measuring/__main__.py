@@ -68,9 +68,8 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
     from edgeshard.domain.nodes.profile import config_hash
     from edgeshard.process.control_groups import cpu_quota
-    from edgeshard.process.machine import compute_threads
-    from edgeshard.profiles.report import profile_lines
-    from edgeshard.profiles.texts import profile_text
+    from edgeshard.process.machine_facts import compute_threads
+    from edgeshard.profiles.report import profile_lines, profile_text
     from edgeshard_agent.measuring.compute import fingerprint
     from edgeshard_agent.measuring.disk import EXTENTS, measure_disk
     from edgeshard_agent.measuring.facts import read_facts

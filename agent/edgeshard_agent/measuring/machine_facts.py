@@ -20,7 +20,7 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts, HugePages, StageStatus
 from edgeshard.process.control_groups import ProcessMemory, process_memory
-from edgeshard.process.machine import AGENT_BYTES, usable_cores
+from edgeshard.process.machine_facts import AGENT_BYTES, usable_cores
 from edgeshard_agent.ops.sources import BF16_SWITCH, has_bf16_products, kernel_set
 
 RESERVE_BYTES = 512 << 20

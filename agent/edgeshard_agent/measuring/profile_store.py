@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.profile import ComputeProfile, Effort
-from edgeshard.profiles.texts import parse_profile, profile_text
+from edgeshard.profiles.report import parse_profile, profile_text
 
 
 class ProfileStore:

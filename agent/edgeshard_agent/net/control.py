@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import grpc
 import structlog
 
-from edgeshard.domain.control import commands, heartbeats
+from edgeshard.domain.control import commands
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.ids import OperationId
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageStatus
+from edgeshard.domain.nodes.device import Condition, DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
@@ -236,11 +235,11 @@ class ControlClient:
                 if told is None:
                     told = now
                 else:
-                    said = heartbeats.change_between(told, now)
-                    told = heartbeats.with_change(told, said)
+                    said = commands.change_between(told, now)
+                    told = commands.with_change(told, said)
                 await call.write(wire.agent_message_to_wire(said))
             try:
-                longest_s = heartbeats.HOLDING_INTERVAL_S if now.stages else heartbeats.IDLE_INTERVAL_S
+                longest_s = commands.HOLDING_INTERVAL_S if now.stages else commands.IDLE_INTERVAL_S
                 await asyncio.wait_for(self._changed.wait(), longest_s)
                 if self._told_started:
                     await asyncio.sleep(PROMPT_HEARTBEAT_S)

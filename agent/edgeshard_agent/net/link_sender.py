@@ -28,8 +28,7 @@ from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clocks import explained
-from edgeshard.rpc.link_watch import LinkWatch
-from edgeshard.rpc.ticking import next_tick
+from edgeshard.rpc.link_watch import LinkWatch, next_tick
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import LEAST_PART_BYTES, PART_BYTES, Frame
 from edgeshard.wire.link import LinkMessage, exchange_request, link_message_from_wire

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
+from edgeshard.domain.deployments.deployment import DEFAULT_TOKENS
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.requests.step import KvGrant, StateCopy
 from edgeshard_agent.scheduler import sequence as sequences

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from edgeshard.architectures.limits import MAX_VOCABULARY
 from edgeshard.domain import errors
-from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
+from edgeshard.domain.deployments.deployment import DEFAULT_TOKENS
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted, RequestEnd

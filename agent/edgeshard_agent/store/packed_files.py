@@ -21,7 +21,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from edgeshard.architectures.unit_forms import LAYOUT
+from edgeshard.architectures.units import LAYOUT
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.models.residency import in_disk_blocks
 from edgeshard.storage.files import TEMPORARY, check_room, naming_full_disk, sync

@@ -34,7 +34,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import check_name
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.sources import Source, parse_repository
+from edgeshard.importing.model_sources import Source, parse_repository
 from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.files import full_disk
 from edgeshard.wire.status import error_from_bytes

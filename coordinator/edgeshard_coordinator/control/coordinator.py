@@ -12,9 +12,9 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.commands import Deny
 from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.identity import Principal, Role
-from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import Condition
 from edgeshard.metrics.exposition import Metrics
-from edgeshard.metrics.own import OwnCondition
+from edgeshard.metrics.families import OwnCondition
 from edgeshard.proto.v1 import (
     admin_pb2_grpc,
     coordinator_pb2_grpc,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from edgeshard.domain.checks import at_most
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.rules import RuledNode, RuleKind, broken, resolve
 from edgeshard.domain.deployments.traffic import WORTH_SAYING
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError

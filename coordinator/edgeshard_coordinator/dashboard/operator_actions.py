@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage
+from edgeshard.domain.deployments.traffic import Loss
 from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.importing.blocks import Width

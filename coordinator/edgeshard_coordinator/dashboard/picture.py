@@ -11,8 +11,7 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
-from edgeshard.domain.control.site import StoredLink, StoredModel
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.control.site import SiteEvent, StoredLink, StoredModel
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Placement, Prediction
 from edgeshard.domain.identity import shown_identity

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from edgeshard.cli.render.kernel_views import COMPILE_AGAIN, kernel_problem, kernel_text
 from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds, time_text
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.control.site import SiteEvent
 from edgeshard.domain.deployments.deployment import NO_DRAFT, Deployment
 from edgeshard.domain.deployments.guesses import ExpectedGuesses
-from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
-from edgeshard.domain.deployments.traffic import Outlook
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.deployments.traffic import Loss, Outlook
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.labels import labels_text
 from edgeshard.views import node_status

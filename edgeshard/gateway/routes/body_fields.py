@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.options import option_fields
-from edgeshard.domain.requests.chat import GenerationDefaults
+from edgeshard.domain.requests.conversation import GenerationDefaults
 from edgeshard.domain.requests.generation import (
     LOGIT_BIAS_LIMIT_TOKENS,
     STOP_LIMIT_BYTES,

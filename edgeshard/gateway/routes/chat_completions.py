@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.conversation import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body

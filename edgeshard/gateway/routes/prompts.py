@@ -15,7 +15,7 @@ from starlette.responses import Response
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, Conversation
+from edgeshard.domain.requests.conversation import AnswerDelta, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.access.auth import Caller, caller_of
 from edgeshard.gateway.answers.answers import unless_left

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.conversation import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body

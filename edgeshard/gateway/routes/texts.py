@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.conversation import Conversation
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import unless_left

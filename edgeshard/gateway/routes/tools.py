@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from starlette.requests import Request
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
+from edgeshard.domain.requests.conversation import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.requests.generation import Guide
 from edgeshard.gateway.access.middleware import add_header
 from edgeshard.gateway.json_text import json_text

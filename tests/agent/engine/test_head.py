@@ -19,7 +19,7 @@ from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
 import edgeshard
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import (

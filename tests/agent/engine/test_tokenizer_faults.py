@@ -14,7 +14,7 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation, Token

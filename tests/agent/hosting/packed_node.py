@@ -33,8 +33,7 @@ from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.blob_cache import BlobCache
 
 from edgeshard.architectures import canonical_name, parse_config
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, tensors_of_units
 from edgeshard.domain.control.commands import Command, CommandResult, KeepStandby, PrepareStage, ReleaseStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement

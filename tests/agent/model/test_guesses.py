@@ -45,7 +45,7 @@ from bench.quantisation import MODEL
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import KvHeads
 from edgeshard.domain.deployments.guesses import MOST_GUESSES
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation

@@ -23,7 +23,7 @@ from edgeshard_agent.scheduler.text import TextStream
 
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import KvHeads
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType

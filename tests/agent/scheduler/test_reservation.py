@@ -14,7 +14,7 @@ from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.head import RequestEnd

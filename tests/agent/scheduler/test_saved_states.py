@@ -15,7 +15,7 @@ from edgeshard_agent.scheduler.swapping import Swapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.requests.step import KvGrant, StateCopy, StepPlan
 from tests.support.rig import Alone, Rig
 

@@ -13,7 +13,7 @@ from edgeshard_agent.store.packed_files import PackedFile, UnitBytes, write_pack
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.domain.errors import DataLossError, NotFoundError
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 
 pytestmark = pytest.mark.timing
 

@@ -22,7 +22,7 @@ from edgeshard_agent.store.fetcher import Fetcher, Retries
 from safetensors.numpy import load_file
 
 from edgeshard.architectures import stage_tensors
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.errors import (
     DataLossError,
     InvalidArgumentError,

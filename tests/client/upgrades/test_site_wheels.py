@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.client.upgrades.site_wheels import find_wheels
+from edgeshard.client.upgrades import find_wheels
 from edgeshard.domain.errors import FailedPreconditionError, UnavailableError
 from edgeshard.domain.identity import Role
 from edgeshard.rpc.addresses import free_port

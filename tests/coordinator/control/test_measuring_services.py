@@ -37,12 +37,16 @@ from edgeshard.domain.nodes.profile import (
 )
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.common_pb2 import DATA_TYPE_FLOAT32
-from edgeshard.wire.common import node_from_wire
+from edgeshard.wire.codec import from_failure
 from edgeshard.wire.control import report_from_wire, report_to_wire
-from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
-from edgeshard.wire.failure import from_failure
-from edgeshard.wire.profile import compute_profile_from_wire, link_from_wire
-from edgeshard.wire.site import node_details_from_wire
+from edgeshard.wire.site import (
+    compute_profile_from_wire,
+    deployment_from_wire,
+    link_from_wire,
+    node_details_from_wire,
+    node_from_wire,
+    placement_from_wire,
+)
 
 pytestmark = pytest.mark.timing
 

@@ -15,7 +15,7 @@ from edgeshard.domain.deployments.placement import PlacedStage, Placement, Predi
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import PackedParts
+from edgeshard.domain.models.packed_units import PackedParts
 from edgeshard.domain.nodes.device import DeviceFacts
 
 SPEC = parse_spec({"name": "tale", "model": "tiny"})

@@ -11,7 +11,7 @@ from edgeshard_coordinator.dashboard.operator import ADD, CANCEL, OperatorAdding
 
 from edgeshard.domain.audit import BEGUN, OK
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnauthenticatedError
-from edgeshard.importing.sources import Source
+from edgeshard.importing.model_sources import Source
 from edgeshard.rpc.access import CallFrom
 
 WHO = "operator/ann"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange, ProfileReport
-from edgeshard.domain.control.heartbeats import with_change
+from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange, ProfileReport, with_change
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.proto.v1 import coordinator_pb2 as pb

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from edgeshard.domain.control.site import ReplanResult
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import PlacedDraft, Placement
-from edgeshard.domain.deployments.replan import ReplanResult
-from edgeshard.domain.deployments.traffic import Outlook, Traffic
+from edgeshard.domain.deployments.traffic import Loss, Outlook, Traffic
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName
 from edgeshard.domain.models.model import ModelManifest

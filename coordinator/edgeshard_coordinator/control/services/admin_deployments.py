@@ -20,7 +20,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeI
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.planning.report.speculation import with_expected
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire import deployment as wire
+from edgeshard.wire import site as wire
 from edgeshard_coordinator.control.persistence.operations import answered, check_same
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls

@@ -15,13 +15,13 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import ModelName
 from edgeshard.domain.nodes.profile import Effort
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.site import (
     drop_call_from_wire,
     label_call_from_wire,
     measure_request_from_wire,
     node_details_to_wire,
     node_progress_to_wire,
+    node_to_wire,
     packed_unit_to_wire,
     site_to_wire,
 )

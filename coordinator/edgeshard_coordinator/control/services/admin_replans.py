@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.errors import AbortedError
 from edgeshard.domain.ids import DeploymentName, NodeId
-from edgeshard.wire.deployment import replan_to_wire
+from edgeshard.wire.site import replan_to_wire
 from edgeshard_coordinator.control.persistence.operations import answered
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.runtime.loop import StateLoop

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeshard.domain.audit import MOST_ENTRIES
-from edgeshard.domain.control.site import StoredModel
-from edgeshard.domain.control.site_event import MOST_EVENTS
+from edgeshard.domain.control.site import MOST_EVENTS, StoredModel
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, OperationId
 from edgeshard.domain.models.model import ModelManifest

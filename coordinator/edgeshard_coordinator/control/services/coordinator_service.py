@@ -15,7 +15,7 @@ from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain import errors
 from edgeshard.domain.control import commands
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
-from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import Condition
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc

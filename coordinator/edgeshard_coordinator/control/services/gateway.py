@@ -11,7 +11,7 @@ from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.errors import EdgeShardError, UnauthenticatedError
 from edgeshard.domain.identity import key_identity
 from edgeshard.domain.ids import DeploymentName, Digest, RequestId
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard.gateway.backend import Words

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from edgeshard.domain.control.commands import CommandResult, DropPacked, ListPacked
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.control.runtime.hub import ControlHub, NodeRequests
 from edgeshard_coordinator.control.runtime.loop import StateLoop

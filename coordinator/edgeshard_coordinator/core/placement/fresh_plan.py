@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.placement import Placement, Prediction
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.traffic import WORTH_SAYING
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard_coordinator.core.placement.nearest_placement import without_held
 from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer
 from edgeshard_coordinator.core.placement.repair import layers_of, moved_bits

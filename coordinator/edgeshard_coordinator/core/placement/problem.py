@@ -8,9 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec, check_typical
+from edgeshard.domain.deployments.deployment import (
+    AUTO_STANDBY,
+    DEFAULT_TOKENS,
+    EVERY_NODE,
+    DeploymentSpec,
+    check_typical,
+)
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedDraft, Placement
-from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.model import ModelManifest

@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement, rank_among
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.planning.search.locality import is_near
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
 from edgeshard_coordinator.core.placement.repair import MOST_SPARES

@@ -22,7 +22,7 @@ from edgeshard.storage.inputs import read_json, read_toml
 if TYPE_CHECKING:
     from edgeshard.client import Client
     from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
-    from edgeshard.importing.sources import Source
+    from edgeshard.importing.model_sources import Source
 
 MEASURE_S = 10.0
 """The longest that a deployment waits for measurements, unless --measure sets another limit."""
@@ -76,7 +76,7 @@ def model_source(model: str | None) -> Source | None:
     if there is none."""
     if model is None:
         return None
-    from edgeshard.importing.sources import is_source, parse_source
+    from edgeshard.importing.model_sources import is_source, parse_source
 
     return parse_source(model) if is_source(model) else None
 

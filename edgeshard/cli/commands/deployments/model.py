@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeshard.client import Client, StoredModel
-    from edgeshard.client.models import AddPhase
+    from edgeshard.client.uploads import AddPhase
     from edgeshard.domain.ids import Digest
     from edgeshard.importing.blocks import Width
 
@@ -155,7 +155,7 @@ def add_model(context: typer.Context, model: str) -> None:
 
 
 async def _upload(client: Client, model: str, name: str | None, width: Width | None = None) -> Digest:
-    from edgeshard.client.models import Adding
+    from edgeshard.client.uploads import Adding
 
     console = stderr_console()
     with adding_bars(console) as report:
@@ -174,8 +174,8 @@ def _plan_only(
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, planned_offline, unstored_problem
     from edgeshard.cli.render.plan_views import show_plan
     from edgeshard.importing.imported import notes_of
+    from edgeshard.importing.model_sources import parse_source
     from edgeshard.importing.outlook import config_of, further_notes
-    from edgeshard.importing.sources import parse_source
     from edgeshard.planning.inputs.shapes import model_from_config
 
     where = parse_source(model)

@@ -127,7 +127,7 @@ class QuestionOptions:
         found, or only one that is not the best."""
         from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
         from edgeshard.cli.render.plan_views import show_plan
-        from edgeshard.cpsat.process import VERIFY_S, CpSat, check_installed
+        from edgeshard.cpsat.solver_process import VERIFY_S, CpSat, check_installed
         from edgeshard.planning.inputs.what_if import changed
 
         if self.verify:

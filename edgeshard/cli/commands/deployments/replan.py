@@ -25,8 +25,8 @@ from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
+    from edgeshard.domain.control.site import ReplanResult
     from edgeshard.domain.deployments.placement import Placement, Prediction
-    from edgeshard.domain.deployments.replan import ReplanResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def sentence_of_gain(found: ReplanResult) -> str:
 def sentence(name: str, found: ReplanResult, *, wait: bool) -> str:
     """The outcome in one sentence."""
     from edgeshard.cli.render.views import layers_text
-    from edgeshard.domain.deployments.replan import ReplanReason
+    from edgeshard.domain.control.site import ReplanReason
 
     then = layers_text(found.found)
     match found.reason:

@@ -87,8 +87,8 @@ def show_findings(findings: list[Finding], output: Output) -> None:
 
 async def _gathered(connect: Connect) -> Facts:
     from edgeshard import __version__
-    from edgeshard.client.settings import access, directory
-    from edgeshard.process.machine import Machine, utc_s
+    from edgeshard.client.site_access import access, directory
+    from edgeshard.process.machine_facts import Machine, utc_s
     from edgeshard.rpc.tls import is_loopback, split_address, tls_from_options
 
     target, tls, refused = "", None, ""

@@ -15,7 +15,7 @@ from edgeshard.cli.commands.requests.generation_options import CHAT_GENERATION, 
 from edgeshard.cli.connect import connect_of
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
-from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta
+from edgeshard.domain.requests.conversation import ChatFinished, ContentDelta, ReasoningDelta
 
 if TYPE_CHECKING:
     from edgeshard.client import GenerateOptions, SyncClient

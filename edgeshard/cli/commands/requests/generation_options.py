@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from edgeshard.cli.commands.command_options import OptionGroup, declared, named_only, option, switch
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.options import OptionField, option_fields
-from edgeshard.domain.requests.chat import GenerationDefaults
+from edgeshard.domain.requests.conversation import GenerationDefaults
 from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Biases, Generation, Guide, GuideKind, Sampling
 
 UNSET = {"max_new_tokens": "Generate at most N tokens (default: 128). Use 0 only with --prompt-logprobs."}

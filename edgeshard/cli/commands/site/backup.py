@@ -125,7 +125,7 @@ def _show_restored(backup: Backup, file: Path) -> None:
 
 
 def _show_next(backup: Backup, place: Path) -> None:
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
     from edgeshard.local.cluster import own_address
     from edgeshard.rpc.tls_files import tls_files
 

@@ -114,7 +114,7 @@ def join(
 
 
 def _join_user(token: Invitation, force: bool) -> None:
-    from edgeshard.client.settings import configuration, directory
+    from edgeshard.client.site_access import configuration, directory
 
     if configuration().exists() and not force:
         raise AlreadyExistsError(

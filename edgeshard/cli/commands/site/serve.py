@@ -43,9 +43,9 @@ from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
-    from edgeshard.client.models import AddPhase
+    from edgeshard.client.uploads import AddPhase
     from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
-    from edgeshard.importing.sources import Source
+    from edgeshard.importing.model_sources import Source
 
 DEMO = "demo"
 """Names the model that ships with EdgeShard."""
@@ -248,7 +248,7 @@ def _found(model: str) -> Iterator[tuple[Source | None, str]]:
         source = model_source(model)
         yield source, model if source is None else source.name
         return
-    from edgeshard.importing.sources import Source
+    from edgeshard.importing.model_sources import Source
 
     with model_directory(None) as shipped:
         yield Source(path=shipped), DEMO_MODEL
@@ -324,7 +324,7 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
             shown_s = time.monotonic()
             narrator.say(f"{phase.value} {name}: {human_bytes(done)} of {human_bytes(total)}")
 
-    from edgeshard.client.models import Adding
+    from edgeshard.client.uploads import Adding
 
     console = stderr_console()
     adding = Adding(on_note=lambda text: narrator.say(f"note: {text}"))

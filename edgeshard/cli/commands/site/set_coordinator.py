@@ -30,7 +30,7 @@ def set_coordinator(
     service and restarts it. As another user, it changes the nodes that `edgectl join` runs for this user, and this
     user's edgectl.
     """
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
     from edgeshard.rpc.tls import split_address
 
     split_address(address, "coordinator")

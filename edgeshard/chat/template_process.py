@@ -18,7 +18,7 @@ from edgeshard.chat.messages import TEXTS, check_sizes
 from edgeshard.chat.serving import packed, unpacked
 from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import check_prompt_size
 from edgeshard.forms import OWN
 
@@ -26,7 +26,7 @@ LONG_BYTES = 64 << 10
 """A question that is longer waits for its turn with such: one of these takes up to some hundredths of a second."""
 LONG_NICENESS = 5
 """The steps of nodes on this machine go before long texts."""
-_WORKER = "edgeshard.chat.worker"
+_WORKER = "edgeshard.chat.template_worker"
 
 
 @dataclass(frozen=True, slots=True)

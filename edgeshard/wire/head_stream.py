@@ -27,8 +27,7 @@ from edgeshard.domain.requests.head import (
 )
 from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import head_pb2 as pb
-from edgeshard.wire.codec import choice, pair
-from edgeshard.wire.failure import from_failure, to_failure
+from edgeshard.wire.codec import choice, from_failure, pair, to_failure
 from edgeshard.wire.generation import (
     check_count,
     prompt_logprobs_from_wire,

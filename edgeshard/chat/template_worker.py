@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgeshard.chat.chat_model import ChatModel
 from edgeshard.chat.messages import TEXTS
-from edgeshard.chat.model import ChatModel
 from edgeshard.chat.serving import (
     LOAD_LIMIT_S,
     TOKENISE_LIMIT_S,
@@ -21,7 +21,7 @@ from edgeshard.chat.serving import (
     unpacked,
 )
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.forms import OWN
 
 RENDER_LIMIT_S = 0.5

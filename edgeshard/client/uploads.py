@@ -26,7 +26,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest, check_name
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import CHECKING, CONVERTING, DOWNLOADING, Imported
-from edgeshard.importing.sources import Source, named_source, opened
+from edgeshard.importing.model_sources import Source, named_source, opened
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close

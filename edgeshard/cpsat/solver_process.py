@@ -1,5 +1,7 @@
 """CP-SAT in a process of its own: its time and memory for a program know no bound, and it may abort.
 
+Both ends of it: questions and answers are lines of JSON, one question after the other.
+
 The process starts with the first question and ends with `close`, or with the process that started it. Only the process
 imports ortools, which the extra `rules` installs.
 """
@@ -12,14 +14,89 @@ import selectors
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from edgeshard.cpsat.messages import question_values, read_answer
+import numpy as np
+
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError, extra_line
-from edgeshard.planning.solvers.linear import LinearAnswer, Question
+from edgeshard.planning.solvers.instance import Cut, Instance
+from edgeshard.planning.solvers.linear import GoalTerm, Linear, LinearAnswer, Question
 from edgeshard.process.extras import missing
+
+_COUNTS = ("max_layers",)
+"""Fields of an Instance that are arrays of whole numbers."""
+
+
+def question_values(question: Question) -> dict[str, Any]:
+    """Each instance is in there once; parts have its index in `instances`."""
+    instances = list({id(one): one for one in _instances(question)}.values())
+    place = {id(one): at for at, one in enumerate(instances)}
+
+    def part(one: GoalTerm) -> list[Any]:
+        return [place[id(one.instance)], one.weight, one.busiest]
+
+    return {
+        "instances": [_instance_values(one) for one in instances],
+        "memory": place[id(question.memory)],
+        "sides": [[part(one) for one in side] for side in question.sides],
+        "limits": [[part(one), most] for one, most in question.limits],
+        "conditions": [[list(one.weights), one.least, one.most] for one in question.conditions],
+        "without": [[list(cut.nodes), list(cut.ends)] for cut in question.without],
+        "below": question.below,
+        "any": question.any_will_do,
+    }
+
+
+def read_question(values: Mapping[str, Any]) -> Question:
+    """The question that `question_values` was made of."""
+    instances = [_read_instance(one) for one in values["instances"]]
+
+    def part(one: list[Any]) -> GoalTerm:
+        place, weight, busiest = one
+        return GoalTerm(instances[place], weight, busiest)
+
+    return Question(
+        memory=instances[values["memory"]],
+        sides=tuple(tuple(part(one) for one in side) for side in values["sides"]),
+        limits=tuple((part(one), most) for one, most in values["limits"]),
+        conditions=tuple(Linear(tuple(weights), least, most) for weights, least, most in values["conditions"]),
+        without=tuple(Cut(tuple(nodes), tuple(ends)) for nodes, ends in values["without"]),
+        below=values["below"],
+        any_will_do=values["any"],
+    )
+
+
+def answer_values(answer: LinearAnswer) -> dict[str, Any]:
+    cut = answer.cut
+    return {"cut": None if cut is None else [list(cut.nodes), list(cut.ends)], "bound_s": answer.bound_s}
+
+
+def read_answer(values: Mapping[str, Any]) -> LinearAnswer:
+    """The answer that `answer_values` was made of."""
+    cut = values["cut"]
+    return LinearAnswer(None if cut is None else Cut(tuple(cut[0]), tuple(cut[1])), values["bound_s"])
+
+
+def _instances(question: Question) -> list[Instance]:
+    parts = [*(part for side in question.sides for part in side), *(part for part, _ in question.limits)]
+    return [question.memory, *(part.instance for part in parts)]
+
+
+def _instance_values(instance: Instance) -> dict[str, Any]:
+    values = {field.name: getattr(instance, field.name) for field in fields(instance)}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def _read_instance(values: Mapping[str, Any]) -> Instance:
+    known: dict[str, Any] = {
+        name: np.array(value, dtype=np.int64 if name in _COUNTS else np.float64) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
+    return Instance(**known)
+
 
 EXTRA = "rules"
 PLAN_S = 20.0
@@ -104,7 +181,14 @@ class CpSat:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "edgeshard.cpsat.worker", str(os.getpid()), str(self._memory_bytes)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "edgeshard.cpsat.solver_process",
+                    str(os.getpid()),
+                    str(self._memory_bytes),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -141,3 +225,25 @@ class CpSat:
             field=self._field,
             reason="CPSAT_EXHAUSTED",
         )
+
+
+def main() -> None:
+    """Until standard input ends. The arguments are the parent's id and the bytes that the process may grow by."""
+    from edgeshard.process.parent import bound_memory, end_with, go_first
+
+    end_with(int(sys.argv[1]))
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the library prints is no answer
+    go_first()
+    from edgeshard.cpsat.program import SolveLimits, answer
+
+    bound_memory(int(sys.argv[2]))
+    for line in sys.stdin.buffer:
+        values = json.loads(line)
+        found = answer(read_question(values["question"]), SolveLimits(values["deterministic"], values["wall_s"]))
+        answers.write(json.dumps(answer_values(found)).encode() + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,10 +10,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edgeshard.chat.calls import SECTION_MARKERS
 from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
+from edgeshard.chat.tool_calls import SECTION_MARKERS
 from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
@@ -21,7 +21,7 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     UnsupportedModelError,
 )
-from edgeshard.domain.requests.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.domain.requests.conversation import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,

@@ -9,7 +9,7 @@ from edgeshard.chat.parsing import Gathered
 from edgeshard.client.completion import shortened
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.requests.chat import ChatEvent, ChatFinished, ChatReason, ToolCall
+from edgeshard.domain.requests.conversation import ChatEvent, ChatFinished, ChatReason, ToolCall
 from edgeshard.domain.requests.generation import Started
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 
-from edgeshard.domain.nodes.condition import Condition, Support
+from edgeshard.domain.nodes.device import Condition, Support
 from edgeshard.process.control_groups import ROOT, cpu_quota, process_memory, text_of
 from edgeshard.rpc.tls import TlsFiles
 
