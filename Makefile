@@ -92,6 +92,7 @@ rules: $(STAMP)
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against $(BASELINE)
 	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python tools/generate_native.py --check
 	$(BIN)/python tools/draw_architecture.py --check
 	$(BIN)/python -m tools.lock --check
 	$(BIN)/python -m tools.inventory check

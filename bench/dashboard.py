@@ -36,7 +36,7 @@ from edgeshard_coordinator.dashboard.timeline import EVERY_S
 from bench.engine_site import process_s
 from bench.many_boxes import CALM_S, DEPLOYMENTS, STAGES, Node, Served, deploy, join
 from bench.pages import with_trees
-from bench.sites import arrivals, demo_site, write_rows
+from bench.sites import demo_site, write_rows
 from bench.sizes import sized
 from edgeshard.cli.commands.site.demo import even_layers, model_directory
 from edgeshard.client import Client
@@ -134,7 +134,7 @@ async def asked(client: Client) -> AsyncIterator[None]:
     async def ask() -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(arrivals(client, "tales", "Once upon a time", TOKENS))
+                group.create_task(client.complete("tales", "Once upon a time", max_new_tokens=TOKENS, ignore_eos=True))
                 await asyncio.sleep(REQUEST_EVERY_S)
 
     asking = asyncio.create_task(ask())
@@ -147,13 +147,14 @@ async def asked(client: Client) -> AsyncIterator[None]:
 
 async def near(rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Three real nodes, and a browser's view of them."""
-    async with demo_site(NODES, coordinator_arguments=GATEWAY) as (cluster, client):
+    async with demo_site(NODES, coordinator_arguments=GATEWAY) as site:
+        client = site.client
         layers = even_layers((await client.stored_model("demo")).layer_count, NODES)
         spec = {"name": "tales", "model": "demo", "source": "a", "dtype": "float32", "layers": layers}
         await client.deploy(parse_spec(spec), timeout_s=60)
-        url = cluster.coordinator.gateway
+        url = site.gateway
         viewers = [await Viewer.of(client, url) for _ in range(VIEWERS)]
-        assert cluster.coordinator.pid is not None
+        assert site.coordinator.pid is not None
         async with asked(client):
             follow = [viewer.follow for viewer in viewers]
             turns: dict[str, Turn] = {
@@ -161,7 +162,7 @@ async def near(rounds: int, seconds: float) -> list[dict[str, Any]]:
                 "viewers": follow,
                 "viewers with the timeline": [*follow, *(viewer.look for viewer in viewers)],
             }
-            found = await shares(cluster.coordinator.pid, turns, rounds, seconds)
+            found = await shares(site.coordinator.pid, turns, rounds, seconds)
         return [row(len(NODES), found, seconds, viewers), await seen(client)]
 
 
@@ -186,9 +187,9 @@ async def boxes(nodes: int, deployments: int) -> AsyncIterator[tuple[Served, Cli
 
 async def cost_of(served: Served, client: Client, nodes: int, rounds: int, seconds: float) -> dict[str, Any]:
     viewers = [await Viewer.of(client, served.gateway) for _ in range(VIEWERS)]
-    assert served.process is not None
+    assert served.pid is not None
     turns: dict[str, Turn] = {"nobody": (), "viewers": [viewer.follow for viewer in viewers]}
-    return row(nodes, await shares(served.process.pid, turns, rounds, seconds), seconds, viewers)
+    return row(nodes, await shares(served.pid, turns, rounds, seconds), seconds, viewers)
 
 
 async def far(rounds: int, seconds: float) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeshard_agent.measuring.machine import processor_name
+from edgeshard_agent.measuring.machine_facts import processor_name
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.sources import kernel_set
 
@@ -36,7 +36,7 @@ from bench.engine_kernels import kernels
 from bench.engine_limit import measure_limit
 from bench.engine_others import others, tell, usable_llama_cpp
 from bench.engine_rows import Rows
-from bench.engine_site import Setup, Site, site_with
+from bench.engine_site import PinnedSite, Setup
 from bench.engine_streams import Sample, sample_of
 from bench.pages import with_trees
 
@@ -46,7 +46,7 @@ _TOKENS_AFTER_LONG_PROMPT = 16
 async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[str, Any]]:
     """Every row of the plan; the model's files and the daemons' go into `scratch`."""
     began = time.monotonic()
-    async with site_with(scratch) as site:
+    async with PinnedSite(scratch) as site:
         if plan.limit:
             await site.profile()  # while they are empty: figures measured while stages run are doubtful
         await hold(site, setups(plan.cases), ())
@@ -77,12 +77,12 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
 
 async def run_limit(scratch: Path) -> dict[str, Any]:
     """The row of the long prompt among streams, alone."""
-    async with site_with(scratch) as site:
+    async with PinnedSite(scratch) as site:
         await site.profile()
         return await measure_limit(site, LIMIT_S, LONG_CONTEXT)
 
 
-async def hold(site: Site, wanted: Sequence[Setup], held: Sequence[Setup]) -> None:
+async def hold(site: PinnedSite, wanted: Sequence[Setup], held: Sequence[Setup]) -> None:
     """Have these deployments, and no others, in the nodes' memory."""
     for setup in held:
         if setup not in wanted:
@@ -92,7 +92,7 @@ async def hold(site: Site, wanted: Sequence[Setup], held: Sequence[Setup]) -> No
             await site.deploy(setup)
 
 
-async def measure_cases(site: Site, cases: Sequence[Case], new_tokens: int, rows: Rows, name: str) -> None:
+async def measure_cases(site: PinnedSite, cases: Sequence[Case], new_tokens: int, rows: Rows, name: str) -> None:
     """Each case once, in their order."""
     for case in cases:
         sample, used_s = await measure(site, case, new_tokens)
@@ -103,13 +103,13 @@ async def measure_cases(site: Site, cases: Sequence[Case], new_tokens: int, rows
         )
 
 
-async def measure(site: Site, case: Case, new_tokens: int) -> tuple[Sample, dict[str, float]]:
+async def measure(site: PinnedSite, case: Case, new_tokens: int) -> tuple[Sample, dict[str, float]]:
     """The sample, and the processor seconds of every process for each token."""
     await site.warm_up(case.setup)
-    before = site.processor_s()
+    before = site.processor_s_by_process()
     sample = sample_of(await site.streams(case.setup, case.streams, case.prompt_tokens, new_tokens))
     tokens = case.streams * new_tokens
-    return sample, {name: (used - before[name]) / tokens for name, used in site.processor_s().items()}
+    return sample, {name: (used - before[name]) / tokens for name, used in site.processor_s_by_process().items()}
 
 
 def described(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

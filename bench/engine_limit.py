@@ -6,9 +6,11 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
-from bench.engine_site import PROMPT_CUT, Setup, Site, prompt_of
-from bench.engine_streams import Arrival, percentile
+from bench.engine_site import PROMPT_CUT, PinnedSite, Setup, prompt_of
+from bench.engine_streams import percentile
 from bench.sizes import sized
+from edgeshard.domain.requests.generation import GenerateOptions
+from tests.support.load import Stream
 
 STREAMS = sized(8, 2)
 PROMPT_TOKENS = sized(4096, 64)
@@ -16,7 +18,7 @@ _FIRST_TOKENS = 6
 _SHORT = sized(128, 16)
 
 
-async def measure_limit(site: Site, limit_s: float, max_context: int) -> dict[str, Any]:
+async def measure_limit(site: PinnedSite, limit_s: float, max_context: int) -> dict[str, Any]:
     """A row: the time between tokens of 8 streams while the prompt is run, and its time to first token.
 
     `ttft_alone_s` is the time to first token with only a single stream running: its chunks are
@@ -57,40 +59,20 @@ async def measure_limit(site: Site, limit_s: float, max_context: int) -> dict[st
     }
 
 
-class _Listener:
-    """One stream that runs until it is cancelled."""
-
-    def __init__(self) -> None:
-        self.arrivals: list[Arrival] = []
-        self.going = asyncio.Event()
-
-    def hear(self, arrival: Arrival) -> None:
-        self.arrivals.append(arrival)
-        if len(self.arrivals) == _FIRST_TOKENS:
-            self.going.set()
+async def _has_begun(stream: Stream) -> None:
+    """Wait for its first tokens. Raises what ended it before."""
+    await stream.has(_FIRST_TOKENS)
+    stream.raise_error()
 
 
-async def _until_going(task: asyncio.Task[None], listener: _Listener) -> None:
-    """Raises what ended the stream before it was going."""
-    going = asyncio.create_task(listener.going.wait())
-    try:
-        await asyncio.wait({going, task}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        going.cancel()
-
-
-async def _among(site: Site, setup: Setup, streams: int) -> tuple[float, list[float]]:
+async def _among(site: PinnedSite, setup: Setup, streams: int) -> tuple[float, list[float]]:
     """The prompt's time to first token, and the times between the streams' tokens meanwhile."""
-    listeners = [_Listener() for _ in range(streams)]
-    tasks = [
-        asyncio.create_task(site.listen(setup, prompt_of(number, _SHORT), setup.max_context - _SHORT, listener.hear))
-        for number, listener in enumerate(listeners)
-    ]
+    options = GenerateOptions(max_new_tokens=setup.max_context - _SHORT, ignore_eos=True)
+    running = [Stream(setup.name, prompt_of(number, _SHORT), options) for number in range(streams)]
+    tasks = [asyncio.create_task(stream.run(site.client)) for stream in running]
     try:
-        for task, listener in zip(tasks, listeners, strict=True):
-            await _until_going(task, listener)
+        for stream in running:
+            await _has_begun(stream)
         prompt = await site.stream(setup, prompt_of(99, PROMPT_TOKENS), 1)
     finally:
         for task in tasks:
@@ -98,9 +80,9 @@ async def _among(site: Site, setup: Setup, streams: int) -> tuple[float, list[fl
         await asyncio.gather(*tasks, return_exceptions=True)
     first = prompt.arrivals[0].at_s
     gaps = [
-        later.at_s - earlier.at_s
-        for listener in listeners
-        for earlier, later in pairwise(listener.arrivals)
-        if prompt.began_s < later.at_s <= first
+        later - earlier
+        for stream in running
+        for earlier, later in pairwise(stream.times[1:])
+        if prompt.began_s < later <= first
     ]
     return first - prompt.began_s, gaps

@@ -11,7 +11,7 @@ from bench.engine_cases import DECODING, SPLIT, Case
 from bench.engine_kernels import Kernels
 from bench.engine_streams import Sample, median_sample
 from bench.engine_theory import ideal_tokens_per_s, simulated_tokens_per_s
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 
 LLAMA_CPP = "llama.cpp-rpc"
 TRANSFORMERS = "transformers"

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.engine_streams import Arrival, Stream
 from bench.random_llama import CONFIG, write_checkpoint
-from bench.sites import pinned, profiled
+from bench.sites import profiled
 from bench.sizes import sized
-from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.requests.generation import Token
-from edgeshard.local.cluster import LocalCluster
+from tests.support import load
+from tests.support.load import answered
+from tests.support.site import Site
 
 NODES = ("a", "b")
 MODEL = "llama-316m"
@@ -85,16 +84,31 @@ def prompt_of(number: int, tokens: int) -> list[int]:
     ]
 
 
-class Site:
-    """`cluster` has the agents NODES, `client` is connected to its coordinator."""
+class PinnedSite(Site):
+    """Both nodes pinned, and the model in the store: `model`, or the random Llama in `scratch`."""
 
-    def __init__(self, cluster: LocalCluster, client: Client) -> None:
-        self.cluster, self.client = cluster, client
+    def __init__(
+        self,
+        scratch: Path,
+        agent_arguments: Sequence[str] = (),
+        *,
+        secure: bool = False,
+        model: Path | None = None,
+    ) -> None:
+        self._random_model = scratch / "model" if model is None else None
+        models = {MODEL: model or scratch / "model"}
+        super().__init__(scratch, NODES, models=models, first_core=0, agent_arguments=agent_arguments, secure=secure)
+
+    async def start(self) -> None:
+        if self._random_model is not None:
+            write_checkpoint(self._random_model)
+        await super().start()
+        self.pin()
 
     def pin(self) -> None:
         """Each agent to a core of its own. Processes that it starts later are pinned with it."""
         for core, name in enumerate(NODES):
-            pid = self.cluster.agents[name].pid
+            pid = self.agents[name].pid
             assert pid is not None
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})
@@ -112,19 +126,7 @@ class Site:
 
     async def stream(self, setup: Setup, prompt: Sequence[int], new_tokens: int) -> Stream:
         """One request from its beginning to its end."""
-        began, arrivals = time.perf_counter(), list[Arrival]()
-        await self.listen(setup, prompt, new_tokens, arrivals.append)
-        return Stream(began, tuple(arrivals))
-
-    async def listen(
-        self, setup: Setup, prompt: Sequence[int], new_tokens: int, heard: Callable[[Arrival], None]
-    ) -> None:
-        """Run one request; `heard` is called with each token as it comes."""
-        events = self.client.generate(setup.name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
-        async with aclosing(events) as stream:
-            async for event in stream:
-                if isinstance(event, Token):
-                    heard(Arrival(time.perf_counter(), event.timings))
+        return seen(await answered(self.client, setup.name, prompt, max_new_tokens=new_tokens, ignore_eos=True))
 
     async def warm_up(self, setup: Setup) -> None:
         """A short request: weights that were not read for a while are slow at first."""
@@ -135,11 +137,15 @@ class Site:
         prompts = [prompt_of(number, prompt_tokens) for number in range(count)]
         return list(await asyncio.gather(*(self.stream(setup, prompt, new_tokens) for prompt in prompts)))
 
-    def processor_s(self) -> dict[str, float]:
+    def processor_s_by_process(self) -> dict[str, float]:
         """Processor time of every process so far, by name."""
-        daemons = {**self.cluster.agents, "coordinator": self.cluster.coordinator}
-        used = {name: process_s(daemon.pid) for name, daemon in daemons.items() if daemon.pid is not None}
-        return {**used, "client": time.process_time()}
+        return {**{name: process_s(pid) for name, pid in self.pids().items()}, "client": time.process_time()}
+
+
+def seen(stream: load.Stream) -> Stream:
+    """An ended request as the figures take it."""
+    tokens = zip(stream.times[1:], stream.tokens, strict=True)
+    return Stream(stream.times[0], tuple(Arrival(at_s, token.timings) for at_s, token in tokens))
 
 
 def process_s(pid: int) -> float:
@@ -147,20 +153,3 @@ def process_s(pid: int) -> float:
     some tokens have less."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
-
-
-@asynccontextmanager
-async def site_with(
-    scratch: Path, agent_arguments: Sequence[str] = (), *, secure: bool = False, model: Path | None = None
-) -> AsyncIterator[Site]:
-    """Both nodes pinned, and the model in the store; its directory is `scratch / "model"`, or `model` is its file. A
-    `secure` site uses TLS."""
-    if model is None:
-        model = scratch / "model"
-        write_checkpoint(model)
-    cluster = LocalCluster(scratch, NODES, threads=1, agent_arguments=agent_arguments, secure=secure)
-    async with pinned(cluster), cluster.client() as client:
-        site = Site(cluster, client)
-        site.pin()
-        await client.add_model(model, MODEL)
-        yield site

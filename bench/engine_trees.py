@@ -30,7 +30,7 @@ from typing import Any
 
 from bench.engine import measure
 from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case
-from bench.engine_site import MODEL, NODES, prompt_of, site_with
+from bench.engine_site import MODEL, NODES, PinnedSite, prompt_of
 from bench.lines import Tree
 from bench.sites import profiled, write_rows
 from bench.sizes import sized
@@ -90,7 +90,7 @@ async def work() -> None:
     names = [*((case.setup.name, case.streams) for case in decoding), *((f"prompt {s.name}", 1) for s in prompts)]
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
         # Weights are read from blobs: a tree of before may not be able to load all of these from packed files.
-        async with site_with(Path(scratch), ("--pack", "never")) as site:
+        async with PinnedSite(Path(scratch), ("--pack", "never")) as site:
             print(json.dumps(names), flush=True)
             asked, held, measured = 0, None, set[Quantisation | None]()
             while line := await asyncio.to_thread(sys.stdin.readline):

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.engine_others import tell, usable_llama_cpp
-from bench.engine_site import NODES, Setup, Site, site_with
+from bench.engine_site import NODES, PinnedSite, Setup
 from bench.engine_streams import sample_of
 from bench.gguf_mixtures import write_mixture
 from bench.llama_cpp import LlamaCppRpc, head_format, write_gguf
@@ -33,7 +33,7 @@ PROMPT_TOKENS = sized(32, 8)
 NEW_TOKENS = sized(64, 6)
 
 
-async def ours(site: Site, setup: Setup, streams: int) -> float:
+async def ours(site: PinnedSite, setup: Setup, streams: int) -> float:
     """Tokens per second of EdgeShard."""
     await site.warm_up(setup)
     return sample_of(await site.streams(setup, streams, PROMPT_TOKENS, NEW_TOKENS)).tokens_per_s
@@ -44,7 +44,7 @@ async def measure(model: Path, mixture: str, rounds: int, build: Path | None, sc
     head = head_format(model)
     rows = [Row(mixture, f"{streams} streams", head, head) for streams in STREAMS]
     setup = Setup(len(NODES), micro_batches=0)
-    async with site_with(scratch, model=model) as site:
+    async with PinnedSite(scratch, model=model) as site:
         await site.deploy(setup)
         for _ in range(rounds):
             for row, streams in zip(rows, STREAMS, strict=True):

@@ -24,7 +24,7 @@ from bench.sizes import sized
 from edgeshard.client import Client, Guide, GuideKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.requests.generation import FinishReason
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 NAME = "tales"
 PROMPT = "Once upon a time there was a king who had three sons"
@@ -184,8 +184,9 @@ async def cost(client: Client, rounds: int, streams: int) -> dict[str, Any]:
     }
 
 
-async def kill(client: Client, cluster: LocalCluster) -> dict[str, Any]:
+async def kill(site: Site) -> dict[str, Any]:
     """The answers of a run in which a node was killed, and of a run without a kill."""
+    client = site.client
     asked: Any = {"guide": LONG, "max_new_tokens": 120, "temperature": 0.8, "seed": 3, "timeout_s": 60}
     undisturbed = await client.complete(NAME, PROMPT, **asked)
     same = {}
@@ -193,21 +194,22 @@ async def kill(client: Client, cluster: LocalCluster) -> dict[str, Any]:
         victim = (await client.deployment(NAME)).placement.stages[index].node_name
         running = asyncio.create_task(client.complete(NAME, PROMPT, **asked))
         await asyncio.sleep(undisturbed.total_s / 2)
-        await cluster.agents[victim].kill()
+        await site.agents[victim].kill()
         same[f"stage {index}"] = (await running).text == undisturbed.text
-        await cluster.start_agent(victim)
+        await site.cluster.start_agent(victim)
         while (await client.deployment(NAME)).phase is not DeploymentPhase.READY:  # noqa: ASYNC110 (it has no event)
             await asyncio.sleep(0.1)
     return same
 
 
 async def measure(schemas: int, rounds: int) -> dict[str, Any]:
-    async with demo_site(("a", "b", "c", "d"), NAME) as (cluster, client):
+    async with demo_site(("a", "b", "c", "d"), NAME) as site:
+        client = site.client
         await client.deploy(parse_spec({**SPEC, "concurrency": STREAMS}), timeout_s=180.0)
         return {
             "proof": await prove(client, schemas),
             "cost": [await cost(client, rounds, streams) for streams in (1, STREAMS)],
-            "killed": await kill(client, cluster),
+            "killed": await kill(site),
         }
 
 

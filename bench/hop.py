@@ -25,10 +25,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.sites import arrivals, demo_site, gaps_s
+from bench.sites import demo_site
 from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
+from tests.support.load import answered
 
 NODES = ("a", "b")
 WHOLE, SPLIT = "whole", "split"
@@ -50,8 +51,8 @@ class Run:
 
 async def measure(client: Client, deployment: str, token_count: int) -> Run:
     """Run the request once. The prefill, and so the time to the first token, is left out."""
-    came = await arrivals(client, deployment, PROMPT, token_count)
-    tokens, gaps_ms = [token for _, token in came], sorted(1000 * gap for gap in gaps_s(came))
+    stream = await answered(client, deployment, PROMPT, max_new_tokens=token_count, ignore_eos=True)
+    tokens, gaps_ms = stream.tokens, sorted(1000 * gap for gap in stream.gaps_s)
     stages = sorted({timing.stage for token in tokens[1:] for timing in token.timings})
     compute_ms = tuple(
         1000 * statistics.median(t.compute_s for token in tokens[1:] for t in token.timings if t.stage == stage)
@@ -61,7 +62,7 @@ async def measure(client: Client, deployment: str, token_count: int) -> Run:
         inter_token_ms=statistics.median(gaps_ms),
         inter_token_p95_ms=gaps_ms[int(0.95 * (len(gaps_ms) - 1))],
         stage_compute_ms=compute_ms,
-        tokens=tuple(token.token for token in tokens),
+        tokens=stream.ids,
     )
 
 
@@ -78,7 +79,8 @@ async def deploy(client: Client) -> None:
 async def compare(rounds: int, token_count: int) -> dict[str, list[Run]]:
     """`rounds` runs of both deployments in turns, after one of each to warm up."""
     runs: dict[str, list[Run]] = {WHOLE: [], SPLIT: []}
-    async with demo_site(NODES) as (_, client):
+    async with demo_site(NODES) as site:
+        client = site.client
         await deploy(client)
         for name in runs:
             await measure(client, name, token_count)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from edgeshard_agent.ops import native
+from edgeshard_agent.ops import layouts, native
 
 Contenders = Mapping[str, Callable[[], object]]
 TORCH = "torch"
@@ -98,7 +98,7 @@ def open_library(path: Path, kernels: str | None) -> Library:
             loaded = ctypes.CDLL(str(copy))
         except OSError as error:
             raise LibraryError(f"{path} does not load: {error}") from error
-    for name, (result, arguments) in native.SIGNATURES.items():
+    for name, (result, arguments) in layouts.SIGNATURES.items():
         if (function := getattr(loaded, name, None)) is not None:
             function.restype, function.argtypes = result, arguments
     if not hasattr(loaded, "edgeshard_linear") or not hasattr(loaded, "edgeshard_kernel_set"):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edgeshard_agent.measuring.machine import processor_name
+from edgeshard_agent.measuring.machine_facts import processor_name
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.quantize import Scheme
 

@@ -33,8 +33,7 @@ from bench.random_llama import CONFIG, write_checkpoint
 from bench.safetensors_directory import SafetensorsDirectory
 from bench.sizes import sized
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, tensors_of_units
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange

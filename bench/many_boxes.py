@@ -23,7 +23,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -58,10 +57,11 @@ from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, NodeId, NodeName, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.requests.head import HeadHello
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, open_channel
 from edgeshard.rpc.environment import settle_grpc
-from edgeshard.wire.head import head_message_to_wire
+from edgeshard.wire.head_stream import head_message_to_wire
 
 GIB = 1 << 30
 ROOMS = ("agent/edgeshard_agent/net", "coordinator", "edgeshard")
@@ -193,45 +193,28 @@ def _working(status: StageStatus, steps: int) -> StageStatus:
     )
 
 
-class Served:
-    """The coordinator's process and its notes; `arguments` are more of its own. `gateway` is its HTTP endpoint."""
+class Served(ChildDaemon):
+    """The coordinator's process, which leaves notes; `arguments` are more of its own."""
 
     def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
-        self._directory = directory
-        self._arguments = tuple(arguments)
-        self.gateway = ""
         self._notes = directory / "notes.json"
-        self.address = ""
-        self.process: asyncio.subprocess.Process | None = None
+        command = ["--serve", str(self._notes), "--", "--state-dir", str(directory / "state"), "--plaintext"]
+        listen = {"--listen": "127.0.0.1:0"}
+        super().__init__("coordinator", "bench.many_boxes", [*command, *arguments], directory, listen=listen)
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
-        ready = self._directory / "ready"
-        ready.unlink(missing_ok=True)
-        with (self._directory / "coordinator.log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "bench.many_boxes", "--serve", str(self._notes), "--"),
-                *("--listen", listen, "--state-dir", str(self._directory / "state"), "--ready-file", str(ready)),
-                *("--plaintext", *self._arguments),
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-            )
-        async with asyncio.timeout(60):
-            while not ready.exists():  # noqa: ASYNC110 (another process makes it)
-                await asyncio.sleep(0.01)
-        said = json.loads(ready.read_text())
-        self.address, self.gateway = said["address"], said.get("gateway", "")
+    async def start(self) -> None:
+        os.environ["PYTHONPATH"] = str(ROOT)  # it does not run in the checkout
+        await super().start()
+        await self.wait_ready(60)
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> dict[str, Any]:
-        assert self.process is not None
-        self.process.send_signal(number)
-        await self.process.wait()
+    async def notes(self) -> dict[str, Any]:
+        """End it, and read its notes."""
+        await self.stop(60)
         found: dict[str, Any] = json.loads(self._notes.read_text()) if self._notes.exists() else {}
         return found
 
     def cpu_s(self) -> float:
-        assert self.process is not None
-        times = psutil.Process(self.process.pid).cpu_times()
+        times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
 
@@ -252,7 +235,7 @@ async def measure(count: int, seconds: float) -> dict[str, Any]:
         coordinator = (served.cpu_s() - cpu_s) / (ended - began)
         own = (time.process_time() - own_s) / (ended - began)
         closed, silent = await die(nodes)
-        notes = await served.stop()
+        notes = await served.notes()
         delays = sorted(delay for at, delay in notes["delays"] if began <= at < ended)
         back_s = await come_back(served, nodes, count - len(closed) - len(silent))
         for node in nodes:
@@ -313,10 +296,11 @@ async def die(nodes: Sequence[Node]) -> tuple[dict[str, float], dict[str, float]
 
 async def come_back(served: Served, nodes: Sequence[Node], count: int) -> float | None:
     """Seconds from the start of the new coordinator's listening until `count` nodes are connected to it."""
-    await served.start(served.address)
+    served.keep_address()
+    await served.start()
     began = time.monotonic()
     await asyncio.sleep(NOTICED_S)
-    notes = await served.stop()
+    notes = await served.notes()
     joined = sorted(at - began for at in notes["joined"])
     return joined[count - 1] if len(joined) >= count else None
 

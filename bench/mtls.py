@@ -12,33 +12,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 import statistics
 import sys
-import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
-import psutil
-
-from bench.sites import demo_site
+from bench.sites import Rate, demo_site, rate_of
 from bench.sizes import sized
-from edgeshard import Client
 from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 NODES = sized(("a", "b", "c"), ("a",))
 KINDS = {"plaintext": False, "mTLS": True}
 TOKENS = sized(300, 8)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One turn: tokens a second, and seconds of processor time for each token."""
-
-    tokens_per_s: float
-    processor_s: float
 
 
 async def main(rounds: int, streams: int) -> int:
@@ -48,17 +34,17 @@ async def main(rounds: int, streams: int) -> int:
         for kind, secure in KINDS.items():
             sites[kind] = await stack.enter_async_context(demo_site(NODES, "tales", secure=secure))
             deployed = parse_spec({**spec, "dtype": "float32", "concurrency": streams})
-            await sites[kind][1].deploy(deployed, timeout_s=120.0)
+            await sites[kind].client.deploy(deployed, timeout_s=120.0)
         for count in (1, streams):
             await _compare(sites, count, rounds)
     return 0
 
 
-async def _compare(sites: dict[str, tuple[LocalCluster, Client]], streams: int, rounds: int) -> None:
-    samples: dict[str, list[Sample]] = {kind: [] for kind in sites}
+async def _compare(sites: dict[str, Site], streams: int, rounds: int) -> None:
+    samples: dict[str, list[Rate]] = {kind: [] for kind in sites}
     for turn in range(-1, rounds):
         for kind in sorted(sites, reverse=bool(turn % 2)):
-            sample = await _sample(*sites[kind], streams)
+            sample = await rate_of([sites[kind]], "tales", streams, TOKENS)
             samples[kind] += [sample] if turn >= 0 else []  # the first warms up
     pairs = list(zip(samples["mTLS"], samples["plaintext"], strict=True))
     for kind, found in samples.items():
@@ -84,22 +70,6 @@ def _range_of_median(values: list[float]) -> tuple[float, float]:
         rank += 1
     first = max(rank - 1, 0)
     return ordered[first], ordered[count - 1 - first]
-
-
-async def _sample(site: LocalCluster, client: Client, streams: int) -> Sample:
-    """So many answers at once."""
-    pids = [os.getpid(), *(daemon.pid for daemon in (site.coordinator, *site.agents.values()) if daemon.pid)]
-    processes = [psutil.Process(pid) for pid in pids]
-    spent, began = _processor_s(processes), time.monotonic()
-    prompts = [f"Once upon a time there were {number} kings" for number in range(streams)]
-    answers = [client.complete("tales", prompt, max_new_tokens=TOKENS, ignore_eos=True) for prompt in prompts]
-    tokens = sum(len(answer.token_ids) for answer in await asyncio.gather(*answers))
-    return Sample(tokens / (time.monotonic() - began), (_processor_s(processes) - spent) / tokens)
-
-
-def _processor_s(processes: list[psutil.Process]) -> float:
-    times = [process.cpu_times() for process in processes]
-    return sum(each.user + each.system for each in times)
 
 
 if __name__ == "__main__":

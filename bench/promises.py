@@ -20,19 +20,19 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine_site import LAYERS, MODEL, NODES, prompt_of, site_with
-from bench.sites import arrivals, gaps_s, lab_site, profiled, write_rows
+from bench.engine_site import LAYERS, MODEL, NODES, PinnedSite, prompt_of
+from bench.sites import lab_site, profiled, write_rows
 from bench.sizes import sized
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, parse_spec
 from edgeshard.domain.deployments.placement import Prediction
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.local.lab_site import VOCABULARY
+from tests.support.load import answered
 
 PROMPTS = sized((64, 1024, 3000), (32, 64))
 NEW_TOKENS = sized(32, 8)
@@ -134,9 +134,8 @@ class Promises:
     async def request(self, prompt_tokens: int, new_tokens: int) -> Served:
         self._sent += 1
         prompt = [token % VOCABULARY for token in prompt_of(self._sent, prompt_tokens)]  # the stand-in knows few
-        began = time.perf_counter()
-        came = await arrivals(self._client, self._name, prompt, new_tokens)
-        return Served(came[0][0] - began, statistics.median(gaps_s(came)), came[-1][0] - began)
+        stream = await answered(self._client, self._name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        return Served(stream.waits_s[0], statistics.median(stream.gaps_s), stream.times[-1] - stream.times[0])
 
 
 def promised(prediction: Prediction | None) -> Served:
@@ -205,7 +204,7 @@ async def run_lab(rounds: int) -> dict[str, Any]:
 
 
 async def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    async with site_with(scratch) as two_nodes:
+    async with PinnedSite(scratch) as two_nodes:
         client = two_nodes.client
         site = Promises(client, "promised", arguments.rounds)
         await site.profile(arguments.quick)

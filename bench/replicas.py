@@ -14,23 +14,16 @@ import argparse
 import asyncio
 import os
 import statistics
-import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
+from dataclasses import astuple
 
-import psutil
-
-from bench.sites import pinned
+from bench.sites import Rate, demo_site, rate_of
 from bench.sizes import sized
-from edgeshard.cli.commands.site.demo import model_directory
-from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 TOKENS = sized(300, 8)
-Side = Sequence[tuple[LocalCluster, Client]]
 
 
 async def main(rounds: int, streams: int) -> None:
@@ -38,53 +31,27 @@ async def main(rounds: int, streams: int) -> None:
     async with AsyncExitStack() as stack:
         together = [await _site(stack, ("a", "b"), 0, streams)]
         apart = [await _site(stack, (name,), core, streams) for core, name in enumerate("ab")]
-        sides: dict[str, Side] = {"two replicas": together, "two sites": apart}
-        samples: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        sides = {"two replicas": together, "two sites": apart}
+        samples: dict[str, list[Rate]] = {name: [] for name in sides}
         for turn in range(-1, rounds):
             for name in sorted(sides, reverse=bool(turn % 2)):
-                sample = await _sample(sides[name], streams)
+                sample = await rate_of(sides[name], "tales", streams, TOKENS)
                 samples[name] += [sample] if turn >= 0 else []  # the first warms up
     for name, found in samples.items():
-        rates, spent = zip(*found, strict=True)
+        rates, spent = zip(*(astuple(rate) for rate in found), strict=True)
         print(f"{name:12}: {statistics.median(rates):7.1f} tokens/s, {1000 * statistics.median(spent):.3f} ms a token")
     pairs = list(zip(samples["two replicas"], samples["two sites"], strict=True))
     for index, what in enumerate(("tokens/s", "processor time a token")):
-        ratios = sorted(one[index] / other[index] for one, other in pairs)
+        ratios = sorted(astuple(one)[index] / astuple(other)[index] for one, other in pairs)
         print(f"replicas / sites, {what}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
-async def _site(
-    stack: AsyncExitStack, nodes: Sequence[str], first_core: int, streams: int
-) -> tuple[LocalCluster, Client]:
+async def _site(stack: AsyncExitStack, nodes: Sequence[str], first_core: int, streams: int) -> Site:
     """A site whose nodes hold the whole model each."""
-    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeshard-bench-"))
-    cluster = await stack.enter_async_context(pinned(LocalCluster(Path(scratch), nodes), first_core))
-    client = await stack.enter_async_context(cluster.client())
-    with model_directory(None) as directory:
-        await client.add_model(directory, "tales")
+    site = await stack.enter_async_context(demo_site(nodes, "tales", first_core=first_core))
     spec = {"name": "tales", "model": "tales", "dtype": "float32", "max_context": 512, "replicas": len(nodes)}
-    await client.deploy(parse_spec({**spec, "concurrency": streams}), timeout_s=120.0)
-    return cluster, client
-
-
-async def _sample(side: Side, streams: int) -> tuple[float, float]:
-    """Tokens a second of `streams` answers at once, and seconds of processor time for each token."""
-    daemons = [daemon for cluster, _ in side for daemon in (cluster.coordinator, *cluster.agents.values())]
-    processes = [psutil.Process(pid) for pid in (os.getpid(), *(daemon.pid for daemon in daemons if daemon.pid))]
-    spent, began = _processor_s(processes), time.monotonic()
-    answers = [
-        side[number % len(side)][1].complete(
-            "tales", f"Once upon a time there were {number} kings", max_new_tokens=TOKENS, ignore_eos=True
-        )
-        for number in range(streams)
-    ]
-    tokens = sum(len(answer.token_ids) for answer in await asyncio.gather(*answers))
-    return tokens / (time.monotonic() - began), (_processor_s(processes) - spent) / tokens
-
-
-def _processor_s(processes: list[psutil.Process]) -> float:
-    times = [process.cpu_times() for process in processes]
-    return sum(each.user + each.system for each in times)
+    await site.client.deploy(parse_spec({**spec, "concurrency": streams}), timeout_s=120.0)
+    return site
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.engine_site import MODEL, NODES, site_with
+from bench.engine_site import MODEL, NODES, PinnedSite
 from bench.lab import CLUSTER
 from bench.sites import lab_site, profiled, write_rows
 from bench.sizes import sized
@@ -28,8 +28,8 @@ from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.local.lab_site import stream
 from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.simulation.forecast import saturating, steady_rate
 from edgeshard.planning.simulation.lab import Lab
-from edgeshard.planning.simulation.saturation import saturating, steady_rate
 from edgeshard.planning.simulation.serving import serve
 from edgeshard.planning.simulation.simulated_pipeline import head_schedule, serving_ring
 from edgeshard.planning.solvers.instance import Cut
@@ -69,7 +69,7 @@ async def measure_real(rounds: int) -> dict[str, Any]:
         "max_context": REAL_PROMPT + REAL_NEW,
     }
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-saturation-") as scratch:
-        async with site_with(Path(scratch)) as site:
+        async with PinnedSite(Path(scratch)) as site:
             client = site.client
             await profiled(client, MODEL, quick=True, dtype=DType.BFLOAT16)
             deployment = await client.deploy(parse_spec(spec), timeout_s=180)

@@ -1,35 +1,31 @@
-"""Sites that several benchmarks start, calls to them that several make, and how rows are written."""
+"""Sites that several benchmarks start, their load, and how rows are written."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 import tempfile
 import time
 import tomllib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgeshard.cli.commands.site.demo import model_directory
 from edgeshard.client import Client
-from edgeshard.domain.requests.generation import Token
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.local.lab_site import lab_cluster, make_stand_in
 from edgeshard.planning.simulation.lab import Lab, parse_lab
+from tests.support.site import Site, processor_s
 
 
 @asynccontextmanager
-async def demo_site(
-    nodes: Sequence[str], model: str = "demo", **options: Any
-) -> AsyncIterator[tuple[LocalCluster, Client]]:
-    """Real processes on loopback whose coordinator has the demo model by that name; `options` are of LocalCluster."""
+async def demo_site(nodes: Sequence[str], model: str = "demo", **options: Any) -> AsyncIterator[Site]:
+    """A site with the demo model by that name; `options` go to `Site`."""
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch, model_directory(None) as directory:
-        async with LocalCluster(Path(scratch), nodes, **options) as cluster, cluster.client() as client:
-            await client.add_model(directory, model)
-            yield cluster, client
+        async with Site(Path(scratch), nodes, models={model: directory}, **options) as site:
+            yield site
 
 
 @asynccontextmanager
@@ -46,37 +42,25 @@ async def lab_site(text: str, model: str = "stand-in") -> AsyncIterator[tuple[La
             yield lab, client
 
 
-@asynccontextmanager
-async def pinned(cluster: LocalCluster, first_core: int = 0) -> AsyncIterator[LocalCluster]:
-    """The cluster, with each agent on a core of its own from its start, as an operator pins them:
-    an agent reads its allowed cores when it starts. The first one is on `first_core`, the others on
-    the following cores."""
-    everywhere = os.sched_getaffinity(0)
-    try:
-        await cluster.start_coordinator()
-        try:
-            for core, name in enumerate(cluster.nodes, first_core):
-                os.sched_setaffinity(0, {core})
-                await cluster.start_agent(name)
-        finally:
-            os.sched_setaffinity(0, everywhere)
-        yield cluster
-    finally:
-        await cluster.stop()
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens a second of some answers at once, and seconds of processor time for each token."""
+
+    tokens_per_s: float
+    processor_s: float
 
 
-async def arrivals(
-    client: Client, deployment: str, prompt: str | Sequence[int], new_tokens: int
-) -> list[tuple[float, Token]]:
-    """Each token of a request that runs to its last token, and its arrival by `time.perf_counter`."""
-    events = client.generate(deployment, prompt, max_new_tokens=new_tokens, ignore_eos=True)
-    async with aclosing(events) as stream:
-        return [(time.perf_counter(), event) async for event in stream if isinstance(event, Token)]
-
-
-def gaps_s(came: Sequence[tuple[float, Token]]) -> list[float]:
-    """Seconds between one token and the next."""
-    return [later - earlier for (earlier, _), (later, _) in pairwise(came)]
+async def rate_of(sites: Sequence[Site], deployment: str, streams: int, new_tokens: int) -> Rate:
+    """The rate of `streams` answers at once, the sites in turn; processor time includes this process."""
+    spent, began = processor_s(sites), time.monotonic()
+    answers = [
+        sites[number % len(sites)].client.complete(
+            deployment, f"Once upon a time there were {number} kings", max_new_tokens=new_tokens, ignore_eos=True
+        )
+        for number in range(streams)
+    ]
+    tokens = sum(len(answer.token_ids) for answer in await asyncio.gather(*answers))
+    return Rate(tokens / (time.monotonic() - began), (processor_s(sites) - spent) / tokens)
 
 
 async def profiled(client: Client, model: str, **options: Any) -> None:

@@ -39,10 +39,9 @@ from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, ResourceExhaustedError
-from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.requests.generation import GenerateOptions, Token
-from edgeshard.local.child_daemons import ChildDaemon
-from edgeshard.local.cluster import LocalCluster
+from tests.support.load import Stream
+from tests.support.site import Site, processor_s
 
 NODES = ("a", "b", "c")
 VOCABULARY = 4096
@@ -136,39 +135,32 @@ class Load:
 
     async def _read(self, question: Question, count: int, pause_s: float = 0.0, timeout_s: float | None = None) -> str:
         """Read `count` tokens and leave."""
-        tokens: list[int] = []
-        options = question.options | GenerateOptions(timeout_s=timeout_s)
-        events = self._client.generate(DEPLOYMENT, question.prompt, **options)
-        async with aclosing(events) as stream:
-            async for event in stream:
+        stream = Stream(DEPLOYMENT, question.prompt, question.options | GenerateOptions(timeout_s=timeout_s))
+        async with aclosing(stream.follow(self._client)) as events:
+            async for event in events:
                 if isinstance(event, Token):
-                    tokens.append(event.token)
                     await asyncio.sleep(pause_s)
-                    if len(tokens) > count:
-                        break
-        self._check(question, tokens)
-        return "finished" if len(tokens) == len(question.answer) else "left"
+                if len(stream.tokens) > count:
+                    break
+        self._check(question, stream)
+        return "finished" if len(stream.tokens) == len(question.answer) else "left"
 
     async def _cancel(self, question: Question) -> str:
         """From another call, after the first token or, at times, before."""
         name = f"soak-{self._chance.getrandbits(64):x}"
         after = self._chance.randrange(2)
-        options = question.options | GenerateOptions(request_id=name)
-        tokens: list[int] = []
-        events = self._client.generate(DEPLOYMENT, question.prompt, **options)
-        async with aclosing(events) as stream:
-            async for event in stream:
-                if isinstance(event, Token):
-                    tokens.append(event.token)
-                if len(tokens) == after:
-                    await self._client.cancel(name)
-        self._check(question, tokens)
+        stream = Stream(DEPLOYMENT, question.prompt, question.options | GenerateOptions(request_id=name))
+        async for _ in stream.follow(self._client):
+            if len(stream.tokens) == after:
+                await self._client.cancel(name)
+        self._check(question, stream)
         return "cancelled"
 
-    def _check(self, question: Question, tokens: list[int]) -> None:
-        self.tokens += len(tokens)
-        if tuple(tokens) != question.answer[: len(tokens)]:
-            number, first = self._questions.index(question), _differ(tokens, question.answer)
+    def _check(self, question: Question, stream: Stream) -> None:
+        stream.raise_error()
+        self.tokens += len(stream.tokens)
+        if stream.ids != question.answer[: len(stream.tokens)]:
+            number, first = self._questions.index(question), _differ(stream.ids, question.answer)
             self.wrong.append(f"question {number} got other tokens than alone, from token {first}")
 
 
@@ -179,41 +171,32 @@ def _differ(tokens: Sequence[int], answer: Sequence[int]) -> int:
 class Gauges:
     """Reads the site's processes from the system, and its KV from the coordinator."""
 
-    def __init__(self, site: LocalCluster, client: Client) -> None:
-        self._client = client
-        daemons: list[ChildDaemon] = [site.coordinator, *site.agents.values()]
-        self._processes = {daemon.name: psutil.Process(daemon.pid) for daemon in daemons}
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._processes = {name: psutil.Process(pid) for name, pid in site.pids().items()}
         self._processes["client"] = psutil.Process(os.getpid())
-        self._logs = {daemon.name: daemon.log_path for daemon in daemons}
 
     async def sample(self, at_s: float, requests: int) -> Sample:
         processes = {
             name: ProcessSample(process.memory_info().rss, process.num_threads(), process.num_fds())
             for name, process in self._processes.items()
         }
-        return Sample(at_s, processes, _kv_bytes(await self._client.nodes()), requests)
+        return Sample(at_s, processes, await self._site.kv_bytes(), requests)
 
     def log_bytes(self) -> dict[str, int]:
         """The size of each daemon's log."""
-        return {name: path.stat().st_size for name, path in self._logs.items()}
+        return {name: daemon.log_path.stat().st_size for name, daemon in self._site.daemons.items()}
 
     async def kv_gone(self) -> bool:
         """Whether every node reports, from now on and within KV_GONE_S, that it holds no KV."""
-        began_s = time.monotonic()
-        while (waited_s := time.monotonic() - began_s) < KV_GONE_S:
-            nodes = await self._client.nodes()
-            if all(node.heartbeat_age_s < waited_s for node in nodes) and not any(_kv_bytes(nodes).values()):
-                return True
-            await asyncio.sleep(0.1)
-        return False
+        try:
+            await self._site.kv_gone(KV_GONE_S, poll_s=0.1)
+        except TimeoutError:
+            return False
+        return True
 
     def processor_s(self) -> float:
-        times = [process.cpu_times() for process in self._processes.values()]
-        return sum(t.user + t.system for t in times)
-
-
-def _kv_bytes(nodes: Sequence[Node]) -> dict[str, int]:
-    return {node.name: sum(stage.kv_bytes_in_use for stage in node.stages) for node in nodes}
+        return processor_s([self._site])
 
 
 def _spec(layer_count: int) -> dict[str, object]:
@@ -232,13 +215,14 @@ def _spec(layer_count: int) -> dict[str, object]:
 
 async def soak(minutes: float, gap_s: float, sample_s: float, seed: int) -> dict[str, Any]:
     """Run it; the report as JSON types."""
-    async with demo_site(NODES) as (site, client):
+    async with demo_site(NODES) as site:
+        client = site.client
         stored = await client.stored_model("demo")
         await client.deploy(parse_spec(_spec(stored.layer_count)), timeout_s=120)
         chance = random.Random(seed)
         load = Load(client, chance, questions(chance))
         await load.learn()
-        return await _watched(load, Gauges(site, client), minutes * 60, gap_s, sample_s)
+        return await _watched(load, Gauges(site), minutes * 60, gap_s, sample_s)
 
 
 async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sample_s: float) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageGuesses
 from edgeshard.domain.requests.generation import Finished, Guide, GuideKind, Sampling, Token
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 TALE = (
     "There was once a poor miller who had nothing but a mill, a cat and three sons. One day the king came to the mill "
@@ -165,9 +165,9 @@ def name_of(model: str, boxes: int, speculation: str) -> str:
     return f"{model}-{speculation}-{boxes}"
 
 
-async def answer(client: Client, cluster: LocalCluster, deployment: str, task: str) -> Answer:
+async def answer(site: Site, deployment: str, task: str) -> Answer:
     prompt, temperature = {**TASKS, **DRAFTED}[task]
-    agents = [psutil.Process(daemon.pid) for daemon in cluster.agents.values()]
+    agents = [psutil.Process(daemon.pid) for daemon in site.agents.values()]
     options: dict[str, Any] = {"temperature": temperature, "seed": 3, "ignore_eos": True}
     if (schema := SCHEMAS.get(task)) is not None:
         options |= {"ignore_eos": False, "guide": Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))}
@@ -175,7 +175,7 @@ async def answer(client: Client, cluster: LocalCluster, deployment: str, task: s
         options |= {"logit_bias": {300: 90.0}}
     tokens: list[int] = []
     began_s = used_s = 0.0
-    events = client.generate(deployment, prompt, max_new_tokens=NEW_TOKENS, **options)
+    events = site.client.generate(deployment, prompt, max_new_tokens=NEW_TOKENS, **options)
     async with aclosing(events) as heard:
         async for event in heard:
             if isinstance(event, Token):
@@ -187,30 +187,26 @@ async def answer(client: Client, cluster: LocalCluster, deployment: str, task: s
     return Answer(tuple(tokens), taken_s, sum(agent.cpu_times().user for agent in agents) - used_s)
 
 
-async def guesses(client: Client, deployment: str) -> StageGuesses:
+async def guesses(site: Site, deployment: str) -> StageGuesses:
     """The head's count, as its node reports it from now on."""
-    began = time.monotonic()
-    while any(node.heartbeat_age_s >= time.monotonic() - began for node in await client.nodes()):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    found = (await client.deployment(deployment)).stages
+    await site.reported(poll_s=0.05)
+    found = (await site.client.deployment(deployment)).stages
     return next(stage.guesses for stage in found if stage.guesses is not None)
 
 
-async def measure(
-    client: Client, cluster: LocalCluster, model: str, boxes: int, task: str, rounds: int, way: str = "auto"
-) -> dict[str, Any]:
+async def measure(site: Site, model: str, boxes: int, task: str, rounds: int, way: str = "auto") -> dict[str, Any]:
     off, auto = name_of(model, boxes, "off"), name_of(model, boxes, way)
     for name in (off, auto):  # a first computation is slower
-        await answer(client, cluster, name, task)
-    before, load = await guesses(client, auto), os.getloadavg()[0]
+        await answer(site, name, task)
+    before, load = await guesses(site, auto), os.getloadavg()[0]
     pairs = []
     for number in range(rounds):
         order = (off, auto) if number % 2 else (auto, off)
-        pair = {name: await answer(client, cluster, name, task) for name in order}
+        pair = {name: await answer(site, name, task) for name in order}
         if pair[off].tokens != pair[auto].tokens:
             raise RuntimeError(f"{task} on {boxes}: the answers differ")
         pairs.append((pair[off], pair[auto]))
-    after = await guesses(client, auto)
+    after = await guesses(site, auto)
     return {
         "model": model,
         "boxes": boxes,
@@ -234,13 +230,14 @@ async def add_random(client: Client, name: str, config: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def site_of(models: Sequence[str]) -> AsyncIterator[tuple[LocalCluster, Client]]:
+async def site_of(models: Sequence[str]) -> AsyncIterator[Site]:
     """Nodes a and b, and the nodes of streamed models, with these models in the store and measured
     if guesses need it.
     """
     small = list(SMALL.values()) if "streamed" in models else []
     memory = dict.fromkeys(small, ("--memory", "96MiB"))
-    async with demo_site(("a", "b", *small), "tales", threads=1, arguments_by_agent=memory) as (cluster, client):
+    async with demo_site(("a", "b", *small), "tales", threads=1, arguments_by_agent=memory) as site:
+        client = site.client
         if "mixture" in models:
             await client.add_model(MIXTURE, "mixture")
             await profiled(client, "mixture", quick=True)
@@ -248,32 +245,35 @@ async def site_of(models: Sequence[str]) -> AsyncIterator[tuple[LocalCluster, Cl
             await profiled(client, "tales", dtype=DType.FLOAT32, quick=True)
         for name in RANDOM.keys() & set(models):
             await add_random(client, name, RANDOM[name])
-        yield cluster, client
+        yield site
 
 
-async def deploy_both(cluster: LocalCluster, client: Client, model: str, boxes: int, **fields: Any) -> None:
+async def deploy_both(site: Site, model: str, boxes: int, **fields: Any) -> None:
     """Without guesses and with them."""
     for way in ("off", "auto"):
         if model == "streamed":
-            placed = STREAMED | {"source": SMALL[way], "exclude": sorted(set(cluster.nodes) - {SMALL[way]})}
+            placed = STREAMED | {"source": SMALL[way], "exclude": sorted(set(site.nodes) - {SMALL[way]})}
         else:
             placed = {"model": model, "layers": LAYERS[model][boxes]}
-        await client.deploy(parse_spec({"name": name_of(model, boxes, way), "speculation": way, **placed, **fields}))
+        await site.client.deploy(
+            parse_spec({"name": name_of(model, boxes, way), "speculation": way, **placed, **fields})
+        )
 
 
 async def run(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
-    async with site_of(models) as (cluster, client):
+    async with site_of(models) as site:
         for model in models:
             for boxes in LAYERS[model]:
-                await deploy_both(cluster, client, model, boxes, concurrency=1)
+                await deploy_both(site, model, boxes, concurrency=1)
                 for task in ASKED[model]:
-                    rows.append(await measure(client, cluster, model, boxes, task, rounds))
+                    rows.append(await measure(site, model, boxes, task, rounds))
     return rows
 
 
 async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
-    async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
+    async with demo_site(("a", "b"), "tales", threads=1) as site:
+        client = site.client
         await client.add_model(DRAFT, "small-tales")
         rows = []
         for boxes, layers in LAYERS["tales"].items():
@@ -281,28 +281,28 @@ async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
                 values = {"name": name_of("tales", boxes, way), "model": "tales", "layers": layers, **keys}
                 await client.deploy(parse_spec({**values, "concurrency": 1}))
             for task in sized(tuple(DRAFTED), ("a new fairy tale",)):
-                rows.append(await measure(client, cluster, "tales", boxes, task, rounds, "draft"))
+                rows.append(await measure(site, "tales", boxes, task, rounds, "draft"))
         return [*rows, step_times()]
 
 
 async def run_together(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
     """Rates of many new tales at once, for whom nothing is guessed while there are more than four."""
     rows = []
-    async with site_of(models) as (cluster, client):
+    async with site_of(models) as site:
         for model, boxes in [(name, count) for name in models for count in LAYERS[name]]:
-            await deploy_both(cluster, client, model, boxes, concurrency=16, max_context=256)
+            await deploy_both(site, model, boxes, concurrency=16, max_context=256)
             for streams in (8, 16):
                 pairs = []
                 for number in range(rounds + 1):
                     order = ("off", "auto") if number % 2 else ("auto", "off")
-                    pair = {way: await together(client, name_of(model, boxes, way), streams) for way in order}
+                    pair = {way: await together(site.client, name_of(model, boxes, way), streams) for way in order}
                     pairs.append((pair["off"], pair["auto"]))
                 of, on = zip(*pairs[1:], strict=True)
                 times = median(there / here for here, there in pairs[1:])
                 row = {"model": model, "boxes": boxes, "streams": streams, "off_tps": median(of)}
                 rows.append(row | {"auto_tps": median(on), "times": times, "load": os.getloadavg()[0]})
             for way in ("off", "auto"):
-                await client.delete_deployment(name_of(model, boxes, way))
+                await site.client.delete_deployment(name_of(model, boxes, way))
     return rows
 
 

@@ -28,20 +28,20 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 from bench.engine import hold
-from bench.engine_site import Setup, Site, prompt_of, site_with
+from bench.engine_site import PinnedSite, Setup, prompt_of
 from bench.lines import Tree
 from bench.sites import write_rows
 from bench.sizes import sized
-from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.requests.generation import GenerateOptions, Token
 from edgeshard.domain.requests.trace import StageTrace, StepRecord
+from tests.support.load import Stream
 
 SPLIT, WHOLE = Setup(2, micro_batches=1), Setup(1)
 TLS, PLAINTEXT, ALONE = KINDS = ("tls", "plaintext", "whole")
@@ -104,7 +104,7 @@ def _spent(record: StepRecord) -> float:
     return record.ended_s - record.began_s
 
 
-async def measure(site: Site, setup: Setup) -> dict[str, float]:
+async def measure(site: PinnedSite, setup: Setup) -> dict[str, float]:
     """Milliseconds of the tokens in the middle: each part, their `sum`, and the time `between`
     tokens. For a whole model only the computing is separated from the rest."""
     traces, came = await traced(site, setup)
@@ -132,33 +132,27 @@ def mean_of_middle(values: Sequence[float]) -> float:
     return statistics.fmean(middle(values, float))
 
 
-async def traced(site: Site, setup: Setup) -> tuple[Sequence[StageTrace], list[Came]]:
+async def traced(site: PinnedSite, setup: Setup) -> tuple[Sequence[StageTrace], list[Came]]:
     """A trace of one stream, and its tokens from their first until the trace's end."""
-    came: list[Came] = []
-    warm = asyncio.Event()
+    options = GenerateOptions(max_new_tokens=MOST_TOKENS, ignore_eos=True)
+    streams = [Stream(setup.name, prompt_of(0, PROMPT_TOKENS), options)]
 
     async def listen() -> None:
         # One request after the other: tokens around their ends are not among those in the middle.
         while True:
-            prompt = prompt_of(0, PROMPT_TOKENS)
-            events = site.client.generate(setup.name, prompt, max_new_tokens=MOST_TOKENS, ignore_eos=True)
-            async with aclosing(events) as telling:
-                async for event in telling:
-                    if isinstance(event, Token):
-                        came.append((time.monotonic(), event))
-                        if len(came) == WARM_TOKENS:
-                            warm.set()
+            (await streams[-1].run(site.client)).raise_error()
+            streams.append(Stream(setup.name, prompt_of(0, PROMPT_TOKENS), options))
 
     listening = asyncio.create_task(listen())
     try:
-        await asyncio.wait_for(warm.wait(), 120)
+        await asyncio.wait_for(streams[0].has(WARM_TOKENS), 120)
         traces = await site.client.trace(setup.name, TRACE_S)
         if listening.done():
             listening.result()
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    return traces, came
+    return traces, [came for stream in streams for came in zip(stream.times[1:], stream.tokens, strict=True)]
 
 
 async def work() -> None:
@@ -173,7 +167,7 @@ async def measure_site(kind: str) -> dict[str, list[dict[str, float]]]:
     setups = {TLS: SPLIT, ALONE: WHOLE} if kind == TLS else {PLAINTEXT: SPLIT}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in setups}
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-budget-") as scratch:
-        async with site_with(Path(scratch), secure=kind == TLS) as site:
+        async with PinnedSite(Path(scratch), secure=kind == TLS) as site:
             await hold(site, list(setups.values()), ())
             for _ in range(TIMES):
                 for name, setup in setups.items():

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine import hold
-from bench.engine_site import Setup, Site, prompt_of, site_with
+from bench.engine_site import PinnedSite, Setup, prompt_of
 from bench.lines import Tree
 from bench.sites import write_rows
 from edgeshard.domain.requests.generation import Token
@@ -78,7 +78,7 @@ async def work() -> None:
     """A worker: the site of this process's tree, at the commands of standard input."""
     setups = {1: Setup(1), 2: Setup(2, micro_batches=1)}
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-token-") as scratch:
-        async with site_with(Path(scratch)) as site:
+        async with PinnedSite(Path(scratch)) as site:
             await hold(site, list(setups.values()), ())
             while line := await asyncio.to_thread(sys.stdin.readline):
                 stages, streams = json.loads(line)
@@ -86,7 +86,7 @@ async def work() -> None:
                 print(json.dumps(figures), flush=True)
 
 
-async def measure(site: Site, setup: Setup, streams: int) -> dict[str, float]:
+async def measure(site: PinnedSite, setup: Setup, streams: int) -> dict[str, float]:
     """Milliseconds of processor time a token by process, the gaps between steps, and tokens per second."""
     await site.warm_up(setup)
     daemons = {**site.cluster.agents, "coordinator": site.cluster.coordinator}

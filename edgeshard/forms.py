@@ -1,8 +1,8 @@
-"""Values to JSON types and back by their declared types: one walk of types, and policies for the
-differences of readers.
+"""One walk of declared types; by it values to JSON types and back, with policies for readers.
 
-A type is walked at its first use: dataclasses, enums, tuples, sets, mappings, unions, new types,
-errors. One that has no form in JSON is refused then, by a TypeError that names the field.
+`edgeshard.wire.codec` uses the same walk for messages. For JSON a type is walked at its first use:
+dataclasses, enums, tuples, sets, mappings, unions, new types, errors. One that has no form in JSON
+is refused then, by a TypeError that names the field.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from functools import partial
 from inspect import signature
 from itertools import repeat
 from types import GenericAlias, MappingProxyType, NoneType, UnionType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
 from edgeshard.domain.checks import checks_of
 from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError
 
 ValueT = TypeVar("ValueT")
+FormT = TypeVar("FormT")
+PlaceT = TypeVar("PlaceT")
 
 TAG = "type"
 """The key of a class's name."""
@@ -121,20 +123,88 @@ OWN = Forms("message", "both ends must be of one version")
 for each other."""
 
 
-class _Walk:
+class TypeWalk(Generic[FormT, PlaceT]):
+    """A walk of declared types: each kind of type has a method, which makes its form.
+
+    `place` is what the walk carries along, such as the text that locates a type in a TypeError. A
+    kind of type whose method is not overridden has no form.
+    """
+
+    def unchecked(self, kind: Any, place: PlaceT) -> FormT:
+        """The form of a type without its checks. Raises TypeError for one that has none."""
+        origin, arguments = get_origin(kind) or kind, get_args(kind)
+        if arguments and (make := _METHODS.get(origin)) is not None:
+            form: FormT = getattr(self, make)(kind, arguments, place)
+            return form
+        if kind is Any:
+            return self.any_form(place)
+        if kind in _SCALARS or kind is bytes:
+            return self.scalar_form(kind, place)
+        if is_object(kind):
+            return self.object_form(kind, place)
+        if isinstance(origin, type) and issubclass(origin, Enum):
+            return self.enum_form(origin, place)
+        if isinstance(origin, type) and issubclass(origin, EdgeShardError):
+            return self.error_form(kind, place)
+        return self.no_form(kind, place)
+
+    def no_form(self, kind: Any, place: PlaceT) -> FormT:
+        """Raises the TypeError for a type that has no form."""
+        raise NotImplementedError
+
+    def any_form(self, place: PlaceT) -> FormT:
+        return self.no_form(Any, place)
+
+    def scalar_form(self, kind: Any, place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def object_form(self, kind: Any, place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def enum_form(self, kind: type[Enum], place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def error_form(self, kind: Any, place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def literal_form(self, kind: Any, arguments: tuple[Any, ...], place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def union_form(self, kind: Any, arguments: tuple[Any, ...], place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def tuple_form(self, kind: Any, arguments: tuple[Any, ...], place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def set_form(self, kind: Any, arguments: tuple[Any, ...], place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+    def mapping_form(self, kind: Any, arguments: tuple[Any, ...], place: PlaceT) -> FormT:
+        return self.no_form(kind, place)
+
+
+_METHODS = {
+    Union: TypeWalk.union_form.__name__,
+    UnionType: TypeWalk.union_form.__name__,
+    Literal: TypeWalk.literal_form.__name__,
+    tuple: TypeWalk.tuple_form.__name__,
+    frozenset: TypeWalk.set_form.__name__,
+    Mapping: TypeWalk.mapping_form.__name__,
+    dict: TypeWalk.mapping_form.__name__,
+}
+"""The method of a type with arguments, by its origin."""
+
+
+class _Walk(TypeWalk[Form, str]):
     """The forms of all parts of one type; a class in the making stands for itself in references to it."""
 
     def __init__(self, policy: Forms) -> None:
         self._policy = policy
         self._objects: dict[Any, Form] = {}
-        self._makers: dict[Any, Callable[[tuple[Any, ...], str], Form]] = {
-            **{Union: self._union, UnionType: self._union, Literal: self._one_of, tuple: self._items},
-            **{frozenset: self._set, Mapping: self._mapping, dict: self._mapping},
-        }
 
     def of(self, kind: Any, where: str) -> Form:
         kind, checks = checks_of(kind)
-        form = self._unchecked(kind, where)
+        form = self.unchecked(kind, where)
 
         def read(plain: Any, path: str) -> Any:
             value = form.read(plain, path)
@@ -144,24 +214,29 @@ class _Walk:
 
         return Form(form.write, read) if checks and not self._policy.exact else form
 
-    def _unchecked(self, kind: Any, where: str) -> Form:
-        origin, arguments = get_origin(kind) or kind, get_args(kind)
-        if arguments and (make := self._makers.get(origin)) is not None:
-            return make(arguments, where)
-        if kind is Any:
-            return Form(self._policy.write_any, lambda plain, path: plain)
-        if kind in _SCALARS:
-            return self._form(f"a valid {_SCALARS[kind]}", partial(_written, kind), partial(_taken, kind))
+    def no_form(self, kind: Any, place: str) -> Form:
+        raise TypeError(f"{place}: {kind!r} has no form in JSON; give it one in edgeshard.forms")
+
+    def any_form(self, place: str) -> Form:
+        return Form(self._policy.write_any, lambda plain, path: plain)
+
+    def scalar_form(self, kind: Any, place: str) -> Form:
         if kind is bytes:
             return self._form("base64", lambda value: b64encode(value).decode(), lambda plain, path: b64decode(plain))
-        if is_object(kind):
-            return self._object(kind, where, self._policy.exact)
-        if isinstance(origin, type) and issubclass(origin, Enum):
-            # If an enumeration knows the values of earlier versions, its `_missing_` converts them.
-            return self._one_of(tuple(origin), where, origin)
-        if isinstance(origin, type) and issubclass(origin, EdgeShardError):
-            return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
-        raise TypeError(f"{where}: {kind!r} has no form in JSON; give it one in edgeshard.forms")
+        return self._form(f"a valid {_SCALARS[kind]}", partial(_written, kind), partial(_taken, kind))
+
+    def object_form(self, kind: Any, place: str) -> Form:
+        return self._object(kind, place, self._policy.exact)
+
+    def enum_form(self, kind: type[Enum], place: str) -> Form:
+        # If an enumeration knows the values of earlier versions, its `_missing_` converts them.
+        return self._one_of(tuple(kind), kind)
+
+    def error_form(self, kind: Any, place: str) -> Form:
+        return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
+
+    def literal_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
+        return self._one_of(arguments)
 
     def _form(self, what: str, write: Callable[[Any], Any], read: Callable[[Any, str], Any]) -> Form:
         """A form whose `read` may raise Python's own errors if JSON types are not `what`."""
@@ -175,13 +250,16 @@ class _Walk:
 
         return Form(write, refusing)
 
-    def _one_of(self, values: tuple[Any, ...], where: str, read: Callable[[Any], Any] | None = None) -> Form:
+    def _one_of(self, values: tuple[Any, ...], read: Callable[[Any], Any] | None = None) -> Form:
         written = {value: value.value if isinstance(value, Enum) else value for value in values}
         choices = {plain: value for value, plain in written.items()}
         what = f"one of {', '.join(map(str, choices))}"
         return self._form(
             what, written.__getitem__, lambda plain, path: choices[plain] if read is None else read(plain)
         )
+
+    def tuple_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
+        return self._items(arguments, place)
 
     def _items(self, arguments: tuple[Any, ...], where: str) -> Form:
         is_many = arguments[-1] is Ellipsis
@@ -197,17 +275,17 @@ class _Walk:
 
         return self._form("a valid array", lambda value: [form.write(item) for form, item in paired(value)], read)
 
-    def _set(self, arguments: tuple[Any, ...], where: str) -> Form:
-        write, read = self._items((*arguments, ...), where)
+    def set_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
+        write, read = self._items((*arguments, ...), place)
         # In an order of its own, so that equal sets have one form.
         return Form(lambda value: sorted(write(value), key=json.dumps), lambda *plain: frozenset(read(*plain)))
 
-    def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
+    def mapping_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
         """An object; if keys are no texts, a list of pairs."""
         if not issubclass(checks_of(arguments[0])[0], str):
-            write, read = self._items((GenericAlias(tuple, arguments), ...), where)
+            write, read = self._items((GenericAlias(tuple, arguments), ...), place)
             return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))
-        keys, values = (self.of(item, where) for item in arguments)
+        keys, values = (self.of(item, place) for item in arguments)
 
         def read_object(plain: Any, path: str) -> dict[Any, Any]:
             return {keys.read(k, f"{path}.{k}"): values.read(v, f"{path}.{k}") for k, v in plain.items()}
@@ -259,6 +337,9 @@ class _Walk:
                 raise  # it describes the whole already
             why = error.message.removeprefix(error.field).lstrip(": ")
             raise self._policy.refused(f"{path}.{error.field}", why) from None
+
+    def union_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
+        return self._union(arguments, place)
 
     def _union(self, members: tuple[Any, ...], where: str) -> Form:
         """One of several classes, distinguished by their names, None, or one other type, such as an

@@ -27,25 +27,24 @@ from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trig
 from edgeshard_coordinator.settings import CoordinatorSettings
 from pydantic import BaseModel
 
-from edgeshard.architectures.config import decoder_fields
+from edgeshard.architectures.model_config import decoder_fields
 from edgeshard.chat.messages import MESSAGE_FIELDS
 from edgeshard.cli.commands.deployments.plan import plan
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.options import option_fields
-from edgeshard.gateway.field_tables import FieldRow, field_rows
-from edgeshard.gateway.routes.chat import ChatRequest
+from edgeshard.gateway.document import FieldRow, field_rows
+from edgeshard.gateway.routes.body_fields import Treatment
+from edgeshard.gateway.routes.chat_completions import ChatRequest
 from edgeshard.gateway.routes.completions import CompletionRequest
-from edgeshard.gateway.routes.fields import Treatment
 from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, ShowBody
 from edgeshard.gateway.routes.responses import ITEMS, ResponsesRequest
 from edgeshard.gateway.routes.texts import DetokenizeRequest, TokenizeRequest
 from edgeshard.importing.blocks import Width
+from edgeshard.importing.model_sources import Source
 from edgeshard.importing.outlook import config_of
-from edgeshard.importing.sources import Source
-from edgeshard.process.config import DaemonSettings, Given
-from edgeshard.process.config_files import settings_of
+from edgeshard.process.config import DaemonSettings, Given, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "architectures"
@@ -82,7 +81,9 @@ def import_layers(rules: str) -> str:
     lines: list[str] = []
     for section in config.values():
         if section.get("type") == "layers" and "containers" in section:
-            layers = [re.sub(r"\s*\|\s*", " | ", layer.strip()) for layer in section["layers"].strip().splitlines()]
+            layers = [
+                re.sub(r"\s*([|:])\s*", r" \1 ", layer.strip()) for layer in section["layers"].strip().splitlines()
+            ]
             text = f"{section['containers'].strip()}: {' > '.join(layers)}"
             lines += textwrap.wrap(text, 118, subsequent_indent="    ", break_on_hyphens=False)
     return "```text\n" + "\n".join(lines) + "\n```"

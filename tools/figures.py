@@ -81,7 +81,7 @@ def trees_now(rooms: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     names = {name for name in listed.split("\0") if name and (root / name).is_file()}
     trees = {}
     for room in dict.fromkeys(rooms):
-        inside = [name for name in names if name.startswith(f"{room}/")]
+        inside = [name for name in names if name == room or name.startswith(f"{room}/")]
         files = {name.removeprefix(f"{room}/"): (root / name).read_bytes() for name in inside}
         trees[room] = tree_hash(files) if files else UNKNOWN
     return trees

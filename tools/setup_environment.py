@@ -49,7 +49,7 @@ SHOWN_LOG_LINES = 15
 # takes a minute and 0.2 GB.
 PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
 # The daemons' imports, done once here and not at the first start of three of them at once.
-FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
+FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
 LOCK = ROOT / "constraints.lock"
 # How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
 HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))

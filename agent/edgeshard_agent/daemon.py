@@ -25,20 +25,19 @@ from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentErro
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
 from edgeshard.metrics.exposition import Metrics
+from edgeshard.metrics.families import OwnCondition
 from edgeshard.metrics.listener import MetricsListener
-from edgeshard.metrics.own import OwnCondition
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.control_groups import cpu_quota
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
-from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import tell_ready
-from edgeshard.process.machine import Machine, compute_threads
-from edgeshard.process.notify import Notifier
+from edgeshard.process.machine_facts import Machine, compute_threads
 from edgeshard.process.private import private_directory
+from edgeshard.process.programs import lasting_imports
 from edgeshard.process.reloading import Reloading
-from edgeshard.process.watchdog import feed_watchdog
+from edgeshard.process.watchdog import Notifier, feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, WINDOW_BYTES, open_channel
 from edgeshard.rpc.renewal import adopted, keep_renewed
@@ -47,16 +46,14 @@ from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_addres
 from edgeshard.storage.blobs import BlobDirectory
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
+from edgeshard_agent.engine.compute_thread import ComputeThread, HangCheck
 from edgeshard_agent.engine.long_texts import text_memory_bytes
-from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts
-from edgeshard_agent.hosting.hang_check import HangCheck
-from edgeshard_agent.hosting.host import Hosting
-from edgeshard_agent.hosting.metrics import AgentMetrics
-from edgeshard_agent.hosting.operator_requests import DumpRequests, PackedRequests
-from edgeshard_agent.measuring.huge_pages import HugePageWatch
+from edgeshard_agent.hosting.host import DumpRequests, Hosting, PackedRequests
+from edgeshard_agent.hosting.node_metrics import AgentMetrics
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.machine import (
+from edgeshard_agent.measuring.machine_facts import (
+    HugePageWatch,
     available_bytes,
     has_cores_of_its_own,
     leave_out_bf16_products,
@@ -66,12 +63,12 @@ from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.net.reconnecting import MAX_RETRY_S
+from edgeshard_agent.net.streams import MAX_RETRY_S
 from edgeshard_agent.settings import AgentSettings
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 
 if TYPE_CHECKING:
-    from edgeshard_agent.lab.emulation import Emulation
+    from edgeshard_agent.emulation import Emulation
 
 log = structlog.get_logger()
 
@@ -275,7 +272,7 @@ def _emulation(settings: AgentSettings) -> Emulation | None:
     """The node that this one pretends to be; what reads it brings all of the planner, so only then is it imported."""
     if settings.emulate is None:
         return None
-    from edgeshard_agent.lab.emulation import load_emulation
+    from edgeshard_agent.emulation import load_emulation
 
     return load_emulation(settings.emulate, settings.name)
 
@@ -288,7 +285,7 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
         # The only place where the daemon imports torch and the modules that need it. Without
         # `lasting_imports` every look for garbage would walk through all of torch.
         with lasting_imports():
-            from edgeshard_agent.hosting.tools import make_tools, read_facts
+            from edgeshard_agent.hosting.loading import make_tools, read_facts
 
         return make_tools, read_facts
 

@@ -8,8 +8,7 @@ from functools import partial
 
 from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.extras import missing
-from edgeshard.process.imports import lasting_imports
-from edgeshard.process.programs.frame import program
+from edgeshard.process.programs import lasting_imports, program
 from edgeshard.rpc.environment import settle_grpc
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeshard.process.replay import replay_stdin
-from edgeshard_agent.core.machine import machine
+from edgeshard.process.dump_replay import replay_stdin
+from edgeshard_agent.core.node_state import machine
 
 if __name__ == "__main__":
     replay_stdin(machine())

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.edgeshard_paper.paper_numbers import LINK_BPS, NEW_TOKENS, PROMPT_TOKENS, REQUESTS, SLOW_LINK_BPS
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.costs.costs import Costs, Load

@@ -17,7 +17,7 @@ from bench.edgeshard_paper.experiments import paper_cluster, placement_of, probl
 from bench.edgeshard_paper.paper_numbers import MODELS, PREFILL_OVER_DECODE, PROMPT_TOKENS, REQUESTS, TITLES
 from bench.pages import markdown_table, number
 from edgeshard.cli.render.svg import bar_chart
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import Objective, PlanProblem

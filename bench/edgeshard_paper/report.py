@@ -21,7 +21,7 @@ from bench.edgeshard_paper.paper_numbers import (
 from bench.edgeshard_paper.results import Results
 from bench.pages import NONE, markdown_table, number
 from edgeshard.cli.render.svg import bar_chart, timeline
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 
 DRAWN = (*STRATEGIES, "edgeshard-paper")
 

@@ -8,7 +8,7 @@ from bench.edgeshard_paper.bandwidth import PAIRS, Sweep, endless, sweep
 from bench.edgeshard_paper.experiments import Modes, Row, modes, paper_cluster, sources, table, timelines
 from bench.edgeshard_paper.paper_numbers import MODELS
 from bench.edgeshard_paper.profiling import Block, Profiling, blocks, profiling
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.planning.simulation.simulator import Simulation
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edgeshard_agent.measuring.machine import processor_name
+from edgeshard_agent.measuring.machine_facts import processor_name
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.hpipe_paper.partition import balanced_partition
 from bench.hpipe_paper.testbed import MACHINES
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_time import PromptTimes

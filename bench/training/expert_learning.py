@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from edgeshard_agent.experts.table import Choices, ExpertTable, Floats, probability
+from edgeshard_agent.experts import Choices, ExpertTable, Floats, probability
 from numpy.typing import NDArray
 
 _ROUNDS = 40

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.experts.table import Choices
+from edgeshard_agent.experts import Choices
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.stage import StageModel
 

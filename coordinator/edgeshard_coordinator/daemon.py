@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cpsat.process import CpSat
+from edgeshard.cpsat.solver_process import CpSat
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role, authority_digest
 from edgeshard.gateway.access.cors import Origins, parse_origins
@@ -28,12 +28,11 @@ from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
 from edgeshard.process.extras import check_extras, missing
 from edgeshard.process.logs import configure_logging, tell_ready
-from edgeshard.process.machine import Machine
-from edgeshard.process.notify import Notifier
+from edgeshard.process.machine_facts import Machine
 from edgeshard.process.parent import end_with
 from edgeshard.process.private import private_directory
 from edgeshard.process.reloading import Reloading
-from edgeshard.process.watchdog import feed_watchdog
+from edgeshard.process.watchdog import Notifier, feed_watchdog
 from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, WINDOW_BYTES
 from edgeshard.rpc.denials import Denials
@@ -47,17 +46,14 @@ from edgeshard_coordinator.additions.folders import ModelFolders
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
-from edgeshard_coordinator.control.services.api_key_auth import ApiKeyAuthenticator
 from edgeshard_coordinator.control.services.auditing import CallAudit
+from edgeshard_coordinator.control.services.gateway import ApiKeyAuthenticator
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.dashboard.places import PageOrigins, parse_place
 from edgeshard_coordinator.membership.addresses import Addresses
-from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
-from edgeshard_coordinator.membership.api_keys import KeyBook
-from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
-from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
-from edgeshard_coordinator.membership.membership import Issuing, Membership
+from edgeshard_coordinator.membership.api_keys import ApiKeyStore, KeyBook
+from edgeshard_coordinator.membership.membership import EnrolmentServicer, GatewayCertificate, Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.packages.listener import PackagesListener
 from edgeshard_coordinator.packages.shelf import Shelf

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeshard.process.replay import replay_stdin
-from edgeshard_coordinator.core.machine.machine import machine
+from edgeshard.process.dump_replay import replay_stdin
+from edgeshard_coordinator.core.machine.apply import machine
 
 if __name__ == "__main__":
     replay_stdin(machine())

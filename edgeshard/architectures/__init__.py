@@ -5,7 +5,7 @@ A family is one record in a file of `families/`. Pure and free of torch; the age
 
 from __future__ import annotations
 
-from edgeshard.architectures.config import (
+from edgeshard.architectures.model_config import (
     EXPERT_WIDTHS,
     FORMATS,
     STORED_AS,
@@ -16,7 +16,6 @@ from edgeshard.architectures.config import (
     parse_config,
     read_config,
 )
-from edgeshard.architectures.manifest import check_manifest, check_names, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize, name_of_experts
@@ -31,6 +30,8 @@ from edgeshard.architectures.tensors import (
     unit_of,
 )
 from edgeshard.architectures.weights import (
+    check_manifest,
+    check_names,
     check_quantisation,
     held_bytes,
     integers_of,
@@ -38,6 +39,7 @@ from edgeshard.architectures.weights import (
     keeps_float32,
     matrix_size,
     shares_embedding,
+    stage_tensors,
     tensor_bytes,
 )
 

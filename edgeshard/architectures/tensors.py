@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.architectures.config import Decoder, decoder_fields, is_tied, read_config
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.model_config import Decoder, decoder_fields, is_tied, read_config
 from edgeshard.architectures.parts import expert_count
 from edgeshard.architectures.record import Architecture, Shapes
 from edgeshard.architectures.registry import find

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgeshard.chat.template_forms import REASONING_NAMES, Arguments
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.conversation import Conversation
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, text_bytes
 from edgeshard.storage.forms import JSON_VALUES_LIMIT, json_values
 

@@ -12,8 +12,15 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgeshard.chat.calls import Called, calls_in_bare, calls_in_list, calls_in_tag
-from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
+from edgeshard.chat.tool_calls import Called, calls_in_bare, calls_in_list, calls_in_tag
+from edgeshard.domain.requests.conversation import (
+    AnswerDelta,
+    AnswerFormat,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCall,
+    ToolFormat,
+)
 
 _TAG, _END_TAG, _LIST = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
 _LONGEST_CALL = 1 << 20

@@ -2,7 +2,7 @@
 
 The sandbox keeps a template away from everything except its arguments. It does not bound time or
 memory: a template may loop, double a string or raise a number to a power. So a stranger's template
-is rendered in a process that can be ended (`edgeshard.chat.worker`); here are the limits of its
+is rendered in a process that can be ended (`edgeshard.chat.template_worker`); here are the limits of its
 input and output.
 """
 

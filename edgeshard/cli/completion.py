@@ -1,4 +1,5 @@
-"""Names for the shell to complete, from the coordinator: quickly, and without output if it does not answer."""
+"""Names for the shell to complete, from the coordinator: quickly, and without output if it does not
+answer. Also the names by which a command is found too."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from edgeshard.cli.connect import Connect
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
+
+
+from typer.core import TyperGroup
 
 Item = TypeVar("Item")
 
@@ -59,3 +63,24 @@ def _connect(params: dict[str, Any]) -> Connect:
     """From the options already typed: the command's own start has not run."""
     names = ("coordinator", "tls_ca", "tls_cert", "tls_key")
     return Connect(**{name: params.get(name) for name in names}, plaintext=params.get("plaintext") or None)
+
+
+_SAME = (
+    ("node", "nodes"),
+    ("model", "models"),
+    ("deployment", "deployments", "deploy"),
+    ("event", "events"),
+    ("key", "keys"),
+)
+
+
+class NounGroup(TyperGroup):
+    """A group whose commands are nouns: each is found by any of its names."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        subcommand = super().get_command(ctx, cmd_name)
+        for names in _SAME if subcommand is None else ():
+            if cmd_name in names:
+                candidates = (TyperGroup.get_command(self, ctx, name) for name in names)
+                subcommand = next((command for command in candidates if command is not None), None)
+        return subcommand

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.process.programs.frame import program
+from edgeshard.process.programs import program
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.client.batch import Chat, Prompt
-from edgeshard.client.chat import ChatCompletion
+from edgeshard.client.chat_completion import ChatCompletion
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.client.sync import SyncClient
@@ -20,8 +20,8 @@ from edgeshard.domain.control.site import (
     UnknownProfile,
     WeightsFile,
 )
-from edgeshard.domain.models.packed import PackedUnit
-from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
+from edgeshard.domain.models.packed_units import PackedUnit
+from edgeshard.domain.requests.conversation import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
 from edgeshard.rpc.tls import TlsFiles
 

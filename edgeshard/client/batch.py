@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.client.arguments import Message, Tool
-from edgeshard.client.chat import ChatCompletion
+from edgeshard.client.chat_completion import ChatCompletion
 from edgeshard.client.completion import Completion
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError

@@ -7,7 +7,7 @@ from typing import Self
 from edgeshard.client.connection import Connection
 from edgeshard.client.deployment_calls import DeploymentCalls
 from edgeshard.client.inference_calls import InferenceCalls
-from edgeshard.client.settings import access
+from edgeshard.client.site_access import access
 from edgeshard.client.site_calls import SiteCalls
 from edgeshard.domain.clock import Clock
 from edgeshard.process.clock import SystemClock

@@ -1,4 +1,8 @@
-"""One channel to a coordinator, opened at first use, and the translation of its failures."""
+"""One channel to a coordinator, opened at first use, its failures as typed errors, and calls over it.
+
+The channel does not survive a fork: gRPC keeps threads and locks that a forked child does not have,
+so its calls would hang.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edgeshard.client.forking import check_not_forked, is_forked
 from edgeshard.client.listening import Inbox, ListenerStream
 from edgeshard.client.renewing import renew_over
-from edgeshard.client.settings import Access
+from edgeshard.client.site_access import Access
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.requests.generation import Finished, GenerateRequest, GenerationEvent, Started
 from edgeshard.proto.v1 import inference_pb2
@@ -26,6 +29,35 @@ from edgeshard.wire.status import from_rpc_error
 
 if TYPE_CHECKING:
     from edgeshard.rpc.renewal import Renew
+import uuid
+
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.ids import OperationId
+from edgeshard.proto.v1.identity_pb2_grpc import IdentityServiceStub
+
+
+class _Process:
+    """The process that first opened a channel; a forked child inherits its number."""
+
+    number: int | None = None
+
+
+def is_forked() -> bool:
+    """Whether a parent process of this one had opened a channel when it forked."""
+    return _Process.number not in (None, os.getpid())
+
+
+def check_not_forked() -> None:
+    """Note that this process uses the client. Raise FailedPreconditionError (FORKED) if its parent did before."""
+    if is_forked():
+        raise FailedPreconditionError(
+            "this process was forked from one that had used EdgeShard's client, which does not survive a fork: start "
+            "workers with multiprocessing.get_context('spawn'), or fork before the first call",
+            field="process",
+            reason="FORKED",
+        )
+    _Process.number = os.getpid()
 
 
 class Connection:
@@ -180,3 +212,31 @@ class Connection:
             reason=error.reason,
             retry_after_s=error.retry_after_s,
         )
+
+
+class Calls:
+    """A part of the client's calls, each bounded by `timeout_s` unless it has a bound of its own."""
+
+    def __init__(self, connection: Connection, timeout_s: float, clock: Clock) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    @property
+    def target(self) -> str:
+        return self._connection.target
+
+    async def _admin(self, method: str, request: Any) -> Any:
+        return await self._connection.call(AdminServiceStub, method, request, self._timeout_s)
+
+    async def _identity(self, method: str, request: Any) -> Any:
+        return await self._connection.call(IdentityServiceStub, method, request, self._timeout_s)
+
+    async def _inference(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return await self._connection.call(InferenceServiceStub, method, request, timeout_s)
+
+
+def operation_id() -> OperationId:
+    """A new one, for a call that changes something and may arrive twice."""
+    return OperationId(uuid.uuid4().hex)

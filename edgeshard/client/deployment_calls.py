@@ -7,17 +7,16 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from edgeshard.client.calls import Calls, operation_id
+from edgeshard.client.connection import Calls, operation_id
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.control.site import DeleteCall, DeployCall
+from edgeshard.domain.control.site import NO_OPERATION, DeleteCall, DeployCall, ReplanCall, ReplanResult
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import NO_OPERATION, ReplanCall, ReplanResult
 from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
-from edgeshard.wire.deployment import (
+from edgeshard.wire.site import (
     delete_call_to_wire,
     deploy_call_to_wire,
     deployment_from_wire,
@@ -25,8 +24,8 @@ from edgeshard.wire.deployment import (
     replan_call_to_wire,
     replan_from_wire,
     spec_to_wire,
+    trace_from_wire,
 )
-from edgeshard.wire.site import trace_from_wire
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5

@@ -7,16 +7,15 @@ from contextlib import aclosing
 from typing import Any, Unpack, cast
 
 from edgeshard.chat.parsing import AnswerParser
-from edgeshard.client.arguments import Message, Tool, checked, checked_tokens, conversation_of
+from edgeshard.client.arguments import Message, Tool, checked, checked_tokens, conversation_of, generation_of
 from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult, Prompt, run_batch
-from edgeshard.client.calls import Calls
-from edgeshard.client.chat import ChatBuilder, ChatCompletion
+from edgeshard.client.chat_completion import ChatBuilder, ChatCompletion
 from edgeshard.client.completion import Completion, CompletionBuilder
-from edgeshard.client.options import generation_of
+from edgeshard.client.connection import Calls
 from edgeshard.client.resuming import resumed
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, UnavailableError
-from edgeshard.domain.requests.chat import (
+from edgeshard.domain.requests.conversation import (
     ChatEvent,
     ChatFinished,
     ChatPrompt,
@@ -33,7 +32,7 @@ from edgeshard.domain.requests.generation import (
     Token,
 )
 from edgeshard.proto.v1 import inference_pb2
-from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
+from edgeshard.wire.generation import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.site import served_model_from_wire
 
 _CONNECTS_S = 1.0

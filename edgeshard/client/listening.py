@@ -15,8 +15,15 @@ from itertools import chain
 import grpc
 
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.domain.requests.generation import Finished, Listener, Token
-from edgeshard.domain.requests.listening import UNREAD_TOKENS, ListenerHello, ListenerMessage, TokensRead
+from edgeshard.domain.requests.generation import (
+    UNREAD_TOKENS,
+    Finished,
+    Listener,
+    ListenerHello,
+    ListenerMessage,
+    Token,
+    TokensRead,
+)
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.wire.listening import heard_from_wire, listener_message_to_wire
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.control.site import MeasureRequest, NodeDetails, NodeProgress, Site, StoredModel
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.control.site import MeasureRequest, NodeDetails, NodeProgress, Site, SiteEvent, StoredModel
 from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
 from edgeshard.domain.identity import (
     ApiKey,
@@ -24,13 +23,12 @@ from edgeshard.domain.identity import (
 )
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.packed import DropCall, PackedUnit
+from edgeshard.domain.models.packed_units import DropCall, PackedUnit
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.identity import (
     api_key_from_wire,
@@ -47,6 +45,7 @@ from edgeshard.wire.site import (
     label_call_to_wire,
     measure_request_to_wire,
     node_details_from_wire,
+    node_from_wire,
     node_progress_from_wire,
     packed_unit_from_wire,
     site_event_from_wire,
@@ -55,9 +54,9 @@ from edgeshard.wire.site import (
 )
 
 if TYPE_CHECKING:
-    from edgeshard.client.models import Adding, Progress
+    from edgeshard.client.uploads import Adding, Progress
 
-from edgeshard.client.calls import Calls, operation_id
+from edgeshard.client.connection import Calls, operation_id
 
 
 class SiteCalls(Calls):
@@ -227,16 +226,16 @@ class SiteCalls(Calls):
         `lmstudio:NAME` (docs/models.md).
 
         Only data that the store lacks is sent, and an interrupted upload resumes. See
-        `edgeshard.client.models.add_model` for the errors and for `progress`.
+        `edgeshard.client.uploads.add_model` for the errors and for `progress`.
         """
-        from edgeshard.client import models
-        from edgeshard.importing.sources import named_source
+        from edgeshard.client import uploads
+        from edgeshard.importing.model_sources import named_source
 
         channel = self._connection.open()
         named_source(source, name)
         await self.stored_models()  # report a coordinator that cannot be reached before a conversion of minutes
         here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
-        return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())
+        return await uploads.add_model(channel, source, name, progress, here=here, adding=adding or uploads.Adding())
 
     async def delete_model(self, name: str) -> None:
         """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""

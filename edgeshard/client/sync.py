@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from edgeshard.client.client import Client
-from edgeshard.client.forking import check_not_forked, is_forked
+from edgeshard.client.connection import check_not_forked, is_forked
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.rpc.tls import TlsFiles
 

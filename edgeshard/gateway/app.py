@@ -20,15 +20,14 @@ from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPrecondit
 from edgeshard.gateway import document as forms
 from edgeshard.gateway.access.auth import Authenticator, caller_of
 from edgeshard.gateway.access.cors import NOBODY, Origins
-from edgeshard.gateway.access.middleware import GatewayMiddleware
-from edgeshard.gateway.access.pages import Pages
+from edgeshard.gateway.access.middleware import GatewayMiddleware, Pages
 from edgeshard.gateway.answers.keepalive import in_time
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, LINES
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.document import answers_of, body_of, refusals_of
 from edgeshard.gateway.errors import OLLAMA, error_body, error_response, json_response
-from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.routes.chat import ChatCompletions, ChatRequest
+from edgeshard.gateway.request_metrics import HttpMetrics
+from edgeshard.gateway.routes.chat_completions import ChatCompletions, ChatRequest
 from edgeshard.gateway.routes.completions import CompletionRequest, Completions
 from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, Ollama, ShowBody
 from edgeshard.gateway.routes.responses import Responses, ResponsesRequest

@@ -1,14 +1,45 @@
-"""The site as the gateway needs it: its models, and tokens from them."""
+"""The site as the gateway needs it: its models, tokens from them, and the texts of single tokens."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from edgeshard.domain.control.site import ServedModel, StoredModel
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
-from edgeshard.domain.requests.generation import Generation, GenerationEvent
-from edgeshard.gateway.words import Words
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
+from edgeshard.domain.requests.generation import Generation, GenerationEvent, PromptLogprobs, Started, Token
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+
+class Words:
+    """The texts of a model's tokens. Unknown ones are requested, many at a time, and kept: at most
+    the vocabulary."""
+
+    def __init__(self, ask: Callable[[Sequence[int]], Awaitable[Sequence[str]]]) -> None:
+        self._ask = ask
+        self._texts: dict[int, str] = {}
+
+    async def learn(self, event: GenerationEvent) -> None:
+        """Ask for the texts of all tokens of an event that are not known yet."""
+        unknown = [token for token in dict.fromkeys(_tokens(event)) if token not in self._texts]
+        if unknown:
+            self._texts.update(zip(unknown, await self._ask(unknown), strict=True))
+
+    def text(self, token: int) -> str:
+        """The text of a token within a text; a part of a character is U+FFFD."""
+        return self._texts.get(token, UNKNOWN)
+
+
+def _tokens(event: GenerationEvent) -> Iterable[int]:
+    match event:
+        case Started():
+            yield from event.prompt_tokens
+        case Token():
+            yield event.token
+            yield from (item.token for item in event.top)
+        case PromptLogprobs():
+            yield from (item.token for top in event.top for item in top)
 
 
 class Backend(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures import read_config
-from edgeshard.architectures.config import decoder_fields
+from edgeshard.architectures.model_config import decoder_fields
 from edgeshard.architectures.tensors import unit_of
 from edgeshard.domain.models.model import Part
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor

@@ -14,8 +14,8 @@ from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_file import GgufFile, read_gguf
 from edgeshard.importing.gguf_model import stored_types
 from edgeshard.importing.imported import named_further_notes, tensor_notes
+from edgeshard.importing.model_sources import Source
 from edgeshard.importing.quantised import check_method, checked_quantisation, without_quantisation
-from edgeshard.importing.sources import Source
 from edgeshard.importing.stored_as import with_stored
 from edgeshard.importing.stores import ollama
 from edgeshard.importing.stores.ollama_forms import llama_cpp_form

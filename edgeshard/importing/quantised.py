@@ -1,5 +1,7 @@
 """Quantised checkpoints of others: read and written in a form that the kernels run, or refused by name.
 
+Tensors of any type are read as numpy arrays.
+
 Integers with a scale for whole groups of 32 inputs stay as they are; everything else is rounded to a chosen width.
 """
 
@@ -18,10 +20,9 @@ from numpy.typing import NDArray
 
 from edgeshard.architectures import STORED_AS, check_names, name_of_experts, parse_config
 from edgeshard.architectures.tensors import canonical_name, expected_tensors, is_run
-from edgeshard.domain.errors import UnsupportedModelError
+from edgeshard.domain.errors import DataLossError, UnsupportedModelError
 from edgeshard.domain.models.dtypes import IntegerFormat, Quantisation
 from edgeshard.importing import packings
-from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import (
     BYTES,
     Floats,
@@ -30,6 +31,7 @@ from edgeshard.importing.blocks import (
     Width,
     dequantised,
     fits_zeros,
+    from_bfloat16,
     kept_scales,
 )
 from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
@@ -43,7 +45,47 @@ from edgeshard.storage.checkpoint import (
     read_config,
     stored_tensors,
 )
-from edgeshard.storage.model_directory import ModelDirectory
+from edgeshard.storage.model_directory import ModelDirectory, open_regular
+
+_PLAIN = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "u1",
+}  # fmt: skip
+
+
+def read_array(tensor: StoredTensor) -> NDArray[Any]:
+    """The tensor's numbers, of its shape. Floats are read as float32, integers as they are, F8_E8M0 as bytes.
+
+    Raises DataLossError naming the tensor where its file ends too early.
+    """
+    with open_regular(tensor.file) as file:
+        file.seek(tensor.offset)
+        data = file.read(tensor.size)
+    if len(data) != tensor.size:
+        raise DataLossError(f"{tensor.file.name} ends before the end of {tensor.name}", field=tensor.name)
+    kind = tensor.stored_dtype
+    if kind == "BF16":
+        return from_bfloat16(np.frombuffer(data, "<u2")).reshape(tensor.shape)
+    if kind == "F8_E4M3":
+        return _E4M3[np.frombuffer(data, np.uint8)].reshape(tensor.shape)
+    if kind == "F8_E5M2":  # the upper half of a float16
+        halves = np.frombuffer(data, np.uint8).astype(np.uint16) << 8
+        return halves.view(np.float16).astype(np.float32).reshape(tensor.shape)
+    numbers = np.frombuffer(data, _PLAIN.get(kind, "u1")).reshape(tensor.shape)
+    return numbers.astype(np.float32) if kind in ("F16", "F64") else numbers
+
+
+def _e4m3() -> Floats:
+    """The 256 numbers of eight bits with four of exponent and three of fraction, without infinities, by their bits."""
+    bits = np.arange(256, dtype=np.int32)
+    exponent, fraction = (bits >> 3) & 15, (bits & 7) / 8
+    magnitude = np.where(exponent == 0, fraction * 2.0**-6, (1 + fraction) * np.exp2(exponent - 7.0))
+    magnitude[(bits & 127) == 127] = np.nan
+    return np.where(bits < 128, magnitude, -magnitude).astype(np.float32)
+
+
+_E4M3 = _e4m3()
+
 
 _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "modelopt")

@@ -221,7 +221,7 @@ class OwnSite:
 
     def _tell_edgectl(self) -> None:
         """Write the site into the settings of this user's edgectl and SDK, unless they belong to another."""
-        from edgeshard.client.settings import configuration
+        from edgeshard.client.site_access import configuration
 
         files = self._cluster.operator_files().key.parent
         mine = not configuration().exists() or _is_told(files) or _is_of_moved_site(self.authority)
@@ -231,14 +231,14 @@ class OwnSite:
 
 def _is_told(operator: Path) -> bool:
     """Whether this user's edgectl uses the files of this folder."""
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
 
     return configuration().exists() and str(operator) in configuration().read_text()
 
 
 def _is_of_moved_site(authority: Path) -> bool:
     """Whether this user's edgectl uses the files of this site in another folder, or of a site whose folder is gone."""
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
     from edgeshard.storage.inputs import read_toml
 
     try:
@@ -333,7 +333,7 @@ def _node_name() -> str:
 def _threads(nodes: int) -> int:
     """The threads of each of several nodes that share this machine's cores."""
     from edgeshard.process.control_groups import cpu_quota
-    from edgeshard.process.machine import compute_threads, usable_cores
+    from edgeshard.process.machine_facts import compute_threads, usable_cores
 
     return max(1, compute_threads(usable_cores(), cpu_quota()) // nodes)
 
@@ -342,7 +342,7 @@ def _memory(nodes: int, directory: Path) -> list[str]:
     """The options that divide the free memory among several nodes, unless the operator sets their memory."""
     if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []
-    from edgeshard.process.machine import AGENT_BYTES, read_condition
+    from edgeshard.process.machine_facts import AGENT_BYTES, read_condition
 
     available = read_condition("", directory, None).memory_available_bytes
     left = max(0, available - nodes * AGENT_BYTES)

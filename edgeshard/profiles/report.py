@@ -1,11 +1,16 @@
-"""A profile in words for an operator. Pure."""
+"""A profile in words for an operator, and as the JSON text in which it is kept. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
 
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind
+from edgeshard.domain.nodes.profile import PROFILE_VERSION, ComputeProfile, Effort, LayerKind, LinkProfile
+from edgeshard.forms import Forms
 from edgeshard.profiles.fit import LayerFit, fit_profile
 from edgeshard.profiles.profile_quality import quality_warnings
 
@@ -67,3 +72,31 @@ def time_text(seconds: float) -> str:
 
 def _size(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+ProfileT = TypeVar("ProfileT", ComputeProfile, LinkProfile)
+
+_PROFILE = Forms("profile", "measure again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Versioned:
+    version: int
+
+    def check(self) -> None:
+        if self.version != PROFILE_VERSION:
+            raise InvalidArgumentError(
+                f"the profile is of version {self.version}, not {PROFILE_VERSION}; measure again", field="version"
+            )
+
+
+def profile_text(profile: ComputeProfile | LinkProfile) -> str:
+    """A profile and its version as JSON: a link's in one line, a node's in many."""
+    plain = {"version": PROFILE_VERSION, **_PROFILE.write(type(profile), profile)}
+    return json.dumps(plain, indent=1 if isinstance(profile, ComputeProfile) else None)
+
+
+def parse_profile(kind: type[ProfileT], text: str) -> ProfileT:
+    """The profile of a text. Raises InvalidArgumentError naming the field at fault, also for another version."""
+    _PROFILE.from_text(_Versioned, text)
+    return _PROFILE.from_text(kind, text)

@@ -1,5 +1,9 @@
 """The watch of the link to the next stage. Pure: times are the sender's monotonic seconds, as values.
 
+`next_tick` is the beat of a process's watches: all together, since a wake costs more than a watch's
+work in it.
+
+
 The receiver of a link sends a keepalive (beacon) every `BEACON_S`. A link is suspect in three
 cases. No beacon arrives for `SUSPECT_S`. Sent data makes no progress for the same time. A link that
 has worked is not open again by then; a link that has not worked is suspect if it gets no answer for
@@ -12,6 +16,7 @@ beacons are expected.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from edgeshard.domain.requests.link import LinkBeacon
@@ -110,3 +115,10 @@ class LinkWatch:
         if self._is_open and self._owes and now - self._moved_at >= patience:
             return f"nothing that was sent was received for {patience:.1f} s"
         return None
+
+
+async def next_tick() -> None:
+    """Sleep for about `TICK_S` at most, until the event loop's clock has a multiple of it."""
+    delay_s = TICK_S - asyncio.get_running_loop().time() % TICK_S
+    # A remainder may be next to nothing if the time is a multiple except for its last bit.
+    await asyncio.sleep(delay_s if delay_s > TICK_S / 100 else delay_s + TICK_S)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
-from edgeshard.domain.requests.chat import GenerationDefaults
+from edgeshard.domain.requests.conversation import GenerationDefaults
 from edgeshard.storage import growth
 
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"

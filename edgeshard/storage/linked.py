@@ -7,7 +7,7 @@ A model on the store's own machine is not copied if that can be avoided. `take` 
 3. the file itself, read in place, unless it is temporary (`LocalFile.stays`);
 4. a copy.
 
-Callers of `edgeshard.client.models.add_model` need do nothing for a file of another user, such as Ollama's, or of
+Callers of `edgeshard.client.uploads.add_model` need do nothing for a file of another user, such as Ollama's, or of
 another disk: it is read in place.
 
 `linked/NAME.json` has the offset and the size of each blob, and the path from which the file was added. A hard link

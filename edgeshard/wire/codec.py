@@ -5,8 +5,8 @@ A pair of functions is made for a class and a message whose fields have the same
     node_to_wire, node_from_wire = pair(Node, pb.Node)
 
 Nested classes are found in the same way, each by its field's type and the message's descriptor. So
-a new field is written in two places: the class and the .proto file. `edgeshard.wire.rules` has
-names that differ, and enumerations in which an unknown number has a meaning. A class that has
+a new field is written in two places: the class and the .proto file. Tables at the end
+have names that differ, and enumerations in which an unknown number has a meaning. A class that has
 another form than its message registers its own functions here (`by_hand`). The checks at the fields
 refuse invalid values from strangers (`edgeshard.domain.checks`).
 
@@ -18,21 +18,62 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from edgeshard.domain.checks import Check, First, checks_of
-from edgeshard.domain.errors import InvalidArgumentError, invalid
-from edgeshard.wire import rules
+from edgeshard.domain.control.commands import MeasureCompute, Term
+from edgeshard.domain.control.site import BlobHeader, BlobRange, MissingBlob, NodeProgress, Site
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import LengthsFrom, Speculation
+from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError, invalid
+from edgeshard.domain.identity import Principal, principal_from_uri
+from edgeshard.domain.ids import MAX_ID_LENGTH
+from edgeshard.domain.models.packed_units import PackedOn
+from edgeshard.domain.nodes.device import StagePhase, Support, WeightLoadingWork
+from edgeshard.domain.nodes.profile import Effort, LinkSample, MeasuredLink
+from edgeshard.domain.requests.conversation import ToolFormat
+from edgeshard.domain.requests.generation import FinishReason, Prompt
+from edgeshard.forms import TypeWalk
+from edgeshard.proto.v1 import common_pb2 as pb
+
+MAX_RETRY_AFTER_S = 86_400.0
+
+
+def to_failure(error: EdgeShardError) -> pb.Failure:
+    return pb.Failure(
+        code=int(error.code),
+        reason=error.reason,
+        field=error.field,
+        # A path in it may hold bytes that are no text, which a message cannot.
+        message=error.message.encode("utf-8", "replace").decode(),
+        retry_after_s=error.retry_after_s or 0.0,
+    )
+
+
+def from_failure(failure: pb.Failure) -> EdgeShardError:
+    """The error of a message. Errors cut long messages and fields themselves. A wait that is none is left out, and one
+    of more than a day is a day."""
+    retry_after_s = failure.retry_after_s
+    is_wait = math.isfinite(retry_after_s) and retry_after_s > 0
+    kind = ERROR_BY_CODE.get(failure.code, InternalError)
+    return kind(
+        failure.message,
+        field=failure.field,
+        reason=failure.reason[:MAX_ID_LENGTH],
+        retry_after_s=min(retry_after_s, MAX_RETRY_AFTER_S) if is_wait else None,
+    )
+
 
 ValueT = TypeVar("ValueT")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -145,7 +186,7 @@ def _form_of(kind: Any, message: Any) -> MessageForm:
     key = kind, message.full_name
     form = _FORMS.get(key)
     if form is None:
-        form = _FORMS[key] = _given(rules.BY_HAND[kind]) if kind in rules.BY_HAND else _object(kind, message)
+        form = _FORMS[key] = _given(BY_HAND[kind]) if kind in BY_HAND else _object(kind, message)
     return form
 
 
@@ -176,7 +217,7 @@ def _writer(fields: list[_Field], make: Callable[..., Message]) -> Callable[[Any
 
 
 def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
-    check, names, make_of = getattr(kind, "check", None), [field.name for field in fields], rules.MAKERS.get(kind)
+    check, names, make_of = getattr(kind, "check", None), [field.name for field in fields], MAKERS.get(kind)
     make = kind if make_of is None else lambda *items: make_of(dict(zip(names, items, strict=True)))
     values = _getter([field.wire for field in fields])
     # Split, as most fields are the same in both or have only a form, and a heartbeat has many of them.
@@ -244,15 +285,15 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _field(kind: Any, name: str, hint: Any, default: Any, message: Descriptor) -> _Field:
-    wire = rules.NAMES.get((kind, name), name)
+    wire = NAMES.get((kind, name), name)
     wire_field = message.fields_by_name.get(wire)
     where = f"{kind.__name__}.{name}"
     if wire_field is None:
-        raise TypeError(f"{where}: {message.full_name} has no field {wire}; give it one, or its name in wire/rules.py")
+        raise TypeError(f"{where}: {message.full_name} has no field {wire}; give it one, or its name in NAMES")
     inner, checks = checks_of(hint)
     inner, optional = _without_none(inner)
     inner, more = checks_of(inner)
-    form = _items_form(inner, wire_field, where, optional)
+    form = _WALK.of(inner, _Place(wire_field, where, optional))
     absent = _ABSENT
     if wire_field.has_presence:
         # A message that is absent, of a class that cannot be: each of its fields is as it is in an empty one.
@@ -281,59 +322,93 @@ def _same(item: Any, _: str) -> Any:
     return item
 
 
-def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -> MessageForm | None:
-    """The form of a field's value: of one thing, of several, or of a mapping."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+class _Place(NamedTuple):
+    """The field of a message at which a type is converted."""
+
+    field: FieldDescriptor
+    where: str
+    optional: bool = False
+    is_item: bool = False
+    """Whether it is one of the values of the field, not all."""
+
+
+class _MessageWalk(TypeWalk[MessageForm | None, _Place]):
+    """The forms of a field's value: of one thing, of several, or of a mapping.
+
+    None if it is the same in both.
+    """
+
+    def of(self, kind: Any, place: _Place) -> MessageForm | None:
+        if place.is_item or get_origin(kind) not in (tuple, Mapping, dict):
+            kind, _ = checks_of(kind)
+            if kind in BY_HAND:
+                return _given(BY_HAND[kind])
+            message: Any = place.field.message_type
+            if message is not None and (kind, message.full_name) in _FORMS:
+                return self.object_form(kind, place)
+        return self.unchecked(kind, place)
+
+    def no_form(self, kind: Any, place: _Place) -> MessageForm | None:
+        raise TypeError(f"{place.where}: {kind!r} has no form in a message; give it one by `by_hand`")
+
+    def scalar_form(self, kind: Any, place: _Place) -> MessageForm | None:
+        return self.no_form(kind, place) if kind is types.NoneType else None
+
+    def literal_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
+        return None
+
+    def enum_form(self, kind: type[Enum], place: _Place) -> MessageForm | None:
+        return _enum_form(kind, place.field.enum_type)
+
+    def object_form(self, kind: Any, place: _Place) -> MessageForm | None:
+        if place.field.message_type is None:
+            return self.no_form(kind, place)
+        form = _form_of(kind, place.field.message_type)
+        return MessageForm(form.write, _within(form.read))
+
+    def mapping_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
         return (
             _json_form()
-            if field.type == FieldDescriptor.TYPE_BYTES
+            if place.field.type == FieldDescriptor.TYPE_BYTES
             else MessageForm(dict, lambda items, _: dict(items))
         )
-    if origin is not tuple:
-        return _one_form(hint, field, where)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return MessageForm(dict, lambda items, _: tuple(sorted(items.items())))
-    if not field.is_repeated:
-        # A message around a list, so that it can be absent.
-        around: Any = field.message_type
-        (within,), wrapper = around.fields, GetMessageClass(around)
-        items = _items_form(hint, within, where, optional)
-        assert items is not None
+
+    def tuple_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
+        field, where, optional, is_item = place
+        message: Any = field.message_type
+        if is_item:
+            return self.no_form(kind, place) if message is None else _tuple_form(message)
+        if message is not None and message.GetOptions().map_entry:
+            return MessageForm(dict, lambda items, _: tuple(sorted(items.items())))
+        if not field.is_repeated:
+            # A message around a list, so that it can be absent.
+            (within,), wrapper = message.fields, GetMessageClass(message)
+            items = self.of(kind, _Place(within, where, optional))
+            assert items is not None
+            return MessageForm(
+                lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
+                lambda wire_message, name: items.read(getattr(wire_message, within.name), name),
+            )
+        one = self.of(arguments[0], _Place(field, where, is_item=True))
+        if one is None:
+            return MessageForm(lambda value: value, lambda items, _: tuple(items))
         return MessageForm(
-            lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
-            lambda wire_message, name: items.read(getattr(wire_message, within.name), name),
+            lambda value: [one.write(item) for item in value],
+            lambda items, name: tuple([one.read(item, name) for item in items]),
         )
-    one = _one_form(arguments[0], field, where)
-    if one is None:
-        return MessageForm(lambda value: value, lambda items, _: tuple(items))
+
+
+_WALK = _MessageWalk()
+
+
+def _tuple_form(message: Descriptor) -> MessageForm:
+    """For several different values: the message's fields, in their order."""
+    message_class, names = GetMessageClass(message), [item.name for item in message.fields]
+    values = attrgetter(*names)
     return MessageForm(
-        lambda value: [one.write(item) for item in value],
-        lambda items, name: tuple([one.read(item, name) for item in items]),
+        lambda value: message_class(**dict(zip(names, value, strict=True))),
+        lambda wire_message, _: values(wire_message),
     )
-
-
-def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | None:
-    hint, _ = checks_of(hint)
-    if hint in (str, int, float, bool, bytes) or get_origin(hint) is Literal:
-        return None
-    if hint in rules.BY_HAND:
-        return _given(rules.BY_HAND[hint])
-    message: Any = field.message_type
-    if message is not None and get_origin(hint) is tuple:
-        # For several different values: the message's fields, in their order.
-        message_class, names = GetMessageClass(message), [item.name for item in message.fields]
-        values = attrgetter(*names)
-        return MessageForm(
-            lambda value: message_class(**dict(zip(names, value, strict=True))),
-            lambda wire_message, _: values(wire_message),
-        )
-    if message is not None:
-        form = _form_of(hint, message)
-        return MessageForm(form.write, _within(form.read))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _enum_form(hint, field.enum_type)
-    raise TypeError(f"{where}: {hint!r} has no form in a message; give it one by `by_hand`")
 
 
 def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
@@ -356,7 +431,7 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", numbers.name).upper() + "_"
         by_name = {value.name.removeprefix(prefix): value.number for value in numbers.values}
         member_by_value = {by_name[member.name]: member for member in kind if member.name in by_name}
-        nothing = rules.UNSPECIFIED.get(kind)
+        nothing = UNSPECIFIED.get(kind)
         member_by_value |= {0: nothing} if nothing is not None else {}
     back = {member: written for written, member in member_by_value.items()}
     missing = [member for member in kind if member not in back]
@@ -365,7 +440,7 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
     parse = getattr(kind, "parse", None)
     if numbers is None and parse is not None:
         return MessageForm(back.__getitem__, parse)
-    unknown = rules.UNKNOWN.get(kind)
+    unknown = UNKNOWN.get(kind)
 
     def read(item: Any, name: str) -> Any:
         member = member_by_value.get(item, unknown)
@@ -393,3 +468,44 @@ def _json_form() -> MessageForm:
         return values
 
     return MessageForm(lambda values: json.dumps(dict(values)).encode() if values else b"", read)
+
+
+NAMES: Mapping[tuple[type, str], str] = {
+    (BlobHeader, "digest"): "sha256",
+    (BlobRange, "digest"): "sha256",
+    (LinkSample, "size_bytes"): "bytes",
+    (MeasureCompute, "config"): "config_json",
+    (MeasuredLink, "receiver"): "receiver_id",
+    (MeasuredLink, "sender"): "sender_id",
+    (MissingBlob, "digest"): "sha256",
+    (MissingBlob, "received"): "offset",
+    (NodeProgress, "missed"): "missed_nodes",
+    (PackedOn, "ids"): "units",
+    (Site, "config"): "config_json",
+    (Term, "number"): "term",
+}
+"""A field's name in the message, if it has another."""
+
+UNKNOWN: Mapping[type[Enum], Enum] = {
+    FinishReason: FinishReason.CANCELLED,
+    LengthsFrom: LengthsFrom.DEFAULT,
+    Speculation: Speculation.OFF,
+    StagePhase: StagePhase.FAILED,
+    Support: Support.UNKNOWN,
+    ToolFormat: ToolFormat.NONE,
+    WeightLoadingWork: WeightLoadingWork.CONVERTING,
+}
+"""The value for a member that this version does not know. Other enumerations refuse unknown members."""
+
+UNSPECIFIED: Mapping[type[Enum], Enum] = {Effort: Effort.FULL, ToolFormat: ToolFormat.NONE}
+"""The member that a message does not name: number 0."""
+
+MAKERS: Mapping[type, Callable[[Mapping[str, Any]], Any]] = {DeploymentSpec: parse_spec}
+"""Classes whose values are made, and checked, by a function of their fields by name."""
+
+BY_HAND: Mapping[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    EdgeShardError: (to_failure, from_failure),
+    Principal: (attrgetter("uri"), principal_from_uri),
+    Prompt: (lambda prompt: prompt if isinstance(prompt, str) else "", lambda text: text),
+}
+"""Classes of another form than their message, with the functions to it and back."""

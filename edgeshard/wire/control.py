@@ -30,7 +30,7 @@ from edgeshard.domain.control.commands import (
 )
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import OperationId
-from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import Condition
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.codec import choice, pair

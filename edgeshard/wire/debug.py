@@ -8,8 +8,7 @@ from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.control.commands import MOST_PART_BYTES, DumpPart
 from edgeshard.domain.ids import NodeName, OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2
-from edgeshard.wire.codec import pair
-from edgeshard.wire.failure import from_failure, to_failure
+from edgeshard.wire.codec import from_failure, pair, to_failure
 
 dump_part_to_wire, dump_part_from_wire = pair(DumpPart, coordinator_pb2.DumpPart)
 

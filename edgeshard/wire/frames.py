@@ -36,7 +36,6 @@ from edgeshard.domain.requests.step import (
 )
 from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import stage_pb2 as pb
-from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
 from edgeshard.wire.generation import (
     MAX_TIMINGS,
     guide_from_wire,
@@ -49,6 +48,7 @@ from edgeshard.wire.generation import (
     top_from_wire,
     top_to_wire,
 )
+from edgeshard.wire.site import dtype_from_wire, dtype_to_wire
 
 Frame = pb.Frame
 

@@ -1,4 +1,4 @@
-"""Requests and their events: message <-> value."""
+"""Requests, their events, and conversations with the prompts made of them: message <-> value."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation, TokenizeCall
 from edgeshard.domain.requests.generation import (
     PROMPT_LOGPROBS_POSITIONS,
     Finished,
@@ -27,7 +28,11 @@ from edgeshard.domain.requests.generation import (
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.codec import by_fields, by_hand, numbers, pair
-from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
+from edgeshard.wire.site import placement_from_wire, placement_to_wire
+
+conversation_to_wire, conversation_from_wire = pair(Conversation, inference_pb2.Conversation)
+chat_prompt_to_wire, chat_prompt_from_wire = pair(ChatPrompt, inference_pb2.ChatPrompt)
+tokenize_request_to_wire, tokenize_request_from_wire = pair(TokenizeCall, inference_pb2.TokenizeRequest)
 
 reason_to_wire, reason_from_wire = numbers(FinishReason, head_pb2.FinishReason, "reason")
 sampling_to_wire, sampling_from_wire = pair(Sampling, pb.Sampling)

@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from itertools import chain, groupby, repeat
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.domain.requests.generation import Finished, StageTiming, Token
-from edgeshard.domain.requests.listening import Heard, ListenerHello, ListenerMessage, TokensRead
+from edgeshard.domain.requests.generation import (
+    Finished,
+    Heard,
+    ListenerHello,
+    ListenerMessage,
+    StageTiming,
+    Token,
+    TokensRead,
+)
 from edgeshard.proto.v1 import inference_pb2 as pb
-from edgeshard.wire.failure import from_failure, to_failure
+from edgeshard.wire.codec import from_failure, to_failure
 from edgeshard.wire.generation import (
     finished_from_wire,
     finished_to_wire,

@@ -1,27 +1,54 @@
-"""The coordinator's reports to operators, of nodes, models, events, traces and the audit log: message <-> value."""
+"""Parts of a site and calls about them: message <-> value.
+
+These are nodes, links and their profiles, deployments, models, events, traces and the audit log.
+"""
 
 from __future__ import annotations
 
 from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site import (
+    DeleteCall,
+    DeployCall,
     MeasureRequest,
     NodeDetails,
     NodeProgress,
+    ReplanCall,
+    ReplanResult,
     ServedModel,
     Site,
+    SiteEvent,
     StoredLink,
     StoredModel,
     UnknownFigures,
 )
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.traffic import Traffic
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.models.packed import DropCall, PackedOn, PackedUnit
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.packed_units import DropCall, PackedOn, PackedUnit
+from edgeshard.domain.nodes.device import DeviceFacts, Node, StageStatus
 from edgeshard.domain.nodes.labels import LabelCall
+from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import common_pb2, inference_pb2, profile_pb2, trace_pb2
-from edgeshard.wire.codec import by_hand, pair
-from edgeshard.wire.profile import link_from_wire, link_to_wire
+from edgeshard.wire.codec import by_hand, numbers, pair
+
+placement_to_wire, placement_from_wire = pair(Placement, common_pb2.Placement)
+traffic_to_wire, traffic_from_wire = pair(Traffic, common_pb2.Traffic)
+spec_to_wire, spec_from_wire = pair(DeploymentSpec, common_pb2.DeploymentSpec)
+deployment_to_wire, deployment_from_wire = pair(Deployment, pb.Deployment)
+deploy_call_to_wire, deploy_call_from_wire = pair(DeployCall, pb.DeployRequest)
+delete_call_to_wire, delete_call_from_wire = pair(DeleteCall, pb.DeleteDeploymentRequest)
+replan_call_to_wire, replan_call_from_wire = pair(ReplanCall, pb.ReplanRequest)
+replan_to_wire, replan_from_wire = pair(ReplanResult, pb.ReplanResponse)
+dtype_to_wire, dtype_from_wire = numbers(DType, common_pb2.DataType, "dtype")
+facts_to_wire, facts_from_wire = pair(DeviceFacts, common_pb2.DeviceFacts)
+stage_status_to_wire, stage_status_from_wire = pair(StageStatus, common_pb2.StageStatus)
+node_to_wire, node_from_wire = pair(Node, common_pb2.Node)
+compute_profile_to_wire, compute_profile_from_wire = pair(ComputeProfile, profile_pb2.ComputeProfile)
+link_to_wire, link_from_wire = pair(MeasuredLink, profile_pb2.MeasuredLink)
 
 
 def stored_link_to_wire(stored: StoredLink) -> profile_pb2.MeasuredLink:

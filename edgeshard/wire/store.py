@@ -27,7 +27,7 @@ from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size
 from edgeshard.storage.forms import SMALL_FILES, parse_json_object
 from edgeshard.wire.codec import by_fields, by_hand, pair
-from edgeshard.wire.common import dtype_from_wire
+from edgeshard.wire.site import dtype_from_wire
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}[A-Za-z0-9]")
 _TENSOR_NAME_LIMIT = 512

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.sites import pinned
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {"name": "tales", "model": "tales", "source": "a", "layers": "a=0:12", "concurrency": 1}
@@ -26,15 +25,14 @@ SOON_S = 8.0
 async def test_an_agent_that_is_killed_on_a_busy_core_is_gone_soon(tmp_path: Path) -> None:
     """Threads that spun at the idle priority once kept it for half a minute."""
     core = min(os.sched_getaffinity(0))
-    cluster = LocalCluster(tmp_path, ("a",), threads=1)
-    async with pinned(cluster, core), cluster.client() as client:
-        await client.add_model(DEMO_MODEL, "tales")
+    async with Site(tmp_path, ("a",), models={"tales": DEMO_MODEL}, first_core=core) as site:
+        client = site.client
         await client.deploy(parse_spec(SPEC))
         busy = [await asyncio.create_subprocess_exec(sys.executable, "-c", BUSY, str(core)) for _ in range(4)]
         try:
             await asyncio.sleep(1.0)  # all of them have begun
             await client.complete("tales", "Once upon a time", max_new_tokens=24)
-            agent = cluster.agents["a"]
+            agent = site.agents["a"]
             assert agent.pid is not None
             began, place = time.monotonic(), Path(f"/proc/{agent.pid}")
             agent.send_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timing
 SCRIPT = """
 import asyncio, time
 from edgeshard_agent import daemon, entry
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.compute_thread import ComputeThread
 
 async def until_stopped(client, start, settings, address):
     {work}

@@ -12,7 +12,7 @@ COMPILER = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
 """Half a second and tens of megabytes each, for nothing that an agent does."""
 MODULES = "; import json, sys; print(json.dumps(sorted(sys.modules)))"
 SERVE = """
-from edgeshard_agent.hosting import tools
+from edgeshard_agent.hosting import loading
 from bench.quantisation import bits_per_byte, demo_stage
 bits_per_byte(demo_stage("float32"), "Once upon a time there was a fox.")
 """
@@ -30,13 +30,13 @@ def test_what_an_agent_imports_before_it_joins_computes_nothing() -> None:
 
 
 def test_all_that_computes_comes_with_its_tools_but_neither_transformers_nor_a_compiler() -> None:
-    modules = modules_after("import edgeshard_agent.hosting.tools")
+    modules = modules_after("import edgeshard_agent.hosting.loading")
     assert "torch" in modules and "edgeshard_agent.model.stage" in modules
     assert not modules & ({"transformers"} | COMPILER)
 
 
 def test_the_planner_comes_only_to_a_node_that_pretends_to_be_another() -> None:
-    modules = modules_after("import edgeshard_agent.daemon, edgeshard_agent.hosting.tools")
+    modules = modules_after("import edgeshard_agent.daemon, edgeshard_agent.hosting.loading")
     planner = ("solvers.solve", "solvers.subset", "solvers.general", "search.plan", "simulation.lab")
     assert "edgeshard.planning.inputs.shapes" in modules
     assert not modules & {f"edgeshard.planning.{name}" for name in planner}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from edgeshard.chat.process import ChatProcess, ModelFiles
+from edgeshard.chat.template_process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen

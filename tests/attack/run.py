@@ -26,12 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.cgroups import command_inside, part_of_a_core
-from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.identity import JoinToken
+from edgeshard.domain.identity import JoinToken, Role
 from tests.attack.live.attacks import BUSY, NAMES, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED
 from tests.attack.live.honest import measured
-from tests.attack.live.site import DEPLOYMENT, HONEST, LiveSite, live_site
+from tests.attack.live.site import DEPLOYMENT, HONEST, LiveSite
 from tests.attack.live.target import Outcome, Target
 from tests.attack.live.verdict import Figures, missed
 from tests.attack.raw import ask
@@ -158,7 +157,7 @@ async def _beside(
 async def recovered(site: LiveSite) -> None:
     """Wait until clients are answered as quickly as before, for a minute at most: the next attack begins then."""
     until = time.monotonic() + RECOVERS_S
-    async with Client(site.address, site.client) as client:
+    async with site.client_of(Role.CLIENT, "honest") as client:
         while time.monotonic() < until:
             began = time.monotonic()
             with suppress(EdgeShardError):
@@ -180,7 +179,7 @@ async def run(names: Sequence[str], seconds: float, share: float, scratch: Path)
             say(f"no control group can be made here: attacks and loop have whole cores instead of {share:g} of one")
         while left:
             sites += 1
-            async with live_site(scratch / f"site-{sites}") as site:
+            async with LiveSite(scratch / f"site-{sites}") as site:
                 began = site.memory_bytes()
                 while left and not site.dead():
                     await recovered(site)

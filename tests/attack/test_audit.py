@@ -12,13 +12,13 @@ from edgeshard.domain.audit import SUPPRESSED
 from edgeshard.domain.identity import Role
 from tests.attack import audit
 from tests.support.identities import tls_options
-from tests.support.membership import edgectl, joined, opened
+from tests.support.membership import SecureSite, edgectl, joined
 
 pytestmark = pytest.mark.timing
 
 
 async def test_refusals_hide_no_enrolment_and_an_edited_log_is_told_of(tmp_path: Path) -> None:
-    async with opened(tmp_path) as mill, mill.client() as admin:
+    async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         eve = mill.identities.of(Role.CLIENT, "eve")
         refused = 0
         for number in range(5):

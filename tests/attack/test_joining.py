@@ -14,13 +14,13 @@ from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.identity import Role
 from edgeshard.identity.authority import new_key
 from tests.attack import joining
-from tests.support.membership import opened
+from tests.support.membership import SecureSite
 
 pytestmark = pytest.mark.timing
 
 
 async def test_a_guesser_locks_out_nobody_and_destroys_no_token(tmp_path: Path) -> None:
-    async with opened(tmp_path) as mill, mill.client() as admin:
+    async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
         authority = mill.identities.authority.certificate_pem
         met = await joining.guess(token.enrolment, authority, "mill", token.token_id, count=130)
@@ -33,7 +33,7 @@ async def test_a_guesser_locks_out_nobody_and_destroys_no_token(tmp_path: Path) 
 
 
 async def test_calls_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
-    async with opened(tmp_path) as mill, mill.client() as admin:
+    async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
         authority = mill.identities.authority.certificate_pem
         attack = asyncio.create_task(joining.hold_turns(token.enrolment, authority, "mill", count=32))

@@ -14,11 +14,11 @@ import pytest
 import torch
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.ops.block_formats import BlockWeight
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_coordinator.store import ModelStore
 
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.errors import DataLossError
 from edgeshard.storage.blobs import BlobDirectory, manifest_items
 from edgeshard.storage.checkpoint import build_manifest, item_locations, open_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from edgeshard_agent.net import probes
+from edgeshard_agent.net import link_receiver
 from edgeshard_agent.net.link_receiver import StageServicer
 
 from edgeshard.domain.errors import DeniedError
@@ -19,7 +19,7 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from tests.attack import revocation
 from tests.support.identities import Identities
-from tests.support.membership import joined, opened
+from tests.support.membership import SecureSite, joined
 
 pytestmark = pytest.mark.timing
 SECONDS = 10.0
@@ -27,7 +27,7 @@ SECONDS = 10.0
 
 
 async def test_a_client_that_is_revoked_hears_nothing_more(tmp_path: Path) -> None:
-    async with opened(tmp_path) as mill, mill.client() as admin:
+    async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         eve = await joined(mill, Role.CLIENT, "eve")
 
         async def revoke() -> None:
@@ -41,7 +41,7 @@ async def test_a_client_that_is_revoked_hears_nothing_more(tmp_path: Path) -> No
 
 
 async def test_an_operator_that_revokes_itself_is_told_that_it_is_done(tmp_path: Path) -> None:
-    async with opened(tmp_path) as mill, mill.client(Role.OPERATOR, "kim") as kim:
+    async with SecureSite(tmp_path) as mill, mill.client_of(Role.OPERATOR, "kim") as kim:
         await kim.revoke(Role.OPERATOR, "kim")
         with pytest.raises(DeniedError):
             await kim.nodes()
@@ -72,8 +72,8 @@ async def test_a_node_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
 async def test_a_nodes_probes_have_one_budget_however_often_it_dials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "HELD_BYTES", 5000)
-    monkeypatch.setattr(probes, "BYTES_PER_S", 1)
+    monkeypatch.setattr(link_receiver, "HELD_BYTES", 5000)
+    monkeypatch.setattr(link_receiver, "BYTES_PER_S", 1)
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.of(Role.AGENT, "a"))
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)
@@ -85,7 +85,7 @@ async def test_a_nodes_probes_have_one_budget_however_often_it_dials(
         async with open_channel(address, identities.of(Role.AGENT, "eve"), node=NodeName("a")) as channel:
             await refused(channel)
         async with open_channel(address, identities.of(Role.AGENT, "b"), node=NodeName("a")) as channel:
-            held = [await revocation._probe(channel) for _ in range(probes.MOST_STREAMS)]
+            held = [await revocation._probe(channel) for _ in range(link_receiver.MOST_STREAMS)]
             await refused(channel)
             assert not any(call.done() for call in held)
     finally:

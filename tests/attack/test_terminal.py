@@ -22,8 +22,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from edgeshard import cli
-from edgeshard.cli.render.output import show_text
-from edgeshard.cli.render.plain_console import PlainConsole
+from edgeshard.cli.render.output import plain_console, show_text
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import check_plain, escaped
@@ -94,7 +93,7 @@ def test_what_a_command_prints_is_plain(text: str, capsys: pytest.CaptureFixture
     show_text(f"note: {text}")
     show_text(f"a client: {text}", err=True)
     for kind in (False, True):
-        console = PlainConsole(force_terminal=kind, no_color=True, width=60, file=(target := io.StringIO()))
+        console = plain_console()(force_terminal=kind, no_color=True, width=60, file=(target := io.StringIO()))
         console.print(f"a condition: {text}", Text(text), Panel(text, title=text), markup=False)
         with console.status("starting") as status:
             status.update(f"deploying {text}")

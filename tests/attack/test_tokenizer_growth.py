@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
-from edgeshard.chat.model import ChatModel
+from edgeshard.chat.chat_model import ChatModel
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from edgeshard.storage.forms import TOKENIZER
@@ -48,9 +48,9 @@ from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.head import RequestAdmitted, StartRequest
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.storage import forms
-from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
+from edgeshard_agent.engine.pipeline_head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator

@@ -39,7 +39,7 @@ def hook_coordinator(directory: Path, process: str) -> None:
 
 
 def hook_agent(directory: Path, process: str) -> None:
-    from edgeshard_agent.engine.head import Head
+    from edgeshard_agent.engine.pipeline_head import Head
     from edgeshard_agent.net.control import ControlClient
 
     heads: weakref.WeakSet[Head] = weakref.WeakSet()

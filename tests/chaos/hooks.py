@@ -62,7 +62,7 @@ class _Steps:
 
 def hook_agent(trap: Trap) -> None:  # noqa: C901 - a function for each place
     """The places of an agent. Imports torch."""
-    from edgeshard_agent.engine.head import Head
+    from edgeshard_agent.engine.pipeline_head import Head
     from edgeshard_agent.engine.stage_runner import StageRunner
     from edgeshard_agent.hosting.loading import StageLoader
     from edgeshard_agent.net.attach import HeadStream

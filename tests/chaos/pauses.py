@@ -25,8 +25,10 @@ from pathlib import Path
 
 from tests.chaos.failpoints import Action, Place
 from tests.chaos.matrix import PROMPT, STAGES, Case, Dtype, Fault, LinkFault, LinkKind
-from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
-from tests.chaos.trial import Stream, Trials
+from tests.chaos.site import DEPLOYMENT, ChaosSite
+from tests.chaos.trial import Trials
+from tests.support.load import Stream
+from tests.support.site import COORDINATOR
 
 PARTS = ("detect", "plan", "load", "rebuild")
 MILESTONES: tuple[tuple[frozenset[str], Mapping[str, object]], ...] = (
@@ -103,8 +105,8 @@ def _has(event: Mapping[str, object], fields: Mapping[str, object]) -> bool:
 
 def pause_of(stream: Stream, fault_at: float, offset: float, lines: Sequence[str]) -> Pause:
     """The pause of the longest wait for a token; `offset` takes the stream's clock to the wall clock."""
-    longest = max(range(len(stream.gaps)), key=lambda number: stream.gaps[number])
-    return Pause(stream.gaps[longest], parts_of(fault_at, stream.times[longest + 1] + offset, lines))
+    longest = max(range(len(stream.waits_s)), key=lambda number: stream.waits_s[number])
+    return Pause(stream.waits_s[longest], parts_of(fault_at, stream.times[longest + 1] + offset, lines))
 
 
 def table(pauses: Mapping[Kind, Sequence[Pause]]) -> str:
@@ -153,7 +155,7 @@ async def _predicted(site: ChaosSite, case: Case) -> float | None:
 async def _measure(site: ChaosSite, kind: Kind, tries: int, into: list[Pause]) -> list[str]:
     """Append the pause of each try; what went wrong."""
     trials, problems = Trials(site, **({"standby": ["auto"]} if kind.warm else {})), []
-    log = site.daemons[COORDINATOR].log
+    log = site.daemons[COORDINATOR].log_path
     for number in range(tries):
         case = kind.case(number)
         await trials.prepare(case)

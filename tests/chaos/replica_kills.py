@@ -23,12 +23,11 @@ from pathlib import Path
 
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
-from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask
 from tests.chaos.site import DEPLOYMENT, ChaosSite
-from tests.chaos.standstill import answered
-from tests.chaos.trial import Stream
+from tests.chaos.trial import answered, stream_of
+from tests.support.checker import Reference, check, reference_of
 
 NODES = ("a", "b")
 ASKS = tuple(
@@ -72,7 +71,7 @@ async def kills(directory: Path, count: int, seed: int) -> list[Kill]:
 async def _kill(site: ChaosSite, victim: str, point: Failpoint, right: Sequence[Reference]) -> Kill:
     before = {one.spec.name: one for one in await site.client.replicas(DEPLOYMENT)}
     (lost,) = [name for name, one in before.items() if _node_of(one) == victim]
-    streams = [Stream(ask) for ask in ASKS]
+    streams = [stream_of(ask) for ask in ASKS]
     site.arm(victim, [point])
     running = [asyncio.create_task(stream.run(site.client)) for stream in streams]
     async with asyncio.timeout(LIMIT_S):
@@ -92,7 +91,7 @@ async def _kill(site: ChaosSite, victim: str, point: Failpoint, right: Sequence[
     problems += await _after(site, before, lost)
     await site.killed({point.id: Action.KILL})
     await site.restore()
-    pause_s = max(gap for stream in streams for gap in stream.gaps)
+    pause_s = max(gap for stream in streams for gap in stream.waits_s)
     wrong = sum(verdict.wrong_tokens for verdict in verdicts)
     return Kill(lost, point.place, point.time, pause_s, moved, wrong, tuple(problems))
 

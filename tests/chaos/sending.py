@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeshard import Client
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.ids import Digest
 
 

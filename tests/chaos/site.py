@@ -1,4 +1,4 @@
-"""A whole site whose processes may be killed and come back: a coordinator and agents of one thread each, on loopback.
+"""The site of `tests/support/site.py` with failpoints, whose processes may be killed and return.
 
 It is used for many kills. A node that was killed is started again at the address it had, with its state directory, and
 is then the spare.
@@ -12,10 +12,8 @@ import json
 import random
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
@@ -25,18 +23,19 @@ from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from tests.chaos import failpoints
 from tests.chaos.census import census_file
 from tests.chaos.failpoints import Action, Failpoint, Mark
-from tests.chaos.processes import Daemon
 from tests.chaos.proxy import Proxy
-from tests.support.nursery import ROOT, Nursery, shared
+from tests.support.nursery import ROOT, forking_daemons, shared
+from tests.support.site import COORDINATOR, Site
 
 DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
 MODEL = "fairy-tales"
-COORDINATOR = "coordinator"
 NODES = ("a", "b", "c", "d")
+MODULES = {"edgeshard_coordinator": "tests.chaos.coordinator", "edgeshard_agent": "tests.chaos.agent"}
 LAYERS = "a=0:4,b=4:9,c=9:12"
 DEPLOYMENT = "tales"
 STEP_TOKENS = 32
 """So that a prompt of a hundred tokens has several chunks."""
+READY_S = 30.0
 BACK_S = 60.0
 """To have every node back and the deployment ready. A quiet machine needs less than a second."""
 
@@ -55,12 +54,14 @@ def spec(**changes: object) -> DeploymentSpec:
     return parse_spec({key: value for key, value in {**values, **changes}.items() if value is not None})
 
 
-class ChaosSite:
-    """As an async context manager it starts everything, and ends everything.
+class ChaosSite(Site):
+    """Its daemons have failpoints, and keep their ports while they are away.
 
     With `proxied`, a proxy stands before every agent, at the address that its neighbours dial:
     `proxies` by the agent's name. Agents get further `options`.
     """
+
+    transient_errors = (EdgeShardError,)
 
     def __init__(
         self,
@@ -70,92 +71,72 @@ class ChaosSite:
         proxied: bool = False,
         options: Sequence[str] = (),
     ) -> None:
-        self.directory = directory
-        self.nodes = tuple(nodes)
-        self.daemons: dict[str, Daemon] = {}
+        self._listen, *ports = (f"127.0.0.1:{port}" for port in _free_ports(1 + len(nodes)))
+        self._listen_by_agent = dict(zip(nodes, ports, strict=True))
+        self._advertise: dict[str, list[str]] = {name: [] for name in nodes}
         self.proxies: dict[str, Proxy] = {}
         self._proxied = proxied
-        self._options = tuple(options)
-        self._nursery: Nursery | None = None
-        self._client: Client | None = None
-        self._free = _free_ports(1 + len(nodes))
-        self.address = f"127.0.0.1:{self._free[0]}"
+        self._forking = contextlib.ExitStack()
+        points = ("--failpoints", str(directory))
+        # Cases say which node takes over; one that keeps layers packed from an earlier case would be preferred.
+        arguments = (*points, "--step-tokens", str(STEP_TOKENS), "--pack", "never", "--idle-spin-s", "0")
+        super().__init__(
+            directory,
+            nodes,
+            models={MODEL: DEMO_MODEL},
+            listen=self._listen,
+            listen_by_agent=self._listen_by_agent,
+            coordinator_arguments=points,
+            agent_arguments=(*arguments, "--memory", "1GiB", *options),
+            arguments_by_agent=self._advertise,
+            startup_timeout_s=READY_S,
+        )
+
+    @property
+    def address(self) -> str:
+        """Also while the coordinator is away."""
+        return self._listen
 
     @property
     def native(self) -> bool:
         """Whether its agents run in the native kernels: without them an answer has other bits in other batches."""
-        assert self._nursery is not None
-        return self._nursery.native
-
-    @property
-    def client(self) -> Client:
-        assert self._client is not None
-        return self._client
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
+        return shared().native
 
     async def start(self) -> None:
-        """Every node is placeable at the end, and the model in the store."""
-        self._nursery = nursery = await asyncio.to_thread(shared)
-        arguments = ["--failpoints", str(self.directory), "--listen", self.address]
-        arguments += ["--state-dir", str(self.directory / COORDINATOR), "--plaintext"]
-        self.daemons[COORDINATOR] = Daemon(COORDINATOR, "tests.chaos.coordinator", arguments, self.directory, nursery)
-        await self.start_daemon(COORDINATOR)
-        for name, port in zip(self.nodes, self._free[1:], strict=True):
-            arguments = await self._agent(name, port)
-            self.daemons[name] = Daemon(name, "tests.chaos.agent", arguments, self.directory, nursery)
-        await asyncio.gather(*(self.start_daemon(name) for name in self.nodes))
-        self._client = Client(self.address, plaintext=True)
-        await self._client.add_model(DEMO_MODEL, MODEL)
+        self._forking.enter_context(forking_daemons(MODULES))
+        if self._proxied:
+            for name, listen in self._listen_by_agent.items():
+                proxy = self.proxies[name] = Proxy(listen, self._dialler)
+                self._advertise[name] += ["--advertise", await proxy.start()]
+        await super().start()
 
     async def stop(self) -> None:
         for daemon in self.daemons.values():
-            daemon.signal(signal.SIGCONT)
-        if self._client is not None:
-            await self._client.close()
-        await asyncio.gather(*(self.daemons[name].stop() for name in self.daemons if name != COORDINATOR))
-        if COORDINATOR in self.daemons:
-            await self.daemons[COORDINATOR].stop()
+            daemon.send_signal(signal.SIGCONT)
+        await super().stop()
         for proxy in self.proxies.values():
             await proxy.stop()
+        self._forking.close()
+
+    def _new_client(self) -> Client:
+        return Client(self.address, plaintext=True)
 
     async def start_daemon(self, name: str) -> None:
         """Start it, also again; returns when it is ready."""
         await self.daemons[name].start()
-        await self.daemons[name].wait_ready()
-
-    async def renew_client(self) -> None:
-        """With a client of new connections."""
-        if self._client is not None:
-            await self._client.close()
-        self._client = Client(self.address, plaintext=True)
-
-    def dead(self) -> list[str]:
-        """Names of processes that have ended."""
-        return [name for name, daemon in self.daemons.items() if not daemon.alive]
+        await self.daemons[name].wait_ready(READY_S)
 
     async def restore(self) -> None:
         """No failpoint, no fault of a proxy, every process up and every deployment ready. Raises TimeoutError."""
         for name in self.daemons:
             failpoints.disarm(self.directory, name)
-            self.daemons[name].signal(signal.SIGCONT)
+            self.daemons[name].send_signal(signal.SIGCONT)
         for proxy in self.proxies.values():
             proxy.heal()
         await self.start_dead([COORDINATOR])
-        await self.daemons[COORDINATOR].wait_ready()
+        await self.daemons[COORDINATOR].wait_ready(READY_S)
         await self.start_dead(self.nodes)
-        await asyncio.gather(*(self.daemons[name].wait_ready() for name in self.nodes))
+        await asyncio.gather(*(self.daemons[name].wait_ready(READY_S) for name in self.nodes))
         await self.until(self._whole, BACK_S)
 
     async def start_dead(self, names: Sequence[str]) -> None:
@@ -170,18 +151,6 @@ class ChaosSite:
         return all(node.connected and not node.starting for node in nodes) and all(
             deployment.phase is DeploymentPhase.READY for deployment in deployments
         )
-
-    async def until(self, condition: Callable[[], object], timeout_s: float = BACK_S) -> None:
-        """Wait until an async or plain condition holds; an error of the coordinator is a no. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            while True:
-                with contextlib.suppress(EdgeShardError):
-                    value = condition()
-                    if asyncio.iscoroutine(value):
-                        value = await value
-                    if value:
-                        return
-                await asyncio.sleep(0.01)
 
     async def deploy(self, **changes: object) -> Deployment:
         """In place of the deployment there is."""
@@ -211,8 +180,7 @@ class ChaosSite:
         """Wait for the end of each process that one of these failpoints has killed."""
         for point, mark in self.marks().items():
             if points.get(point) is Action.KILL:
-                assert self._nursery is not None
-                await self._nursery.ended(mark.pid)
+                await shared().ended(mark.pid)
 
     def marks(self) -> dict[str, Mark]:
         return failpoints.marks(self.directory)
@@ -221,7 +189,7 @@ class ChaosSite:
         """The objects a process holds (tests/chaos/census.py)."""
         path = census_file(self.directory, name)
         path.unlink(missing_ok=True)
-        self.daemons[name].signal(signal.SIGUSR1)
+        self.daemons[name].send_signal(signal.SIGUSR1)
         await self.until(path.exists)
         counts: dict[str, int] = json.loads(path.read_text())
         return counts
@@ -232,26 +200,12 @@ class ChaosSite:
         def find() -> str:
             for name in self.nodes:
                 with contextlib.suppress(psutil.Error):
-                    connections = psutil.Process(self.daemons[name].pid).net_connections("tcp")
+                    connections = psutil.Process(self.daemons[name].pid or 0).net_connections("tcp")
                     if any(connection.laddr.port == port for connection in connections):
                         return name
             return ""
 
         return await asyncio.to_thread(find)
-
-    async def _agent(self, name: str, port: int) -> list[str]:
-        """Its command line; starts its proxy."""
-        listen = f"127.0.0.1:{port}"
-        arguments = ["--failpoints", str(self.directory), "--step-tokens", str(STEP_TOKENS)]
-        # Cases say which node takes over; one that keeps layers packed from an earlier case would be preferred.
-        arguments += ["--pack", "never"]
-        arguments += ["--coordinator", self.address, "--name", name, "--listen", listen, "--idle-spin-s", "0"]
-        arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB", "--plaintext"]
-        arguments += self._options
-        if self._proxied:
-            proxy = self.proxies[name] = Proxy(listen, self._dialler)
-            arguments += ["--advertise", await proxy.start()]
-        return arguments
 
 
 def _free_ports(count: int) -> list[int]:

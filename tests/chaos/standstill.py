@@ -27,11 +27,13 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import Span, StepPlan
-from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask
-from tests.chaos.site import COORDINATOR, DEMO_MODEL, DEPLOYMENT, ChaosSite
-from tests.chaos.trial import Stream
+from tests.chaos.site import DEMO_MODEL, DEPLOYMENT, ChaosSite
+from tests.chaos.trial import answered, stream_of
+from tests.support.checker import Reference, check, reference_of
+from tests.support.load import Stream
+from tests.support.site import COORDINATOR
 
 SHORT_S, LONG_S = 1.5, 2.0
 """A pause that costs nothing, and one that may cost a replay."""
@@ -92,12 +94,12 @@ async def pauses(directory: Path, tries: Sequence[float], blind: Sequence[float]
 
 async def _pause(site: ChaosSite, right: Reference, node: str, pause_s: float) -> Try:
     before = await site.client.deployment(DEPLOYMENT)
-    stream = Stream(ASK)
+    stream = stream_of(ASK)
     running = asyncio.create_task(stream.run(site.client))
     await asyncio.wait_for(stream.has(20), LIMIT_S)
-    site.daemons[node].signal(signal.SIGSTOP)
+    site.daemons[node].send_signal(signal.SIGSTOP)
     await asyncio.sleep(pause_s)
-    site.daemons[node].signal(signal.SIGCONT)
+    site.daemons[node].send_signal(signal.SIGCONT)
     problems = [] if not stream.over else ["the answer ended before the pause did"]
     await asyncio.wait_for(running, LIMIT_S)
     problems += _wrong(stream, right)
@@ -106,7 +108,7 @@ async def _pause(site: ChaosSite, right: Reference, node: str, pause_s: float) -
     moved = after.epoch != before.epoch
     if moved and (pause_s <= SHORT_S or node == COORDINATOR):
         problems.append(f"{node} cost epoch {before.epoch}")
-    return Try(f"{pause_s:g} s of {node}", tuple(problems), max(stream.gaps), moved)
+    return Try(f"{pause_s:g} s of {node}", tuple(problems), max(stream.waits_s), moved)
 
 
 async def emulated_step(directory: Path, step_s: float) -> Try:
@@ -130,24 +132,16 @@ async def _slow_answer(site: ChaosSite, name: str, step_s: float, point: Failpoi
     before = await site.deploy(layers=f"a=0:{SLOW_LAYERS.first},b={SLOW_LAYERS.first}:{SLOW_LAYERS.end}")
     if point is not None:
         site.arm("b", [point])
-    stream = Stream(FEW)
+    stream = stream_of(FEW)
     async with asyncio.timeout(LIMIT_S + 4 * step_s):
         await stream.run(site.client)
     problems = _wrong(stream, right)
-    if max(stream.gaps) < step_s:
-        problems.append(f"no step took so long: {max(stream.gaps):.1f} s at most")
+    if max(stream.waits_s) < step_s:
+        problems.append(f"no step took so long: {max(stream.waits_s):.1f} s at most")
     after = await site.client.deployment(DEPLOYMENT)
     if (after.phase, after.epoch) != (DeploymentPhase.READY, before.epoch):
         problems.append(f"it was at epoch {before.epoch} and is {after.phase} at {after.epoch}")
-    return Try(name, tuple(problems), max(stream.gaps), after.epoch != before.epoch)
-
-
-async def answered(site: ChaosSite, ask: Ask) -> Stream:
-    stream = Stream(ask)
-    await stream.run(site.client)
-    if stream.error is not None:
-        raise stream.error
-    return stream
+    return Try(name, tuple(problems), max(stream.waits_s), after.epoch != before.epoch)
 
 
 def _wrong(stream: Stream, right: Reference) -> list[str]:
@@ -158,7 +152,7 @@ def _wrong(stream: Stream, right: Reference) -> list[str]:
 
 def _lab_file(directory: Path, step_s: float) -> Path:
     """A lab whose device b takes `step_s` for a step of its layers: a time that its memory's bandwidth makes."""
-    from edgeshard_agent.lab.emulation import load_emulation
+    from edgeshard_agent.emulation import load_emulation
 
     path = directory / "lab.toml"
     shutil.copy(DEMO_MODEL / "config.json", directory)

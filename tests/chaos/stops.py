@@ -26,11 +26,10 @@ from pathlib import Path
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
-from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.matrix import Ask
 from tests.chaos.site import DEPLOYMENT, ChaosSite
-from tests.chaos.standstill import answered
-from tests.chaos.trial import Stream
+from tests.chaos.trial import answered, stream_of
+from tests.support.checker import Reference, check, reference_of
 
 NODES = ("a", "b", "c", "d", "e")
 """One more than stages: who takes over."""
@@ -77,11 +76,11 @@ async def _stop(site: ChaosSite, right: Sequence[Reference], chance: random.Rand
     nodes = await site.stages()
     before = await site.client.deployment(DEPLOYMENT)
     stage, after = chance.randrange(len(nodes)), chance.randrange(LATEST)
-    streams = [Stream(ask) for ask in ASKS]
+    streams = [stream_of(ask) for ask in ASKS]
     running = [asyncio.create_task(stream.run(site.client)) for stream in streams]
     async with asyncio.timeout(LIMIT_S):
         await streams[0].has(after)
-        site.daemons[nodes[stage]].signal(signal.SIGSTOP)
+        site.daemons[nodes[stage]].send_signal(signal.SIGSTOP)
         noticed_s = await _noticed_s(site, before.epoch)
         await asyncio.gather(*running)
     verdicts = [
@@ -96,7 +95,7 @@ async def _stop(site: ChaosSite, right: Sequence[Reference], chance: random.Rand
         len(nodes),
         stage,
         noticed_s,
-        max(max(stream.gaps) for stream in streams),
+        max(max(stream.waits_s) for stream in streams),
         sum(verdict.wrong_tokens for verdict in verdicts),
         sum(stream.error is not None for stream in streams),
         tuple(problems),

@@ -19,12 +19,13 @@ from edgeshard.domain.errors import NotFoundError, UnavailableError
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.wire.deployment import spec_to_wire
+from edgeshard.wire.site import spec_to_wire
 from edgeshard.wire.status import from_rpc_error
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask
 from tests.chaos.sending import sent
-from tests.chaos.site import COORDINATOR, ChaosSite, spec
+from tests.chaos.site import READY_S, ChaosSite, spec
+from tests.support.site import COORDINATOR
 
 NODES = ("a", "b", "c", "d", "e")
 STEADY, TRIED, OTHER_MODEL = "steady", "tried", "other-tales"
@@ -192,7 +193,7 @@ class Story:
             case "delete" | "delete what failed":
                 await insist("DeleteDeployment", delete)
             case "delete twice":
-                site.daemons["d"].signal(signal.SIGSTOP)
+                site.daemons["d"].send_signal(signal.SIGSTOP)
                 await insist("DeleteDeployment", delete)
                 with contextlib.suppress(NotFoundError):
                     await insist("DeleteDeployment", delete)
@@ -254,11 +255,11 @@ class Story:
     async def heal(self) -> None:
         """Every node is there and no failpoint is armed."""
         for name in NODES:
-            self._site.daemons[name].signal(signal.SIGCONT)
+            self._site.daemons[name].send_signal(signal.SIGCONT)
         dead = set(self._site.dead())
         await self._site.start_dead(NODES)
         for name in sorted(dead & set(NODES)):
-            await self._site.daemons[name].wait_ready()
+            await self._site.daemons[name].wait_ready(READY_S)
 
     async def finish(self, before: Known) -> list[str]:
         problems = []
@@ -273,7 +274,7 @@ class Story:
             self._disarm(name)
         self._disarm(COORDINATOR)
         await self._site.start_dead(NODES)
-        await asyncio.gather(*(self._site.daemons[name].wait_ready() for name in NODES))
+        await asyncio.gather(*(self._site.daemons[name].wait_ready(READY_S) for name in NODES))
         after = await self._operator.known()
         if after.deployments.get(STEADY) != (Phase.READY, before.deployments[STEADY][1]):
             problems.append(f"{STEADY} was {before.deployments[STEADY]} and is {after.deployments.get(STEADY)}")
@@ -321,7 +322,7 @@ class Story:
         planned = replace(spec_of(TRIED), layers=(), exclude=("a", "b"))
         await site.client.deploy(planned, timeout_s=LIMIT_S)
         await site.daemons["e"].start()
-        await site.daemons["e"].wait_ready()
+        await site.daemons["e"].wait_ready(READY_S)
         await site.until(self._whole, LIMIT_S)
 
     async def _restart(self, without: str = "") -> None:

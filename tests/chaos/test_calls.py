@@ -9,31 +9,32 @@ import json
 import shutil
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 import pytest_asyncio
 
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
-from edgeshard.domain.requests.generation import Finished, FinishReason, Token
+from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from edgeshard.domain.requests.generation import Finished, FinishReason, GenerateOptions, Token
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.wire.deployment import deployment_from_wire, spec_to_wire
-from tests.chaos.checker import check, reference_of
+from edgeshard.wire.site import deployment_from_wire, spec_to_wire
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.sending import sent
-from tests.chaos.site import COORDINATOR, DEMO_MODEL, DEPLOYMENT, MODEL, ChaosSite, spec
+from tests.chaos.site import DEMO_MODEL, DEPLOYMENT, MODEL, ChaosSite, spec
+from tests.support.checker import check
+from tests.support.load import Stream, whole_answer
+from tests.support.site import COORDINATOR
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 LOST = [Action.LOSE_REQUEST, Action.LOSE_REPLY]
 FAULTS = [*LOST, Action.TWICE]
 PROMPT = tuple(range(3, 35))
-ASKED: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+ASKED = GenerateOptions(max_new_tokens=24, ignore_eos=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,8 +66,12 @@ class Faulty:
 
 def logged(site: ChaosSite, event: str, **fields: object) -> int:
     """How often the coordinator has logged this."""
-    lines = [json.loads(line) for line in site.daemons[COORDINATOR].log.read_text().splitlines()]
+    lines = [json.loads(line) for line in site.daemons[COORDINATOR].log_path.read_text().splitlines()]
     return sum(line.get("event") == event and fields.items() <= line.items() for line in lines)
+
+
+def asked(**options: Unpack[GenerateOptions]) -> Stream:
+    return Stream(DEPLOYMENT, PROMPT, ASKED | options)
 
 
 async def gone(site: ChaosSite) -> bool:
@@ -113,7 +118,7 @@ async def test_a_deployment_whose_coordinator_is_killed_before_it_answers_is_not
             return deployment_from_wire((await AdminServiceStub(channel).Deploy(request, timeout=20)).deployment)
 
     first = asyncio.create_task(ask())
-    await site.daemons[COORDINATOR].wait_ended()
+    await site.daemons[COORDINATOR].exited()
     await site.start_daemon(COORDINATOR)
     await asyncio.gather(first, return_exceptions=True)  # gRPC itself may have repeated it, or not
     assert (await ask()).epoch == 1
@@ -178,34 +183,25 @@ async def test_a_request_whose_call_is_lost_ends_right_or_never_began(
     site: ChaosSite, tales: None, action: Action
 ) -> None:
     """A client that has a beginning reconnects for the rest by itself. The same id is free for another afterwards."""
-    asked = {**ASKED, "max_new_tokens": 96}
-    right = reference_of([event async for event in site.client.generate(DEPLOYMENT, PROMPT, **asked)])
-    got: list[Any] = []
+    right = await whole_answer(site.client, asked(max_new_tokens=96))
+    lost = asked(max_new_tokens=96, request_id="lost")
     async with Faulty(site, "Generate", action):
-        with suppress(UnavailableError):
-            async for event in site.client.generate(DEPLOYMENT, PROMPT, request_id="lost", **asked):
-                got.append(event)
-    whole = bool(got)
-    assert check(got, right, whole=whole).problems == ()
-    again = [event async for event in site.client.generate(DEPLOYMENT, PROMPT, request_id="lost", **asked)]
-    assert check(again, right).problems == ()
+        await lost.run(site.client)
+    assert lost.error is None or isinstance(lost.error, UnavailableError)
+    assert check(lost.events, right, whole=bool(lost.events)).problems == ()
+    again = await whole_answer(site.client, asked(max_new_tokens=96, request_id="lost"))
+    assert again == right
 
 
 async def test_a_request_that_comes_twice_runs_once(site: ChaosSite, tales: None) -> None:
-    right = reference_of([event async for event in site.client.generate(DEPLOYMENT, PROMPT, **ASKED)])
-
-    async def ask() -> list[Any] | EdgeShardError:
-        try:
-            return [event async for event in site.client.generate(DEPLOYMENT, PROMPT, request_id="two", **ASKED)]
-        except EdgeShardError as error:
-            return error
-
+    right = await whole_answer(site.client, asked())
+    streams = [asked(request_id="two") for _ in range(2)]
     async with asyncio.timeout(60):
-        answers = await asyncio.gather(ask(), ask())
-    streams = [answer for answer in answers if not isinstance(answer, EdgeShardError)]
-    refused = [answer for answer in answers if isinstance(answer, EdgeShardError)]
-    assert len(streams) == 1 and isinstance(refused[0], AlreadyExistsError) and refused[0].field == "request_id"
-    assert check(streams[0], right).problems == ()
+        await asyncio.gather(*(stream.run(site.client) for stream in streams))
+    (refused,) = [stream.error for stream in streams if stream.error is not None]
+    assert isinstance(refused, AlreadyExistsError) and refused.field == "request_id"
+    (whole,) = [stream for stream in streams if stream.error is None]
+    assert check(whole.events, right).problems == ()
 
 
 @pytest.mark.parametrize("action", FAULTS)

@@ -9,7 +9,7 @@ import pytest
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Started, Token
-from tests.chaos.checker import check, reference_of
+from tests.support.checker import check, reference_of
 
 PROMPT = (7, 8, 9)
 TOKENS = (40, 41, 42, 43)

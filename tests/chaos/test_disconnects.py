@@ -15,13 +15,15 @@ from edgeshard_agent.ops.native import native_available
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.requests.generation import GenerateOptions, Token
-from tests.chaos.checker import check, reference_of
+from edgeshard.domain.requests.generation import GenerateOptions
 from tests.chaos.matrix import STAGES, VOCABULARY, Ask
 from tests.chaos.run import say
-from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
-from tests.chaos.trial import Stream, Trials
+from tests.chaos.site import DEPLOYMENT, ChaosSite
+from tests.chaos.trial import Trials, stream_of
+from tests.support.checker import check, reference_of
 from tests.support.forms import in_form
+from tests.support.load import Stream
+from tests.support.site import COORDINATOR
 
 COUNT = "EDGESHARD_CHAOS_DISCONNECTS"
 """Names the environment variable with the number of clients that leave."""
@@ -46,18 +48,17 @@ class Leaver:
     def __init__(self, address: str, chance: random.Random) -> None:
         self._address = address
         long = chance.random() < 0.5
-        self._prompt: str | list[int] = TEXT
+        prompt: str | list[int] = TEXT
         if chance.random() < 0.8:
-            self._prompt = [chance.randrange(*VOCABULARY) for _ in range(90 if long else chance.randrange(2, 30))]
-        self._options = GenerateOptions(max_new_tokens=NEW_TOKENS if long else 30, ignore_eos=True)
+            prompt = [chance.randrange(*VOCABULARY) for _ in range(90 if long else chance.randrange(2, 30))]
+        options = GenerateOptions(max_new_tokens=NEW_TOKENS if long else 30, ignore_eos=True)
         if chance.random() < 0.5:
-            self._options |= GenerateOptions(temperature=0.9, seed=chance.randrange(100))
+            options |= GenerateOptions(temperature=0.9, seed=chance.randrange(100))
         self._after_tokens = chance.choice((None, None, 0, 1, 2, chance.randrange(3, 28)))
         """None: by its time."""
         self._after_s = chance.uniform(0.0, 0.15)
         self._drops_connection = chance.random() < 0.3
-        self.seen = asyncio.Event()
-        self.events = 0
+        self.stream = Stream(DEPLOYMENT, prompt, options)
 
     async def visit(self, fault: asyncio.Event | None, after_fault_s: float) -> None:
         """If a node is to be lost, that happens first: the client leaves `after_fault_s` after it."""
@@ -77,18 +78,10 @@ class Leaver:
                 await reading
 
     async def _read(self, client: Client, most: int | None) -> None:
-        tokens = 0
-        try:
-            async with aclosing(client.generate(DEPLOYMENT, self._prompt, **self._options)) as events:
-                async for event in events:
-                    self.events += 1
-                    tokens += isinstance(event, Token)
-                    if tokens:
-                        self.seen.set()
-                    if most is not None and tokens >= most:
-                        return
-        finally:
-            self.seen.set()
+        async with aclosing(self.stream.follow(client)) as events:
+            async for _ in events:
+                if most is not None and len(self.stream.tokens) >= most:
+                    return
 
 
 async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: int | None) -> None:
@@ -97,7 +90,7 @@ async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: 
     fault = asyncio.Event() if lost_stage is not None else None
     visits = [asyncio.create_task(leaver.visit(fault, chance.uniform(0.0, 0.6))) for leaver in leavers]
     if fault is not None and lost_stage is not None:
-        begun = [asyncio.create_task(leaver.seen.wait()) for leaver in leavers]
+        begun = [asyncio.create_task(leaver.stream.has(1)) for leaver in leavers]
         await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
         for task in begun:
             task.cancel()
@@ -140,7 +133,7 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
     chance, count = random.Random(11), int(os.environ.get(COUNT, in_form(60, 200)))
     async with ChaosSite(tmp_path) as site:
         await site.deploy()
-        right = Stream(Ask(3))
+        right = stream_of(Ask(3))
         await right.run(site.client)
         left, groups, kills, longest_s = 0, 0, 0, 0.0
 
@@ -155,7 +148,7 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
                 await site.until(ready)
                 longest_s = max(longest_s, await nothing_left(site))
         longest_s = max(longest_s, await nothing_left(site))
-        again = Stream(Ask(3))
+        again = stream_of(Ask(3))
         await again.run(site.client)
     assert check(again.events, reference_of(right.events)).problems == ()
     with capsys.disabled():

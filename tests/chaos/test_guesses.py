@@ -14,13 +14,14 @@ from edgeshard_agent.ops.native import native_available
 from edgeshard.domain.deployments.placement import Speculation
 from edgeshard.domain.nodes.device import StageGuesses
 from edgeshard.domain.requests.generation import GenerateOptions
-from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import VOCABULARY, Ask, Shape
 from tests.chaos.shapes import layers_of, save
 from tests.chaos.site import DEPLOYMENT, ChaosSite
-from tests.chaos.trial import Stream
+from tests.chaos.trial import stream_of
+from tests.support.checker import Reference, check, reference_of
 from tests.support.forms import in_form, one_in
+from tests.support.load import Stream
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
 
@@ -51,7 +52,7 @@ PLACES = [
 
 
 async def answer(site: ChaosSite, ask: Ask) -> Stream:
-    stream = Stream(ask)
+    stream = stream_of(ask)
     await asyncio.wait_for(stream.run(site.client), 90)
     assert stream.error is None
     return stream
@@ -59,13 +60,7 @@ async def answer(site: ChaosSite, ask: Ask) -> Stream:
 
 async def guesses(site: ChaosSite) -> StageGuesses:
     """As the head reports it from now on."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-
-    async def heard() -> bool:
-        return all(node.heartbeat_age_s < loop.time() - began for node in await site.client.nodes())
-
-    await site.until(heard, 30)
+    await site.reported(timeout_s=30)
     (found,) = [stage.guesses for stage in (await site.client.deployment(DEPLOYMENT)).stages if stage.guesses]
     return found
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.ops.native import native_available
 
-from tests.chaos.checker import check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask
 from tests.chaos.site import DEPLOYMENT, ChaosSite
-from tests.chaos.trial import Stream
+from tests.chaos.trial import stream_of
+from tests.support.checker import check, reference_of
 from tests.support.forms import one_in
+from tests.support.load import Stream
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
 
@@ -27,7 +28,7 @@ async def answers(site: ChaosSite, at_once: int) -> Sequence[Stream]:
 
     async def answer(ask: Ask) -> Stream:
         async with places:
-            stream = Stream(ask)
+            stream = stream_of(ask)
             await asyncio.wait_for(stream.run(site.client), 90)
             assert stream.error is None
             return stream

@@ -15,7 +15,8 @@ from edgeshard_agent.ops.native import native_available
 
 from tests.chaos.failpoints import Failpoint, Place
 from tests.chaos.replica_kills import NODES, kills
-from tests.chaos.site import COORDINATOR, ChaosSite, spec
+from tests.chaos.site import ChaosSite, spec
+from tests.support.site import COORDINATOR
 
 KILLS = "EDGESHARD_CHAOS_REPLICA_KILLS"
 """Names the environment variable with the number of kills."""
@@ -37,7 +38,7 @@ async def test_a_coordinator_that_is_killed_around_their_write_has_all_replicas_
             site.arm(COORDINATOR, [Failpoint(f"killed {place}", place, what="new->loading")])
             spec_of_all = spec(layers=None, source=None, replicas=len(NODES))
             asked = asyncio.create_task(site.client.deploy(spec_of_all, wait=False, timeout_s=20))
-            await site.daemons[COORDINATOR].wait_ended()
+            await site.daemons[COORDINATOR].exited()
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
             await site.restore()

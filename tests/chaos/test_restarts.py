@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from tests.chaos.run import say
-from tests.chaos.site import COORDINATOR, ChaosSite
+from tests.chaos.site import ChaosSite
 from tests.support.forms import in_form
+from tests.support.site import COORDINATOR
 
 COUNT = "EDGESHARD_CHAOS_RESTARTS"
 """Names the environment variable with the number of restarts."""

@@ -10,11 +10,12 @@ from edgeshard_agent.ops.native import native_available
 
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.nodes.device import StagePhase
-from tests.chaos.checker import check, reference_of
 from tests.chaos.matrix import Ask
 from tests.chaos.site import DEPLOYMENT, ChaosSite
-from tests.chaos.trial import Stream
+from tests.chaos.trial import stream_of
+from tests.support.checker import check, reference_of
 from tests.support.forms import one_in
+from tests.support.load import Stream
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
 
@@ -34,7 +35,7 @@ def blobs(site: ChaosSite, name: str) -> set[Path]:
 
 
 async def answer(site: ChaosSite, victim: str = "") -> Stream:
-    stream = Stream(Ask(3))
+    stream = stream_of(Ask(3))
     running = asyncio.create_task(stream.run(site.client))
     if victim:
         await stream.has(8)

@@ -6,21 +6,19 @@ import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from edgeshard import Client
-from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import ModelName
 from edgeshard.domain.nodes.device import StagePhase
-from edgeshard.domain.requests.generation import Finished, GenerationEvent, Token
 from tests.chaos import matrix
-from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint
 from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind, Shape
 from tests.chaos.proxy import Link
 from tests.chaos.shapes import layers_of, save, slack_of
-from tests.chaos.site import BACK_S, COORDINATOR, DEPLOYMENT, ChaosSite
+from tests.chaos.site import BACK_S, DEPLOYMENT, ChaosSite
+from tests.support.checker import Reference, check, reference_of
+from tests.support.load import Stream
+from tests.support.site import COORDINATOR
 
 REQUEST_S = 60.0
 """For a request to end, however many nodes it loses. A quiet machine needs a second or two."""
@@ -31,49 +29,15 @@ NARROW_BPS = 2e6
 SLICE_BYTES = 7
 
 
-@dataclass(slots=True)
-class Stream:
-    """The view of one request's client, with times in seconds of a steady clock."""
+def stream_of(ask: Ask, deployment: str = DEPLOYMENT) -> Stream:
+    return Stream(deployment, ask.prompt, ask.options)
 
-    ask: Ask
-    deployment: str = DEPLOYMENT
-    events: list[GenerationEvent] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    """When it was asked, and when each token came."""
-    error: EdgeShardError | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def tokens(self) -> int:
-        return len(self.times) - 1
-
-    @property
-    def gaps(self) -> list[float]:
-        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
-
-    async def run(self, client: Client) -> None:
-        """To its end, or to the error that ended it."""
-        self.times.append(time.monotonic())
-        try:
-            async with aclosing(client.generate(self.deployment, self.ask.prompt, **self.ask.options)) as events:
-                async for event in events:
-                    self.events.append(event)
-                    if isinstance(event, Token):
-                        self.times.append(time.monotonic())
-                    self.news.set()
-        except EdgeShardError as error:
-            self.error = error
-        self.news.set()
-
-    @property
-    def over(self) -> bool:
-        return self.error is not None or (bool(self.events) and isinstance(self.events[-1], Finished))
-
-    async def has(self, tokens: int) -> None:
-        """Wait for `tokens` tokens, or the end."""
-        while self.tokens < tokens and not self.over:
-            self.news.clear()
-            await self.news.wait()
+async def answered(site: ChaosSite, ask: Ask) -> Stream:
+    """An undisturbed request at its end."""
+    stream = await stream_of(ask).run(site.client)
+    stream.raise_error()
+    return stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +104,7 @@ class Trials:
         self._disturbed_at, self._flips = [], []
         points = await self._arm(case)
         began = time.monotonic()
-        streams = [Stream(ask) for ask in (*first, *late)]
+        streams = [stream_of(ask) for ask in (*first, *late)]
         problems = await self._serve(case, streams, len(first), set(points))
         wall_s = time.monotonic() - began
         marked = self.site.marks()
@@ -160,7 +124,10 @@ class Trials:
         await self.site.killed(points)
         await self.site.restore()
         pause_s = max(
-            (max(stream.gaps, default=0.0) - known.gap_s for stream, known in zip(streams, undisturbed, strict=True)),
+            (
+                max(stream.waits_s, default=0.0) - known.gap_s
+                for stream, known in zip(streams, undisturbed, strict=True)
+            ),
             default=0.0,
         )
         kills = sum(points[point] is Action.KILL for point in points if point in marked)
@@ -170,17 +137,10 @@ class Trials:
 
     async def nothing_left(self) -> list[str]:
         """The faults of the site at rest: KV that a node still holds. A leak would stay for ever."""
-        began = time.monotonic()
-
-        async def gone() -> bool:
-            waited_s, nodes = time.monotonic() - began, await self.site.client.nodes()
-            heard = all(node.heartbeat_age_s < waited_s for node in nodes)
-            return heard and not any(stage.kv_bytes_in_use for node in nodes for stage in node.stages)
-
         try:
-            await self.site.until(gone, KV_GONE_S)
+            await self.site.kv_gone(KV_GONE_S)
         except TimeoutError:
-            return [f"{node.name} holds KV" for node in await self.site.client.nodes() if _holds_kv(node.stages)]
+            return [f"{name} holds KV" for name, held in (await self.site.kv_bytes()).items() if held]
         return []
 
     def forget_site(self, site: ChaosSite) -> None:
@@ -207,16 +167,12 @@ class Trials:
         key = case.shape, case.dtype, ask
         if key not in self._undisturbed:
             stream = await self._undisturbed_run(ask)
-            self._undisturbed[key] = Undisturbed(reference_of(stream.events), statistics.median(stream.gaps[1:]))
+            self._undisturbed[key] = Undisturbed(reference_of(stream.events), statistics.median(stream.waits_s[1:]))
         return self._undisturbed[key]
 
     async def _undisturbed_run(self, ask: Ask) -> Stream:
-        stream = Stream(ask)
         async with asyncio.timeout(REQUEST_S):
-            await stream.run(self.site.client)
-        if stream.error is not None:
-            raise stream.error
-        return stream
+            return await answered(self.site, ask)
 
     async def _arm(self, case: Case) -> dict[str, Action]:
         """The failpoints of a case, in the processes that they are of now: their ids and actions."""
@@ -309,7 +265,3 @@ def disturb(link: Link, kind: LinkKind, detail: int = 0) -> None:
             link.up.bandwidth_bps = NARROW_BPS
         case LinkKind.FLIP:
             link.up.flip(detail, bit=detail % 8)
-
-
-def _holds_kv(stages: Sequence[object]) -> bool:
-    return any(getattr(stage, "kv_bytes_in_use", 0) for stage in stages)

@@ -29,10 +29,9 @@ from edgeshard_coordinator.core.deployments.transitions import Trigger
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError
-from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import OF_SAVES, Action, Failpoint, Place
 from tests.chaos.run import say
-from tests.chaos.site import COORDINATOR, DEMO_MODEL, ChaosSite
+from tests.chaos.site import DEMO_MODEL, ChaosSite
 from tests.chaos.stories import (
     ANSWER_S,
     ASK,
@@ -46,7 +45,10 @@ from tests.chaos.stories import (
     Story,
     spec_of,
 )
-from tests.chaos.trial import Stream
+from tests.chaos.trial import stream_of
+from tests.support.checker import Reference, check, reference_of
+from tests.support.load import Stream
+from tests.support.site import COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Writes:
         path = self.operator.other_model / "generation_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "mark": "another"}))
         await self.site.client.deploy(spec_of(STEADY), timeout_s=LIMIT_S)
-        stream = Stream(ASK, STEADY)
+        stream = stream_of(ASK, STEADY)
         await stream.run(self.site.client)
         if stream.error is not None:
             raise stream.error
@@ -178,7 +180,7 @@ class Writes:
     async def start_coordinator(self) -> tuple[float, Known]:
         """Seconds from its start to its first answer, and its knowledge then."""
         began = time.monotonic()
-        if not self.site.daemons[COORDINATOR].alive:
+        if self.site.daemons[COORDINATOR].pid is None:
             await self.site.daemons[COORDINATOR].start()
         async with asyncio.timeout(LIMIT_S):
             while True:
@@ -189,13 +191,13 @@ class Writes:
                 except EdgeShardError:
                     await asyncio.sleep(POLL_S)
 
-    async def _begin(self, deployment: str) -> tuple[Stream, asyncio.Task[None]]:
-        stream = Stream(ASK, deployment)
+    async def _begin(self, deployment: str) -> tuple[Stream, asyncio.Task[Stream]]:
+        stream = stream_of(ASK, deployment)
         running = asyncio.create_task(stream.run(self.site.client))
         await asyncio.wait_for(stream.has(2), LIMIT_S)
         return stream, running
 
-    async def _ended(self, stream: Stream, running: asyncio.Task[None], story: Story) -> list[str]:
+    async def _ended(self, stream: Stream, running: asyncio.Task[Stream], story: Story) -> list[str]:
         assert self._reference is not None
         try:
             await asyncio.wait_for(running, LIMIT_S)
@@ -208,11 +210,11 @@ class Writes:
         return [f"{stream.deployment}: {problem}" for problem in check(stream.events, self._reference).problems]
 
     def _log_size(self) -> int:
-        return len(self.site.daemons[COORDINATOR].log.read_bytes())
+        return len(self.site.daemons[COORDINATOR].log_path.read_bytes())
 
     def _released(self, seen: int) -> list[str]:
         """Commands that would end what serves, in the coordinator's log from there on."""
-        lines = self.site.daemons[COORDINATOR].log.read_bytes()[seen:].decode().splitlines()
+        lines = self.site.daemons[COORDINATOR].log_path.read_bytes()[seen:].decode().splitlines()
         said = [json.loads(line) for line in lines if line.startswith("{")]
         commands = [line for line in said if line.get("event") == "command_sent" and line.get("deployment") == STEADY]
         return [f"node was sent {line['kind']} for {STEADY}" for line in commands if line["kind"] != "ActivateHead"]

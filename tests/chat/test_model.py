@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from edgeshard.chat.model import ChatModel
+from edgeshard.chat.chat_model import ChatModel
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolCall, ToolFormat
+from edgeshard.domain.requests.conversation import (
+    AnswerFormat,
+    Conversation,
+    GenerationDefaults,
+    Marker,
+    ToolCall,
+    ToolFormat,
+)
 from tests.support.chat_models import model_with
 
 DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgeshard.chat.literals import strict_json
 from edgeshard.chat.parsing import AnswerParser
-from edgeshard.domain.requests.chat import (
+from edgeshard.domain.requests.conversation import (
     AnswerDelta,
     AnswerFormat,
     ContentDelta,

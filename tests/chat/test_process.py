@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from edgeshard.chat import lane
-from edgeshard.chat.process import ChatProcess, ModelFiles
+from edgeshard.chat.template_process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
@@ -25,7 +25,7 @@ from edgeshard.domain.errors import (
     UnsupportedModelError,
 )
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.conversation import Conversation
 from tests.attack import tokenizer_growth
 from tests.support.tokenizers import write_tokenizer
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from edgeshard.chat.model import ChatModel
+from edgeshard.chat.chat_model import ChatModel
 from edgeshard.chat.template_forms import REASONING_NAMES
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.conversation import Conversation
 from tests.support.chat_models import model_with
 from tests.support.clients import CLIENTS
 

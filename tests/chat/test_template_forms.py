@@ -9,7 +9,7 @@ import pytest
 
 from edgeshard.chat.template_forms import REASONING_NAMES
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.conversation import Conversation
 from tests.support.chat_models import model_with
 
 THOUGHT = "THE HILL IS IN THE NORTH"

@@ -12,7 +12,7 @@ from edgeshard_coordinator.settings import CoordinatorSettings
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
-from edgeshard.client.settings import access, configuration
+from edgeshard.client.site_access import access, configuration
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.process.config import load_settings

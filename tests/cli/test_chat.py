@@ -19,7 +19,7 @@ import pytest
 
 from edgeshard.cli.commands.requests.chat import Talk
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.domain.requests.chat import ReasoningDelta
+from edgeshard.domain.requests.conversation import ReasoningDelta
 from edgeshard.proto.v1 import inference_pb2
 
 pytestmark = pytest.mark.timing

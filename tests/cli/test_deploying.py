@@ -24,7 +24,7 @@ from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, KvFormat
 from edgeshard.domain.nodes.device import StageFilling, StagePhase, WeightLoadingWork
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
-from edgeshard.wire.deployment import spec_to_wire
+from edgeshard.wire.site import spec_to_wire
 from tests.support.scripted_site import deployment as scripted_deployment
 from tests.support.scripted_site import stage_status
 

@@ -22,8 +22,7 @@ from edgeshard.cli.commands.observing.doctor_checks import (
 from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.nodes.condition import Condition, Support
-from edgeshard.domain.nodes.device import HugePages
+from edgeshard.domain.nodes.device import Condition, HugePages, Support
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 
 NOW_S = 1_800_000_000.0

@@ -21,7 +21,7 @@ from edgeshard.cli.commands.site.logs import command_of
 from edgeshard.cli.main import app
 from edgeshard.cli.render.output import Column
 from edgeshard.cli.render.watch import Changes, Rows
-from edgeshard.domain.control.site_event import SiteEvent, Subject
+from edgeshard.domain.control.site import SiteEvent, Subject
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.proto.v1 import admin_pb2, inference_pb2

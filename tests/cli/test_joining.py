@@ -22,15 +22,15 @@ from edgeshard.domain.identity import Principal, Role
 from edgeshard.local.user_files import AGENT_PORT, AGENT_PORTS
 from edgeshard.rpc.tls_files import tls_files
 from tests.support.identities import tls_options
-from tests.support.membership import READY_S, Mill, edgectl, opened
+from tests.support.membership import READY_S, SecureSite, edgectl
 
 pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 Run = Callable[..., Any]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mill]:
-    async with opened(tmp_path_factory.mktemp("mill")) as site:
+async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecureSite]:
+    async with SecureSite(tmp_path_factory.mktemp("mill")) as site:
         yield site
 
 
@@ -52,7 +52,7 @@ def run(home: dict[str, str]) -> Run:
 
 
 @pytest.fixture
-def admin(mill: Mill, run: Run) -> Run:
+def admin(mill: SecureSite, run: Run) -> Run:
     """edgectl of the site's operator."""
 
     async def call(*arguments: str) -> Any:
@@ -88,7 +88,7 @@ async def ended(process: Any) -> int:
 
 @pytest.mark.long
 async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
-    mill: Mill, admin: Run, home: dict[str, str]
+    mill: SecureSite, admin: Run, home: dict[str, str]
 ) -> None:
     async def told() -> Any:
         (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
@@ -110,7 +110,7 @@ async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
     assert (await admin("delete", "node", "killed"))[0] == 0
 
 
-async def test_a_node_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run, home: dict[str, str]) -> None:
+async def test_a_node_joins_by_one_line_and_leaves_by_one(mill: SecureSite, admin: Run, home: dict[str, str]) -> None:
     code, line, said = await admin("token", "create", "--node", "b")
     assert code == 0 and "within 15m" in said
     assert len(line.removeprefix("edgectl join ").strip()) <= 120
@@ -134,7 +134,7 @@ async def test_a_node_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run
 
 @pytest.mark.long
 async def test_an_operator_joins_and_needs_no_options_any_more(
-    mill: Mill, admin: Run, run: Run, tmp_path: Path
+    mill: SecureSite, admin: Run, run: Run, tmp_path: Path
 ) -> None:
     code, _, said = await run("get", "nodes")
     assert code == 4 and "edgectl join TOKEN" in said
@@ -149,7 +149,7 @@ async def test_an_operator_joins_and_needs_no_options_any_more(
     assert code == 4 and "was revoked" in said
 
 
-async def test_credentials_are_not_replaced_by_accident(mill: Mill, admin: Run, run: Run) -> None:
+async def test_credentials_are_not_replaced_by_accident(mill: SecureSite, admin: Run, run: Run) -> None:
     tokens = [(await admin("token", "create", "--role", "client", "--name", name, "-q"))[1].strip() for name in "xy"]
     assert (await run("join", tokens[0]))[0] == 0
     code, _, said = await run("join", tokens[1])
@@ -180,8 +180,8 @@ async def test_what_is_no_token_changes_nothing(run: Run, token: str, tmp_path: 
     assert not (tmp_path / "config").exists() and not (tmp_path / "state").exists()
 
 
-async def test_a_token_that_was_used_says_so(mill: Mill, admin: Run, run: Run, home: dict[str, str]) -> None:
-    async with mill.client() as operator:
+async def test_a_token_that_was_used_says_so(mill: SecureSite, admin: Run, run: Run, home: dict[str, str]) -> None:
+    async with mill.client_of() as operator:
         text = invitation_to_text((await operator.create_token(Role.CLIENT, "z")).invitation)
     assert (await run("join", text))[0] == 0
     elsewhere = home | {"XDG_CONFIG_HOME": home["XDG_CONFIG_HOME"] + "-elsewhere"}
@@ -189,8 +189,8 @@ async def test_a_token_that_was_used_says_so(mill: Mill, admin: Run, run: Run, h
     assert code == 4 and "was used already" in said
 
 
-async def test_a_token_is_listed_and_revoked(mill: Mill, admin: Run, run: Run, tmp_path: Path) -> None:
-    async with mill.client(name="eva") as operator:
+async def test_a_token_is_listed_and_revoked(mill: SecureSite, admin: Run, run: Run, tmp_path: Path) -> None:
+    async with mill.client_of(name="eva") as operator:
         token = await operator.create_token(Role.AGENT, "listed")
         text = invitation_to_text(token.invitation)
     code, printed, _ = await admin("token", "list", "-o", "json")
@@ -211,7 +211,7 @@ async def test_a_token_is_listed_and_revoked(mill: Mill, admin: Run, run: Run, t
     for unknown in (token.token_id, text):
         code, _, said = await admin("token", "revoke", unknown)
         assert code == 3 and "edgectl token list" in said and text not in said
-    async with mill.client() as operator:
+    async with mill.client_of() as operator:
         entries = await operator.audit()
     revoked = [entry.target for entry in entries if entry.what == "RevokeToken"]
     assert set(revoked) == {token.token_id}, "a token's text is not sent"
@@ -232,7 +232,7 @@ main()
 
 
 async def test_as_root_under_systemd_the_same_line_installs_a_service(
-    mill: Mill, admin: Run, home: dict[str, str], tmp_path: Path
+    mill: SecureSite, admin: Run, home: dict[str, str], tmp_path: Path
 ) -> None:
     """systemd is replaced by two scripts that record their arguments."""
     root, programs = tmp_path / "machine", tmp_path / "bin"

@@ -21,8 +21,8 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnavailableError,
 )
+from edgeshard.local import child_daemons
 from edgeshard.local.child_daemons import ChildDaemon, keep_running
-from edgeshard.process import restarts
 
 pytestmark = pytest.mark.timing
 
@@ -135,8 +135,8 @@ if number >= lives:
 
 async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
     """A process that is ready and ends by itself at once, `lives` times; then it ends before it is ready."""
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(restarts, "WINDOW_S", 0.1)
+    monkeypatch.setattr(child_daemons, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(child_daemons, "WINDOW_S", 0.1)
     (directory / "node.log").write_text("of an earlier time\n")
     node = daemon(directory, f"import os, sys\nlives = {lives}\n{SHORT_LIVED}{READY}{RENAME}os.abort()\n")
     await node.start()
@@ -149,7 +149,7 @@ async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pyt
 
 async def test_one_that_ends_comes_back_until_it_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, said, message = await supervised(tmp_path, 7, True, monkeypatch)
-    assert node.starts == 7 + restarts.MOST_STARTS
+    assert node.starts == 7 + child_daemons.MOST_STARTS
     assert said[:2] == ["node ended by signal 6: it starts again", "node runs again"]
     assert "before it was ready" in message and message.endswith("with:\nthis is life 11\nthe disk is gone")
 
@@ -158,7 +158,7 @@ async def test_what_has_not_worked_yet_is_given_up_although_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, _, message = await supervised(tmp_path, 99, False, monkeypatch)
-    assert node.starts == restarts.MOST_STARTS
+    assert node.starts == child_daemons.MOST_STARTS
     assert message.endswith("with:\nthis is life 4") and "by signal 6" in message
 
 

@@ -10,7 +10,7 @@ from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.cli.commands.site import certificate, join
-from edgeshard.client import settings as client_settings
+from edgeshard.client import site_access as client_settings
 from edgeshard.domain.identity import Invitation, Principal, Role
 from edgeshard.local.own_site import _is_of_moved_site
 from edgeshard.local.user_files import write_client_settings

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
-from edgeshard.local.node_files import member_of_machine
-from edgeshard.local.user_files import state_home, write_client_settings
+from edgeshard.local.user_files import member_of_machine, state_home, write_client_settings
 from edgeshard.rpc.tls_files import tls_files
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 
 IDLE = PackedUnit("00000000000000aa", "0123456789ab", "layer-3", "int8", 4 << 20, False, "fairy-tales")
 USED = PackedUnit("00000000000000bb", "0123456789ab", "layer-4", "int8", 2 << 20, True, "fairy-tales")

@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
+from edgeshard.cpsat import solver_process
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTBED = ROOT / "deploy/examples/paper-testbed.toml"
@@ -566,9 +567,8 @@ def test_what_rules_and_verify_do_not_go_with_is_refused(halls: Path, options: t
 def test_without_the_extra_rules_and_verify_name_it(
     halls: Path, option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgeshard.cpsat import process
 
-    monkeypatch.setattr(process, "missing", lambda *extras: list(extras))
+    monkeypatch.setattr(solver_process, "missing", lambda *extras: list(extras))
     result = run(*option, cluster=halls, model="llama2-13b")
     assert result.exit_code != 0
     assert "pip install '.[rules]'" in " ".join(result.stderr.split())

@@ -11,14 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import layer_unit
+from edgeshard.architectures.units import UnitForm, layer_unit
 from edgeshard.cli.main import app
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.models.packed_units import PackedOn
 from edgeshard.planning.search.locality import LOCALITY_MARGIN
 from edgeshard.proto.v1 import admin_pb2
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange

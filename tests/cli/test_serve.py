@@ -17,8 +17,8 @@ import pytest
 
 from edgeshard import Client
 from edgeshard.cli.commands.site.serve import HttpOptions
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.deployments.placement import parse_layers
-from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.local.own_site import _node_name
 from edgeshard.rpc.addresses import free_port
 from edgeshard.rpc.tls_files import tls_files

@@ -13,7 +13,7 @@ import pytest
 
 from edgeshard.cli.commands.site import site_watch
 from edgeshard.cli.commands.site.site_watch import SiteWatch
-from edgeshard.domain.deployments.replan import ReplanReason
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.errors import AbortedError, UnavailableError
 from edgeshard.domain.identity import JoinToken, Principal, Role
 

@@ -16,10 +16,9 @@ from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import DeploymentPhase, SuspectHop
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import Epoch
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import StagePhase
+from edgeshard.domain.nodes.device import Condition, StagePhase
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
-from edgeshard.views.rates import Look
+from edgeshard.views import Look
 
 pytestmark = pytest.mark.timing
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgeshard.client import ChatFinished, Client, ContentDelta, Started, SyncClient, ToolCall
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.requests.chat import ChatReason
+from edgeshard.domain.requests.conversation import ChatReason
 from edgeshard.domain.requests.generation import Finished, FinishReason, Token
 from edgeshard.proto.v1 import inference_pb2
 

@@ -215,7 +215,7 @@ async def test_a_model_is_not_opened_for_a_coordinator_that_cannot_be_reached(
     def open_nothing(*_: object) -> None:
         raise AssertionError("the model was opened")
 
-    monkeypatch.setattr("edgeshard.client.models.opened", open_nothing)
+    monkeypatch.setattr("edgeshard.client.uploads.opened", open_nothing)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         async with Client(f"127.0.0.1:{taken.getsockname()[1]}") as client:

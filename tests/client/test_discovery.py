@@ -20,21 +20,21 @@ from edgeshard.identity.authority import new_key
 from edgeshard.process import extras
 from edgeshard.rpc.discovery import SERVICE, Announced, keep_announced
 from tests.support.identities import tls_options
-from tests.support.membership import Mill, edgectl, opened
+from tests.support.membership import SecureSite, edgectl
 
 pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 FIND_S = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mill]:
-    async with opened(tmp_path_factory.mktemp("mill"), "--announce") as site:
+async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecureSite]:
+    async with SecureSite(tmp_path_factory.mktemp("mill"), "--announce") as site:
         yield site
 
 
-async def invited(mill: Mill, role: Role = Role.OPERATOR, name: str = "eva") -> Invitation:
+async def invited(mill: SecureSite, role: Role = Role.OPERATOR, name: str = "eva") -> Invitation:
     """By a token without an address."""
-    async with mill.client() as admin:
+    async with mill.client_of() as admin:
         token = await admin.create_token(role, name)
     return token.invitation.without_address()
 
@@ -50,7 +50,7 @@ async def announcing(site: str, authority: bytes, enrolment: str) -> AsyncIterat
         await asyncio.wait({task})
 
 
-async def test_the_site_of_a_token_is_found_and_joined(mill: Mill) -> None:
+async def test_the_site_of_a_token_is_found_and_joined(mill: SecureSite) -> None:
     invitation = await invited(mill)
     there = await located(invitation, FIND_S)
     assert there.coordinator == mill.coordinator.address and there.has_address
@@ -59,7 +59,7 @@ async def test_the_site_of_a_token_is_found_and_joined(mill: Mill) -> None:
     assert await located(there) is there
 
 
-async def test_who_claims_to_be_the_site_is_passed_over_and_learns_nothing(mill: Mill, tmp_path: Path) -> None:
+async def test_who_claims_to_be_the_site_is_passed_over_and_learns_nothing(mill: SecureSite, tmp_path: Path) -> None:
     invitation = await invited(mill)
     heard: list[bytes] = []
 
@@ -70,8 +70,8 @@ async def test_who_claims_to_be_the_site_is_passed_over_and_learns_nothing(mill:
     silent = await asyncio.start_server(listen, "127.0.0.1", 0)
     liar = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     (tmp_path / "other").mkdir()
-    async with opened(tmp_path / "other") as other:  # a real site, of another authority
-        async with other.client() as admin:
+    async with SecureSite(tmp_path / "other") as other:  # a real site, of another authority
+        async with other.client_of() as admin:
             elsewhere = (await admin.create_token(Role.OPERATOR, "eva")).enrolment
         async with (
             announcing("mill", invitation.authority, liar),
@@ -89,7 +89,7 @@ async def test_who_claims_to_be_the_site_is_passed_over_and_learns_nothing(mill:
     assert not any(invitation.secret in text for text in heard)
 
 
-async def test_nonsense_on_the_network_is_passed_over(mill: Mill) -> None:
+async def test_nonsense_on_the_network_is_passed_over(mill: SecureSite) -> None:
     from zeroconf import ServiceInfo
     from zeroconf.asyncio import AsyncZeroconf
 
@@ -113,14 +113,14 @@ async def test_nonsense_on_the_network_is_passed_over(mill: Mill) -> None:
 
 
 async def test_an_announcement_ends_with_its_coordinator(tmp_path: Path) -> None:
-    async with opened(tmp_path, "--announce") as site:
+    async with SecureSite(tmp_path, "--announce") as site:
         invitation = await invited(site)
         await located(invitation, FIND_S)
     with pytest.raises(UnavailableError, match=r"site mill does not answer .*--announce"):
         await located(invitation, 2.0)
 
 
-async def test_edgectl_makes_and_takes_a_token_without_an_address(mill: Mill, tmp_path: Path) -> None:
+async def test_edgectl_makes_and_takes_a_token_without_an_address(mill: SecureSite, tmp_path: Path) -> None:
     home = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     options = ["--coordinator", mill.coordinator.address, *tls_options(mill.identities.of(Role.OPERATOR, "admin"))]
     create = ("token", "create", "--role", "operator", "--name", "otto", "--discover")
@@ -134,7 +134,9 @@ async def test_edgectl_makes_and_takes_a_token_without_an_address(mill: Mill, tm
     assert (code, out.strip()) == (0, "[]")
 
 
-async def test_without_the_extra_the_token_says_what_is_missing(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_extra_the_token_says_what_is_missing(
+    mill: SecureSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(extras._NEEDED, "discovery", ("a_module_that_nobody_has",))
     with pytest.raises(FailedPreconditionError, match="needs the discovery extra"):
         await located(await invited(mill))

@@ -36,7 +36,7 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, head_pb2, inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
-from edgeshard.wire.deployment import spec_to_wire
+from edgeshard.wire.site import spec_to_wire
 from edgeshard.wire.status import from_rpc_error
 from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S, FakeAgent, FakeHead

@@ -23,7 +23,7 @@ from edgeshard_coordinator.store import ModelStore
 from edgeshard.domain.identity import coordinator_of
 from edgeshard.identity.authority import Authority, now
 from edgeshard.process.about import Process
-from edgeshard.process.machine import Machine
+from edgeshard.process.machine_facts import Machine
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls_files import issue_files

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.core.values.state import ServedOperation, Timings
-from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
+from edgeshard_coordinator.membership.api_keys import ApiKeyStore
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.membership.tokens import TokenRecord
 from edgeshard_coordinator.sqlite_store import SqliteStore

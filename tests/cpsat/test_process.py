@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.cpsat import process
-from edgeshard.cpsat.messages import answer_values, question_values, read_answer, read_question
-from edgeshard.cpsat.process import CpSat
+from edgeshard.cpsat import solver_process
 from edgeshard.cpsat.program import SolveLimits, answer
+from edgeshard.cpsat.solver_process import CpSat, answer_values, question_values, read_answer, read_question
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.linear import ROUNDING, GoalTerm, Linear, LinearAnswer, Question
@@ -91,7 +90,7 @@ def test_no_process_is_left() -> None:
 def test_the_process_ends_with_the_one_that_started_it() -> None:
     code = (
         "import os, signal\n"
-        "from edgeshard.cpsat.process import CpSat\n"
+        "from edgeshard.cpsat.solver_process import CpSat\n"
         "from tests.cpsat.test_process import question\n"
         "prover = CpSat(); prover.ask(question()); print(prover.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -105,7 +104,7 @@ def test_the_process_ends_with_the_one_that_started_it() -> None:
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "missing", lambda *extras: list(extras))
+    monkeypatch.setattr(solver_process, "missing", lambda *extras: list(extras))
     with CpSat() as prover, pytest.raises(FailedPreconditionError, match=r"pip install '\.\[rules\]'") as raised:
         prover.ask(question())
     assert (raised.value.reason, raised.value.field) == ("RULES_NEED_CPSAT", "rule")

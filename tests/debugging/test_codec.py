@@ -11,9 +11,9 @@ from enum import Enum
 from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from edgeshard_agent.core.actions import Action as AgentAction
 from edgeshard_agent.core.events import Event as AgentEvent
-from edgeshard_agent.core.state import AgentState
+from edgeshard_agent.core.node_actions import Action as AgentAction
+from edgeshard_agent.core.node_state import AgentState
 from edgeshard_coordinator.core.values.actions import Action as CoordinatorAction
 from edgeshard_coordinator.core.values.events import Event as CoordinatorEvent
 from edgeshard_coordinator.core.values.state import State

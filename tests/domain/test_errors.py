@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.wire.failure import from_failure, to_failure
+from edgeshard.wire.codec import from_failure, to_failure
 from edgeshard.wire.status import to_status
 
 

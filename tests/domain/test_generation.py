@@ -11,7 +11,7 @@ import pytest
 
 from edgeshard.cli.commands.requests.generate import generate
 from edgeshard.cli.commands.requests.generation_options import UNSET
-from edgeshard.client.options import generation_of
+from edgeshard.client.arguments import generation_of
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
 from edgeshard.domain.options import OptionField, option_fields
@@ -31,7 +31,7 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.domain.requests.head import HeadEvent, HeadEvents, RequestAccepted, StartRequest
 from edgeshard.rpc.channel import is_sendable
-from edgeshard.wire.head import head_command_to_wire, head_message_to_wire
+from edgeshard.wire.head_stream import head_command_to_wire, head_message_to_wire
 
 OF_THE_CALL = {"request_id": str, "timeout_s": float | None}
 OPTIONS = [*option_fields(Sampling), *option_fields(Generation)]

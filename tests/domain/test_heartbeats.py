@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.control.commands import MOST_STAGES, Heartbeat, HeartbeatChange
-from edgeshard.domain.control.heartbeats import (
+from edgeshard.domain.control.commands import (
     MEMORY_NOTICED,
+    MOST_STAGES,
     NOTHING,
     SHARE_NOTICED,
+    Heartbeat,
+    HeartbeatChange,
     change_between,
     with_change,
 )

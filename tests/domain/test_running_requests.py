@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import MAX_SHORT_REQUESTS, parse_spec, running_requests
 from edgeshard.domain.deployments.placement import Placement, Prediction
-from edgeshard.domain.deployments.running_requests import MAX_SHORT_REQUESTS, running_requests
 
 TWO_CONTEXTS = Placement((), kv_block_tokens=16, kv_blocks=2 * 2048 // 16, micro_batch=1, micro_batches=1)
 

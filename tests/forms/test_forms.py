@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, NewType, get_args
 
 import pytest
 from edgeshard_agent.core.events import Event as AgentEvent
-from edgeshard_agent.core.state import AgentState
-from edgeshard_agent.guides.messages import Message
-from edgeshard_agent.measuring.worker import MeasuringJob, Told
+from edgeshard_agent.core.node_state import AgentState
+from edgeshard_agent.guides.guide_messages import Message
+from edgeshard_agent.measuring.measuring_worker import MeasuringJob, Told
 from edgeshard_coordinator.core.values.events import Event as CoordinatorEvent
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
 
@@ -28,7 +28,7 @@ from edgeshard.domain.ids import Digest, NodeId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile, MeasuredLink
-from edgeshard.domain.requests.chat import ChatPrompt
+from edgeshard.domain.requests.conversation import ChatPrompt
 from edgeshard.forms import OWN, Forms
 from tests.support.examples import Examples
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.experts.table import ExpertTable
+from edgeshard_agent.experts import ExpertTable
 from edgeshard_agent.ops.block_formats import BlockWeight, layout_of
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available
@@ -39,7 +39,14 @@ from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DataLossError, EdgeShardError
 from edgeshard.domain.identity import Enrolment, Invitation, Principal, Role
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_FORMATS, DType
-from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
+from edgeshard.domain.requests.conversation import (
+    AnswerDelta,
+    AnswerFormat,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCall,
+    ToolFormat,
+)
 from edgeshard.domain.requests.generation import Guide, GuideKind, Sampling, StageTiming
 from edgeshard.domain.requests.step import (
     ForwardStep,
@@ -85,10 +92,10 @@ from edgeshard.storage.growth import loaded_growth
 from edgeshard.storage.inputs import parse_toml
 from edgeshard.storage.linked import LinkedFiles, read_note
 from edgeshard.storage.local_model import check_places
-from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
 from edgeshard.wire.identity import enrolment_from_wire, enrolment_to_wire
 from edgeshard.wire.invitations import TOKEN_PREFIX, invitation_from_text, invitation_to_text
+from edgeshard.wire.site import dtype_to_wire
 from edgeshard.wire.store import local_model_from_wire, manifest_from_json, manifest_from_wire, validate_manifest
 from tests.support.model_stores import OllamaFolder
 

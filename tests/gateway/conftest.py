@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
 from tests.support.chat_models import DEMO_MODEL, demo_model_with
 from tests.support.http import Http
 from tests.support.site import Site
@@ -25,18 +23,15 @@ WITH_TOOLS = (
 async def site(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     gateway = ("--http-listen", "127.0.0.1:0")
-    async with (
-        LocalCluster(directory, coordinator_arguments=gateway) as cluster,
-        Client(cluster.address) as client,
-    ):
-        await client.add_model(DEMO_MODEL, "fairy-tales")
+    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=gateway) as site:
+        client = site.client
         spec = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
         await client.deploy(parse_spec({**spec, "layers": "a=0:4,b=4:9,c=9:12"}))
         await client.add_model(demo_model_with(directory / "handy", WITH_TOOLS), "handy")
         # Its context is so small that clients use the other's for longer requests.
         handy = {"name": "handy", "model": "handy", "max_context": 256, "layers": "a=0:4,b=4:9,c=9:12"}
         await client.deploy(parse_spec({**spec, **handy}))
-        yield Site(cluster, client)
+        yield site
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

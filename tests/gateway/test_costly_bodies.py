@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from edgeshard.gateway.routes.chat import ChatRequest
+from edgeshard.gateway.routes.body_fields import MOST_ANSWERS, RequestModel
+from edgeshard.gateway.routes.chat_completions import ChatRequest
 from edgeshard.gateway.routes.completions import CompletionRequest
-from edgeshard.gateway.routes.fields import MOST_ANSWERS, RequestModel
 
 MOST_PROCESSOR_S = 0.1
 TURNS = 3

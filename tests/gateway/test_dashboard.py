@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.dashboard.actions import POST
+from edgeshard_coordinator.dashboard.operator_actions import POST
 
 from edgeshard.cli.render.views import layers_text
 from edgeshard.domain.identity import Role

@@ -19,15 +19,15 @@ import pytest_asyncio
 from edgeshard import Client
 from edgeshard.domain.identity import Role
 from edgeshard.identity.authority import Authority, new_key, now, private_pem, request_for
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_files
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.http import Http
 from tests.support.http_browser import HTML, Browser, Jar, nobody, secret_of
 from tests.support.identities import Identities
-from tests.support.membership import Mill
+from tests.support.membership import SecureSite
 from tests.support.reverse_proxy import ReverseProxy
+from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
 
@@ -60,11 +60,11 @@ class Plain:
 
 @dataclass
 class Secured:
-    mill: Mill
+    mill: SecureSite
     http: Http
 
     def client(self, name: str) -> Client:
-        return self.mill.client(Role.OPERATOR, name)
+        return self.mill.client_of(Role.OPERATOR, name)
 
     async def browser_of(self, name: str) -> Browser:
         async with self.client(name) as client:
@@ -78,12 +78,8 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
     identities = Identities(directory, "mill")
     files = certified(identities.authority, directory / "gateway")
     options = ("--http-listen", "127.0.0.1:0", "--http-tls-cert", str(files.cert), "--http-tls-key", str(files.key))
-    mill = Mill(directory, identities, options)
-    try:
-        await mill.start()
-        yield Secured(mill, Http(mill.coordinator.gateway, None, trusting(files)))
-    finally:
-        await mill.stop()
+    async with SecureSite(directory, *options, identities=identities) as mill:
+        yield Secured(mill, Http(mill.gateway, None, trusting(files)))
 
 
 async def test_over_tls_the_cookie_is_bound_to_its_host(secured: Secured) -> None:
@@ -132,12 +128,10 @@ async def sites(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) 
     async with contextlib.AsyncExitStack() as stack:
         found = []
         for name in ("one", "other"):
-            cluster = LocalCluster(
-                tmp_path_factory.mktemp(name), (), coordinator_arguments=("--http-listen", "127.0.0.1:0")
-            )
-            await stack.enter_async_context(cluster)
-            client = await stack.enter_async_context(Client(cluster.address))
-            found.append(Plain(client, Http(cluster.coordinator.gateway)))
+            arguments = ("--http-listen", "127.0.0.1:0")
+            site = Site(tmp_path_factory.mktemp(name), (), coordinator_arguments=arguments)
+            await stack.enter_async_context(site)
+            found.append(Plain(site.client, Http(site.gateway)))
         yield found
 
 
@@ -194,15 +188,14 @@ async def fronted(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None
     tls.load_cert_chain(files.cert, files.key)
     arguments = ("--http-listen", "127.0.0.1:0", "--http-no-key", "--dashboard-url", f"{ORIGIN}{PREFIX}/")
     async with (
-        LocalCluster(directory, (), coordinator_arguments=arguments) as cluster,
-        Client(cluster.address) as client,
+        Site(directory, (), coordinator_arguments=arguments) as site,
         contextlib.AsyncExitStack() as stack,
     ):
-        direct, proxies = Http(cluster.coordinator.gateway), {}
+        direct, proxies = Http(site.gateway), {}
         for keeps in (True, False):
             proxy = await stack.enter_async_context(ReverseProxy(direct.url, PREFIX, keeps, tls).running())
             proxies[keeps] = Http(proxy.origin, None, trusting(files))
-        yield Fronted(client, direct, proxies)
+        yield Fronted(site.client, direct, proxies)
 
 
 @pytest.fixture(params=(True, False), ids=("keeps Host", "says its own Host"))

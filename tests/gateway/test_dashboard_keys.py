@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
-from edgeshard_coordinator.dashboard.actions import GET, POST
 from edgeshard_coordinator.dashboard.app import Dashboard
 from edgeshard_coordinator.dashboard.door import MOST_OF_KEY
+from edgeshard_coordinator.dashboard.operator_actions import GET, POST
 
 from tests.support.http import Http
 from tests.support.http_browser import Browser, nobody

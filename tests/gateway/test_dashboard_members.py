@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,11 +11,10 @@ import pytest_asyncio
 
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.http import Answer, Http
 from tests.support.http_browser import Browser
-from tests.support.membership import Mill, opened
+from tests.support.membership import SecureSite
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
@@ -30,9 +29,9 @@ CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "ma
 
 @dataclass
 class Secured:
-    mill: Mill
+    mill: SecureSite
     client: Client
-    browser: Browser
+    browser: Browser = field(init=False)
 
     async def done(self) -> list[tuple[str, str, str, str]]:
         """The entries of the audit log by anna: who, call, target, result."""
@@ -43,9 +42,11 @@ class Secured:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secured]:
     """A coordinator without nodes, and anna's browser."""
-    async with opened(tmp_path_factory.mktemp("secured"), *GATEWAY) as mill, mill.client(name="anna") as client:
+    async with SecureSite(tmp_path_factory.mktemp("secured"), *GATEWAY) as mill, mill.client_of(name="anna") as client:
         http = Http(mill.coordinator.gateway)
-        yield Secured(mill, client, await Browser.of(Site(mill, client), http))  # type: ignore[arg-type]
+        secured = Secured(mill, client)
+        secured.browser = await Browser.of(secured, http)
+        yield secured
 
 
 async def test_a_join_token_is_made_listed_and_revoked(secured: Secured) -> None:
@@ -147,10 +148,9 @@ async def test_an_api_key_does_none_of_it(secured: Secured) -> None:
 async def site(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[Site]:
     """Nodes a, b and c; the deployment tales uses a and b."""
     directory = tmp_path_factory.mktemp("site")
-    async with LocalCluster(directory, coordinator_arguments=GATEWAY) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        await client.deploy(parse_spec({**SPEC, "layers": "a=0:6,b=6:12"}))
-        yield Site(cluster, client)
+    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY) as site:
+        await site.client.deploy(parse_spec({**SPEC, "layers": "a=0:6,b=6:12"}))
+        yield site
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from edgeshard.domain.options import option_fields
 from edgeshard.domain.requests.generation import Generation, Sampling
-from edgeshard.gateway.routes.chat import ChatRequest
+from edgeshard.gateway.routes.chat_completions import ChatRequest
 from edgeshard.gateway.routes.completions import CompletionRequest
 from edgeshard.gateway.routes.ollama import Options
 from edgeshard.gateway.routes.responses import ResponsesRequest

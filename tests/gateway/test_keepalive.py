@@ -19,7 +19,7 @@ from starlette.types import Message, Scope
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.chat import AnswerFormat, ChatPrompt, Conversation, ToolFormat
+from edgeshard.domain.requests.conversation import AnswerFormat, ChatPrompt, Conversation, ToolFormat
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.gateway.answers import keepalive
 from edgeshard.gateway.app import make_app

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.forms import LONG as LONG_FORM
-from tests.support.membership import opened
+from tests.support.membership import SecureSite
 
 pytestmark = pytest.mark.timing
 
@@ -50,12 +50,12 @@ async def status_of(url: str, request: str) -> str:
 
 
 async def test_a_malformed_request_is_no_failure_of_the_server(tmp_path: Path) -> None:
-    async with opened(tmp_path, "--http-listen", "127.0.0.1:0") as mill:
+    async with SecureSite(tmp_path, "--http-listen", "127.0.0.1:0") as mill:
         url = mill.coordinator.gateway
         host = urlsplit(url).netloc
         odd = [(method, target, f"Host: {host}") for method, target in product(("GET", "POST", "OPTIONS"), TARGETS)]
         odd += [(method, path, header) for method, path, header in product(("GET", "POST"), PATHS, HEADERS)]
-        async with mill.client() as admin:
+        async with mill.client_of() as admin:
             key = await admin.create_key("k")
         failed = []
         statuses = set()

@@ -18,7 +18,7 @@ from edgeshard.client import GenerateOptions
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
 from edgeshard.domain.ids import ModelName
-from edgeshard.gateway.metrics import FOR_ANY_KEY
+from edgeshard.gateway.request_metrics import FOR_ANY_KEY
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, needs_clients, needs_node_clients, run
 from tests.support.http import Http

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.dashboard.actions import GET, POST
 from edgeshard_coordinator.dashboard.app import TOKEN, Dashboard
 from edgeshard_coordinator.dashboard.door import Kind, Login, Session
 from edgeshard_coordinator.dashboard.feed import Feed
-from edgeshard_coordinator.dashboard.own_calls import OwnConnection
+from edgeshard_coordinator.dashboard.opening import OwnConnection
+from edgeshard_coordinator.dashboard.operator_actions import GET, POST
 from edgeshard_coordinator.dashboard.places import PageOrigins
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import UnauthenticatedError
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.access.auth import Caller
 from edgeshard.gateway.access.bodies import STRANGER

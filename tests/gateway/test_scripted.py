@@ -23,7 +23,7 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from edgeshard.domain.requests.chat import (
+from edgeshard.domain.requests.conversation import (
     AnswerFormat,
     GenerationDefaults,
     Marker,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.gateway.access.targets import canonical
+from edgeshard.gateway.access.middleware import canonical
 
 
 def scope_of(target: str, method: str = "GET", host: bytes = b"a.example") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from bench.engine_report import document
 from bench.engine_streams import Arrival, Sample, Stream, median_sample, percentile, sample_of
 from bench.engine_theory import ideal_tokens_per_s, simulated_tokens_per_s
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.requests.generation import StageTiming
 
 

@@ -13,10 +13,10 @@ from tests.house.documents import ROOT
 ROOMS = ("edgeshard", "agent", "coordinator")
 STARTS = {
     "agent/edgeshard_agent/guides/guides.py",
-    "agent/edgeshard_agent/measuring/process.py",
+    "agent/edgeshard_agent/measuring/measuring_process.py",
     "coordinator/edgeshard_coordinator/additions/adder.py",
     "edgeshard/chat/lane.py",
-    "edgeshard/cpsat/process.py",
+    "edgeshard/cpsat/solver_process.py",
     "edgeshard/local/child_daemons.py",
     "edgeshard/cli/commands/observing/debug.py",
 }

@@ -149,7 +149,7 @@ def test_setup_takes_torch_at_the_pinned_version(setup_environment: ModuleType, 
 
 
 REPORT = '{"install": [{"metadata": {"version": "2.13.0+cpu"}}]}'
-FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
+FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
 FAKE_PYTHON = f"""#!/bin/sh
 echo "$@" >> calls
 case "$*" in *--report*) echo '{REPORT}' ;; esac

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edgeshard.chat.model import ChatModel
+from edgeshard.chat.chat_model import ChatModel
 from edgeshard.chat.templates import ChatTemplate
-from edgeshard.domain.requests.chat import Conversation, ToolFormat
-from edgeshard.importing.chat_templates import TEMPLATES, KnownTemplate, template_for
+from edgeshard.domain.requests.conversation import Conversation, ToolFormat
+from edgeshard.importing.gguf_tokenizer import TEMPLATES, KnownTemplate, template_for
 from tests.support.chat_models import DEMO_MODEL
 
 MESSAGES: list[dict[str, Any]] = [

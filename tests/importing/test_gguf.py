@@ -32,8 +32,8 @@ from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.importing.model_sources import Source, opened
 from edgeshard.importing.outlook import config_of as outlook_config
-from edgeshard.importing.sources import Source, opened
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from tests.support import gguf_files

@@ -24,7 +24,7 @@ from edgeshard.domain.errors import (
 from edgeshard.importing import hub as hub_module
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.hub import fetch
-from edgeshard.importing.sources import Source, opened, parse_source
+from edgeshard.importing.model_sources import Source, opened, parse_source
 from edgeshard.storage.checkpoint import build_manifest
 from tests.support.hub_server import COMMIT, HubServer, point_at, serving
 from tests.support.imports import nothing

@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType as Type
 from edgeshard.domain.errors import DataLossError, DeniedError, NotFoundError, UnsupportedModelError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import DOWNLOADING
+from edgeshard.importing.model_sources import Source, opened, parse_source
 from edgeshard.importing.outlook import config_of
-from edgeshard.importing.sources import Source, opened, parse_source
 from edgeshard.storage.checkpoint import build_manifest
 from tests.importing.test_gguf import COMMON, config_from, split
 from tests.support.gguf_files import everywhere, mixed, write_demo_gguf

@@ -28,8 +28,8 @@ from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.domain.models.model import TensorInfo
 from edgeshard.importing import packings
 from edgeshard.importing.blocks import TensorWriter, Width
+from edgeshard.importing.model_sources import open_directory
 from edgeshard.importing.quantised import Converter, check_method, sorted_parts, without_quantisation
-from edgeshard.importing.sources import open_directory
 from edgeshard.storage.checkpoint import stored_tensors
 from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.storage.model_directory import ModelDirectory

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from edgeshard_coordinator.control.requests.models import stored_model
+from edgeshard_coordinator.control.requests.site_models import stored_model
 
 from edgeshard.architectures import expected_tensors
 from edgeshard.cli.render.views import model_fields
 from edgeshard.domain.models.model import FurtherBlocks
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import notes_of
+from edgeshard.importing.model_sources import Source, open_directory
 from edgeshard.importing.outlook import further_notes
-from edgeshard.importing.sources import Source, open_directory
 from edgeshard.storage.checkpoint import build_manifest
 from edgeshard.wire.site import stored_model_from_wire, stored_model_to_wire
 from edgeshard.wire.store import manifest_from_json, manifest_to_json

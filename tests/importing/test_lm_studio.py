@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
-from edgeshard.importing.sources import Source, parse_source
+from edgeshard.importing.model_sources import Source, parse_source
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import Imported
-from edgeshard.importing.sources import open_directory
+from edgeshard.importing.model_sources import open_directory
 from tests.support.imports import nothing
 from tests.support.stores import MakeCheckpoint
 

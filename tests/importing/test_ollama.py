@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.chat.model import ChatModel
+from edgeshard.chat.chat_model import ChatModel
 from edgeshard.domain.errors import (
     DataLossError,
     DeniedError,
@@ -22,11 +22,11 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnsupportedModelError,
 )
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.conversation import Conversation
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import CHECKING, Imported
+from edgeshard.importing.model_sources import Source, opened, parse_source
 from edgeshard.importing.outlook import config_of
-from edgeshard.importing.sources import Source, opened, parse_source
 from edgeshard.storage.checkpoint import build_manifest
 from tests.support.gguf_files import mixed, write_demo_gguf
 from tests.support.imports import nothing

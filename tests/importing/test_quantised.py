@@ -26,11 +26,10 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard.importing import packings, quantised
-from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import TensorWriter, Width
 from edgeshard.importing.imported import Imported
-from edgeshard.importing.quantised import Converter, sorted_parts
-from edgeshard.importing.sources import open_directory
+from edgeshard.importing.model_sources import open_directory
+from edgeshard.importing.quantised import Converter, read_array, sorted_parts
 from edgeshard.storage.checkpoint import StoredTensor, build_manifest, open_checkpoint, stored_tensors
 from edgeshard.storage.model_directory import ModelDirectory
 from tests.support.gguf_files import DEMO

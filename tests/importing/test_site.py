@@ -12,14 +12,14 @@ from edgeshard_agent.model.projection import whole
 from gguf import GGMLQuantizationType as Type
 
 from edgeshard import Client
-from edgeshard.client.models import Adding
+from edgeshard.client.uploads import Adding
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
-from edgeshard.local.cluster import LocalCluster
 from tests.support.gguf_files import DEMO, everywhere, mixed, write_demo_gguf
 from tests.support.imports import nothing, tensors_of, write_checkpoint
+from tests.support.site import Site
 
 pytestmark = pytest.mark.timing
 
@@ -29,8 +29,8 @@ PROMPT = "Once upon a time there was a king who"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[Client]:
     directory = tmp_path_factory.mktemp("site")
-    async with LocalCluster(directory, nodes=("a", "b")) as cluster, Client(cluster.address) as made:
-        yield made
+    async with Site(directory, ("a", "b")) as site:
+        yield site.client
 
 
 async def tokens(

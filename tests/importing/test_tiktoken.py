@@ -21,7 +21,7 @@ from bench.quantisation import VALIDATION
 from edgeshard.architectures import expected_tensors
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.sources import open_directory
+from edgeshard.importing.model_sources import open_directory
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, ranks_file, tokenizer_of
 from tests.support.imports import nothing, tensors_of, write_checkpoint
 

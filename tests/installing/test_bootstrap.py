@@ -18,7 +18,7 @@ from edgeshard.client.joining import enrol, invitation_to_text, line_without_edg
 from edgeshard.domain.identity import JoinToken, Role
 from edgeshard.identity.authority import new_key
 from tests.installing.boxes import INSTALLER, Box, make_folder, tree
-from tests.support.membership import Mill, opened
+from tests.support.membership import SecureSite
 
 pytestmark = [pytest.mark.timing, pytest.mark.timeout(600)]
 
@@ -28,10 +28,10 @@ HERE = f"{platform.machine()}-py{PYTHON}-cpu"
 
 
 @asynccontextmanager
-async def offering(directory: Path, folder: str = HERE) -> AsyncIterator[tuple[Mill, JoinToken]]:
+async def offering(directory: Path, folder: str = HERE) -> AsyncIterator[tuple[SecureSite, JoinToken]]:
     wheels = directory / "wheels"
     make_folder(wheels / folder, "0.1.0", padding=1 << 20)
-    async with opened(directory, "--wheels", str(wheels)) as mill, mill.client() as admin:
+    async with SecureSite(directory, "--wheels", str(wheels)) as mill, mill.client_of() as admin:
         yield mill, await admin.create_token(Role.AGENT, "b")
 
 
@@ -85,12 +85,12 @@ async def test_another_site_is_not_shown_the_token(tmp_path: Path) -> None:
     async with offering(tmp_path) as (mill, token):
         box = Box(tmp_path)
         (tmp_path / "other").mkdir()
-        async with opened(tmp_path / "other") as other, other.client() as admin:
+        async with SecureSite(tmp_path / "other") as other, other.client_of() as admin:
             stranger = await admin.create_token(Role.AGENT, "b")
         result = await typed(box, line_without_edgeshard(replace(token, authorities=stranger.authorities)))
         assert result.returncode == 1
         assert "is not the site of the token" in result.stderr
-        async with mill.client() as admin:
+        async with mill.client_of() as admin:
             assert not [entry for entry in await admin.audit() if entry.what == "ListWheels"]
         assert tree(box.home) == []
 

@@ -15,7 +15,7 @@ import pytest
 from edgeshard.domain.identity import Role
 from tests.installing.boxes import Box, make_folder, tree
 from tests.support.forms import DAYS, day
-from tests.support.membership import opened
+from tests.support.membership import SecureSite
 from tools.release.archives import Entry, write_tar
 
 pytestmark = [pytest.mark.timing, pytest.mark.timeout(900)]
@@ -184,7 +184,7 @@ async def test_a_node_takes_the_version_of_its_site(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     make_folder(wheels / HERE, "0.2.0")
     await asyncio.to_thread(box.install, make_folder(tmp_path / "old", "0.1.0"))
-    async with opened(tmp_path, "--wheels", str(wheels)) as mill, mill.client() as admin:
+    async with SecureSite(tmp_path, "--wheels", str(wheels)) as mill, mill.client_of() as admin:
         address = (await admin.create_token(Role.AGENT, "c")).packages
         files = mill.identities.of(Role.AGENT, "b")
         shutil.copytree(files.ca.parent, state / "pki")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.inputs.devices import parse_cluster
 from edgeshard.planning.inputs.problem import Objective, PlanProblem

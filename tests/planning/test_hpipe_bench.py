@@ -12,7 +12,7 @@ from bench.hpipe_paper import measured, schedules
 from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, outcome, table, utilisation
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, model
 from bench.random_llama import CONFIG
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.energy import energy_j
 from edgeshard.planning.costs.prompt_time import PromptTimes

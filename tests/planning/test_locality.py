@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
+from edgeshard.domain.models.packed_units import NOTHING_HELD, PackedParts
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.inputs.catalogue import DeviceSpec
 from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link

@@ -12,7 +12,7 @@ from bench.edgeshard_paper.__main__ import MEASURED, OUTPUT, TABLES
 from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, table
 from bench.edgeshard_paper.paper_numbers import MODELS, PERFORMANCE, TITLES
 from bench.pages import markdown_table, write_or_check
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.local.lab_site import LabFigures
 
 

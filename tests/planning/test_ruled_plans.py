@@ -8,11 +8,11 @@ from math import inf
 
 import pytest
 
-from edgeshard.cpsat.process import CpSat
+from edgeshard.cpsat.solver_process import CpSat
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.rules import RuledNode, broken, parse_rule, resolve
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.models.packed import PackedParts
+from edgeshard.domain.models.packed_units import PackedParts
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.report.baselines import compare
 from edgeshard.planning.search import rate_search

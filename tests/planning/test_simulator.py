@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.made_rings import linear_hop, steady_stage
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.simulation.simulator import Simulation, simulate
 from edgeshard.planning.simulation.timing import (

@@ -19,7 +19,13 @@ from edgeshard.planning.costs.energy import Power, power_of, without_power
 from edgeshard.planning.inputs.catalogue import CATALOGUE, recognise
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, model_from_config
-from edgeshard.planning.inputs.site import LOADING_ITEMSIZE, NOT_MEASURED, SiteCluster, site_cluster, site_problem
+from edgeshard.planning.inputs.site_cluster import (
+    LOADING_ITEMSIZE,
+    NOT_MEASURED,
+    SiteCluster,
+    site_cluster,
+    site_problem,
+)
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stage_bytes

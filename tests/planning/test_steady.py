@@ -19,8 +19,7 @@ from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResult, plan, predict
 from edgeshard.planning.search.rate_search import cuts_by_stages
 from edgeshard.planning.search.steady_scoring import SteadyRates
-from edgeshard.planning.simulation.forecast import saturated
-from edgeshard.planning.simulation.saturation import saturating, steady_rate
+from edgeshard.planning.simulation.forecast import saturated, saturating, steady_rate
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import violations

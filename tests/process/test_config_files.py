@@ -9,8 +9,7 @@ from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.process.config import DaemonSettings, given
-from edgeshard.process.config_files import problems, settings_of
+from edgeshard.process.config import DaemonSettings, given, problems, settings_of
 
 KINDS: dict[str, type[DaemonSettings]] = {"agent": AgentSettings, "coordinator": CoordinatorSettings}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.process.control_groups import ProcessMemory, cpu_quota, process_memory
-from edgeshard.process.machine import compute_threads, read_condition
+from edgeshard.process.machine_facts import compute_threads, read_condition
 
 MIB = 1 << 20
 TOTAL = 8192 * MIB

@@ -10,8 +10,13 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.process.folding import Folds
-from edgeshard.process.logs import MAX_TRACEBACK_CHARACTERS, MAX_VALUE_CHARACTERS, shorten_traceback, shorten_values
+from edgeshard.process.logs import (
+    MAX_TRACEBACK_CHARACTERS,
+    MAX_VALUE_CHARACTERS,
+    Folds,
+    shorten_traceback,
+    shorten_values,
+)
 
 NAMES = ("accept", "refused", "joined")
 lines = st.lists(
@@ -54,7 +59,7 @@ SCRIPT = """
 import logging
 import structlog
 from edgeshard.process import logs
-from edgeshard.process.folding import Folds
+from edgeshard.process.logs import Folds
 logs.configure_logging("debug")
 Folds.PERIOD_S = 0.2
 ours, others = structlog.get_logger("edgeshard"), logging.getLogger("asyncio")

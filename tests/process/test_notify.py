@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.errors import FailedPreconditionError
-from edgeshard.process.notify import Notifier
-from edgeshard.process.watchdog import StallDetector, feed_watchdog
+from edgeshard.process.watchdog import Notifier, StallDetector, feed_watchdog
 
 pytestmark = pytest.mark.timing
 

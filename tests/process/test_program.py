@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.process.programs.search_path import installed_first
+from edgeshard.process.programs import installed_first
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSED = "error: cannot write standard output: it is closed; send it to a file, or to /dev/null\n"
@@ -31,7 +31,7 @@ def run(program: str, *arguments: str, redirect: str = "", **variables: str) -> 
 
 def in_program(body: str) -> str:
     """A program whose body is this line."""
-    return f"from edgeshard.process.programs.frame import program\nwith program():\n    {body}\n"
+    return f"from edgeshard.process.programs import program\nwith program():\n    {body}\n"
 
 
 @PROGRAMS

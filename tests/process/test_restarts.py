@@ -11,7 +11,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.process.restarts import MOST_STARTS, WINDOW_S, Restarts
+from edgeshard.local.child_daemons import MOST_STARTS, WINDOW_S, Restarts
 
 KILLED = -signal.SIGKILL
 

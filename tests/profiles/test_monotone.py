@@ -29,9 +29,8 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.report.explain import explain
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.solvers.instance import Cut
-from edgeshard.profiles.fit import fit_layer, fit_profile
+from edgeshard.profiles.fit import fit_layer, fit_profile, non_negative
 from edgeshard.profiles.grid import QUICK_GRID
-from edgeshard.profiles.least_squares import non_negative
 from edgeshard.profiles.profile_quality import busy, quality_warnings
 
 MODEL = model_from_config(

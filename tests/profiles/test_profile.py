@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeshard_agent.measuring.cache import ProfileStore
+from edgeshard_agent.measuring.profile_store import ProfileStore
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
@@ -35,7 +35,7 @@ from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.profiles.fit import fit_layer, fit_link, fit_profile
 from edgeshard.profiles.links import ENOUGH_S, SIZES, ProbeSchedule, link_profile
-from edgeshard.profiles.texts import parse_profile, profile_text
+from edgeshard.profiles.report import parse_profile, profile_text
 
 Times = Callable[[int, int], float]
 

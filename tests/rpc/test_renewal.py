@@ -17,9 +17,8 @@ from edgeshard.identity import authority
 from edgeshard.identity.authority import new_key, request_for
 from edgeshard.identity.certificates import serial_of, validity_of
 from edgeshard.rpc.access import ROLES
-from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.channel import RenewingChannel, open_channel
 from edgeshard.rpc.renewal import adopted, keep_renewed, renew_now
-from edgeshard.rpc.renewing import RenewingChannel
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_private

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.rpc.link_watch import TICK_S
-from edgeshard.rpc.ticking import next_tick
+from edgeshard.rpc.link_watch import TICK_S, next_tick
 
 
 @pytest.mark.parametrize("began", [0.0, 0.3, 12345.678, 0.1 * 7, 99.99999999])

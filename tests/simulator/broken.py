@@ -17,8 +17,8 @@ from unittest import mock
 
 import edgeshard_coordinator.core.deployments.deployments
 import edgeshard_coordinator.core.machine.reconcile
-from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import JournalEntry
+from edgeshard_agent.engine.pipeline_head import Head
 from edgeshard_agent.model.attention.kv import KvTable
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.net.attach import HeadStream

@@ -45,8 +45,7 @@ from edgeshard.domain.control.commands import (
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.ids import MAX_EPOCH, DeploymentName, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.nodes.device import Condition, DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 from edgeshard.domain.requests.head import HeadHello, HeldRequest
 from edgeshard.domain.requests.link import LinkSuspected
@@ -54,7 +53,7 @@ from edgeshard.proto.v1 import coordinator_pb2, head_pb2
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.wire.control import agent_message_to_wire, registration_to_wire, report_to_wire
-from edgeshard.wire.head import head_message_to_wire
+from edgeshard.wire.head_stream import head_message_to_wire
 from tests.simulator.channel import SimChannel
 from tests.simulator.loop import Process
 from tests.support.any_messages import MessageBuilder

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from edgeshard_agent.engine.worker import step_hangs
+from edgeshard_agent.engine.compute_thread import step_hangs
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool, slots_behind
 from edgeshard_agent.model.attention.states import States

@@ -9,15 +9,16 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.client.client import Client
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.requests.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token
 from tests.simulator.loop import Process, SimClock
 from tests.simulator.model import VOCABULARY, answer
 from tests.simulator.site import COORDINATOR
+from tests.support.load import Stream
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -98,23 +99,22 @@ class Application:
     async def _listen(
         self, request_id: RequestId, prompt: Any, options: GenerateOptions, leaves_behind: int | None, wrong: bool
     ) -> bool:
-        world, tokens, text, ended = self.world, list[int](), "", False
-        events = self.client.generate(world.model_of(request_id), prompt, **options)
-        async with aclosing(events) as stream:
-            async for event in stream:
+        world, stream = self.world, Stream(self.world.model_of(request_id), prompt, options)
+        async with aclosing(stream.follow(self.client)) as events:
+            async for event in events:
                 if wrong:
                     world.watch.hold(isinstance(event, Finished), "a prompt that cannot be was taken")
                     return True  # it was cancelled before that was seen
-                if isinstance(event, Token):
-                    tokens.append(event.token)
-                    text += event.text
-                world.watch.heard(request_id, tokens, text, event)
-                ended = isinstance(event, Finished)
-                if isinstance(event, Started | Token) and leaves_behind == len(tokens):
-                    return True  # it has enough
+                world.watch.heard(request_id, stream, event)
+                if isinstance(event, Started | Token) and leaves_behind == len(stream.tokens):
+                    break  # it has enough
                 if self._dice.random() < 0.05:
                     await asyncio.sleep(self._dice.uniform(0.0, 0.4))
-        world.watch.hold(ended, f"{request_id} stopped without an end")
+            else:
+                world.watch.hold(stream.over, f"{request_id} stopped without an end")
+        if not wrong:
+            world.watch.left(request_id, stream)
+        stream.raise_error()
         return True
 
     def _cancel(self, request_id: RequestId) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
+from edgeshard_agent.engine.compute_thread import HangCheck
 from edgeshard_agent.hosting.around import HeldWeights, HostServices, LoadedModel, LoadProgress, Tools
-from edgeshard_agent.hosting.hang_check import HangCheck
-from edgeshard_agent.hosting.host import Hosting
+from edgeshard_agent.hosting.host import DumpRequests, Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
-from edgeshard_agent.hosting.operator_requests import DumpRequests
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_coordinator.control.coordinator import Coordinator

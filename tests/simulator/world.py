@@ -17,7 +17,7 @@ import edgeshard_agent.hosting.host
 import edgeshard_agent.net.link_sender
 import edgeshard_coordinator.control.requests.listeners
 import edgeshard_coordinator.control.runtime.planner
-from edgeshard_coordinator.control.runtime import profile_checks
+from edgeshard_coordinator.control.runtime import node_reports
 from edgeshard_coordinator.core.deployments.transitions import next_phase
 from edgeshard_coordinator.core.values.state import DeploymentRecord
 
@@ -391,7 +391,7 @@ def patched(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (edgeshard_agent.net.link_sender, edgeshard.client.connection):
             stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
-        for threads in (edgeshard_coordinator.control.runtime.planner, profile_checks):
+        for threads in (edgeshard_coordinator.control.runtime.planner, node_reports):
             stack.enter_context(mock.patch.object(threads, "Solver", _Solver))
         stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.deployments.next_phase", watched_phase))
         # The moment at which garbage is looked for must not be part of a run.

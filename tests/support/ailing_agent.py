@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import edgeshard
-from edgeshard.domain.nodes.condition import Support
-from edgeshard.process import machine
+from edgeshard.domain.nodes.device import Support
+from edgeshard.process import machine_facts
 
 GROUP = "EDGESHARD_TEST_CGROUP"
 
@@ -23,10 +23,10 @@ def main() -> None:
     if group:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
     else:
-        vars(machine).update(cpu_quota=lambda root=None: 0.5)
+        vars(machine_facts).update(cpu_quota=lambda root=None: 0.5)
     edgeshard.__version__ = "0.0.1"
     memory = {"MemTotal": 8 << 30, "MemAvailable": 1 << 20, "SwapTotal": 4 << 30, "SwapFree": 1 << 30}
-    vars(machine).update(
+    vars(machine_facts).update(
         utc_s=lambda: time.time() + 120.0,
         disk_bytes=lambda directory: (100 << 30, 1 << 20),
         disk_write_bps=lambda directory: 1e6,

@@ -19,10 +19,10 @@ from edgeshard.domain.ids import MAX_ID_LENGTH, MAX_TEXT
 from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_POSITIONS
 from edgeshard.proto.v1 import coordinator_pb2, head_pb2
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES
-from edgeshard.wire import codec, rules
+from edgeshard.wire import codec
 from edgeshard.wire.control import agent_message_from_wire, registration_from_wire, report_from_wire
 from edgeshard.wire.generation import MAX_TIMINGS, MAX_TOP
-from edgeshard.wire.head import head_message_from_wire
+from edgeshard.wire.head_stream import head_message_from_wire
 
 MessageT = TypeVar("MessageT", bound=Message)
 Known = Callable[[str], Sequence[Any]]
@@ -193,7 +193,7 @@ def bounds() -> Mapping[tuple[str, str], int]:
             _, checks = checks_of(hint)
             for check in checks:
                 if isinstance(check, First):
-                    found[name, rules.NAMES.get((kind, field), field)] = _most(check)
+                    found[name, codec.NAMES.get((kind, field), field)] = _most(check)
     return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message
 
 from edgeshard.chat.messages import check_sizes
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.app import make_app
 from tests.support.callback_watch import watched_callbacks

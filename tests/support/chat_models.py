@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgeshard.chat.model import ChatModel
+from edgeshard.chat.chat_model import ChatModel
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 AS_IT_IS = (DEMO_MODEL / "chat_template.jinja").read_text(encoding="utf-8")

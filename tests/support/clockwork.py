@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Sequence
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import Caller, unending
-from edgeshard.gateway.words import Words
+from edgeshard.gateway.backend import Words
 
 SERVED = ServedModel(DeploymentName("m"), ModelName("m"), 1 << 20, 1 << 20)
 STEP_S = 0.01

@@ -16,7 +16,8 @@ HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 class Entered(Protocol):
     """A site at which an operator requests links."""
 
-    client: Client
+    @property
+    def client(self) -> Client: ...
 
 
 class Jar:

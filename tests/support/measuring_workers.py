@@ -12,7 +12,7 @@ def measuring_workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
-            if "edgeshard_agent.measuring.worker" in " ".join(child.cmdline()):
+            if "edgeshard_agent.measuring.measuring_worker" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 

@@ -36,6 +36,7 @@ from concurrent.futures import Future
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import IO, Any, NoReturn
 
 from edgeshard.rpc.environment import settle_grpc
@@ -47,7 +48,7 @@ PRELOADED = (
     "edgeshard.client",
     "edgeshard.gateway.app",
     "edgeshard_agent.daemon",
-    "edgeshard_agent.hosting.tools",
+    "edgeshard_agent.hosting.loading",
     "edgeshard_coordinator.daemon",
     "tests.chaos.agent",
     "tests.chaos.coordinator",
@@ -68,8 +69,11 @@ def shared() -> Nursery:
 
 
 @contextlib.contextmanager
-def forking_daemons() -> Iterator[None]:
-    """Meanwhile daemons that asyncio starts by `-m`, with output to files, are forked from the shared nursery."""
+def forking_daemons(instead: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Meanwhile daemons that asyncio starts by `-m`, with output to files, are forked here.
+
+    The shared nursery forks them. A daemon runs the module that `instead` names for its own.
+    """
     start = asyncio.create_subprocess_exec
 
     async def started(program: str, *arguments: str, **options: Any) -> Any:
@@ -81,7 +85,8 @@ def forking_daemons() -> Iterator[None]:
         words = [*arguments[at + 2 :]]
         if "--parent" in words:
             words[words.index("--parent") + 1] = str(nursery.pid)
-        child = await asyncio.to_thread(nursery.popen, arguments[at + 1], words, **streams)
+        module = instead.get(arguments[at + 1], arguments[at + 1])
+        child = await asyncio.to_thread(nursery.popen, module, words, **streams)
         return ForkedAsync(child.pid, child.end)
 
     asyncio.create_subprocess_exec = started  # type: ignore[assignment]

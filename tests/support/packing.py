@@ -8,8 +8,7 @@ from edgeshard_agent.store.packed_units import PackedUnits
 from edgeshard_agent.store.unit_sources import UnitSources
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, tensors_of_units
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange

@@ -22,7 +22,7 @@ from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.architectures import KvHeads, StateSize
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange

@@ -24,10 +24,11 @@ from edgeshard.domain.control.commands import (
 )
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import common_pb2, coordinator_pb2_grpc, head_pb2, head_pb2_grpc
+from edgeshard.wire.codec import to_failure
 from edgeshard.wire.control import (
     agent_message_to_wire,
     command_from_wire,
@@ -35,7 +36,6 @@ from edgeshard.wire.control import (
     report_to_wire,
 )
 from edgeshard.wire.debug import parts_of
-from edgeshard.wire.failure import to_failure
 from edgeshard.wire.status import from_rpc_error
 
 DEADLINE_S = 30.0

@@ -10,7 +10,7 @@ from typing import Any
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults
+from edgeshard.domain.requests.conversation import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard.gateway.app import make_app

@@ -15,24 +15,22 @@ import pytest
 
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.control.site import StoredLink, UnknownFigures
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.control.site import ReplanResult, SiteEvent, StoredLink, UnknownFigures
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.deployments.replan import ReplanResult
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import PackedOn, PackedUnit
+from edgeshard.domain.models.packed_units import PackedOn, PackedUnit
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     LinkProfile,
     MeasuredLink,
 )
-from edgeshard.domain.requests.chat import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
+from edgeshard.domain.requests.conversation import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
 from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,
@@ -52,27 +50,25 @@ from edgeshard.proto.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
-from edgeshard.wire.chat import chat_prompt_to_wire
-from edgeshard.wire.common import dtype_to_wire, node_to_wire
+from edgeshard.wire.codec import to_failure
 from edgeshard.wire.debug import dump_messages
-from edgeshard.wire.deployment import (
-    deployment_to_wire,
-    placement_to_wire,
-    replan_to_wire,
-    spec_from_wire,
-    traffic_to_wire,
-)
-from edgeshard.wire.failure import to_failure
-from edgeshard.wire.generation import event_to_wire
-from edgeshard.wire.profile import compute_profile_to_wire
+from edgeshard.wire.generation import chat_prompt_to_wire, event_to_wire
 from edgeshard.wire.site import (
     audit_checks_to_wire,
     audit_entry_to_wire,
+    compute_profile_to_wire,
+    deployment_to_wire,
+    dtype_to_wire,
+    node_to_wire,
     packed_on_to_wire,
     packed_unit_to_wire,
+    placement_to_wire,
+    replan_to_wire,
     site_event_to_wire,
+    spec_from_wire,
     stored_link_to_wire,
     trace_to_wire,
+    traffic_to_wire,
     unknown_figures_to_wire,
 )
 from edgeshard.wire.status import DETAILS_KEY, to_status

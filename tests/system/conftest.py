@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from edgeshard import Client
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec, parse_spec
-from edgeshard.local.cluster import LocalCluster
 from tests.support.site import MakeSpec, Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
@@ -44,9 +42,8 @@ def spec(**changes: object) -> DeploymentSpec:
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """A running site with the demo model in its store and nothing deployed."""
     directory = tmp_path_factory.mktemp("site")
-    async with LocalCluster(directory) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        yield Site(cluster, client)
+    async with Site(directory, models={"fairy-tales": DEMO_MODEL}) as site:
+        yield site
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

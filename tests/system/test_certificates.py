@@ -14,13 +14,14 @@ from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeName
-from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.requests.generation import GenerateOptions, Token
 from edgeshard.identity import authority
 from edgeshard.identity.certificates import validity_of
 from edgeshard.proto.v1 import stage_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
-from tests.support.membership import Mill, joined, opened
+from tests.support.load import Stream
+from tests.support.membership import SecureSite, joined
 from tests.support.stalling_proxy import StallingProxy
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,7 +50,7 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
     expired, every connection of the site is cut at once. By then each dialler has another
     certificate, and no stream is dropped."""
     async with contextlib.AsyncExitStack() as stack:
-        mill = await stack.enter_async_context(opened(tmp_path, "--certificate-life", f"{LIFE_S}s"))
+        mill = await stack.enter_async_context(SecureSite(tmp_path, "--certificate-life", f"{LIFE_S}s"))
         front = await stack.enter_async_context(StallingProxy(mill.coordinator.address).running())
         proxies = [front]
         first: dict[str, bytes] = {}
@@ -106,17 +107,18 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
 
 async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost(tmp_path: Path) -> None:
     """Within a heartbeat: another epoch continues without it, it is refused everywhere, and its agent ends."""
-    async with opened(tmp_path) as mill, mill.client() as admin:
+    async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         files = {name: await joined(mill, Role.AGENT, name) for name in ("a", "b", "c", "d")}
         await asyncio.gather(*(mill.start_agent(name, files[name]) for name in files))
         await admin.add_model(DEMO_MODEL, "tiny-tales")
         before = await admin.deploy(parse_spec(SPEC))
         expected = await answer(admin, 200)
-        seen = asyncio.Event()
-        running = asyncio.create_task(streamed(admin, 200, seen))
-        await seen.wait()
+        stream = Stream("tales", PROMPT, GenerateOptions(max_new_tokens=200, ignore_eos=True))
+        running = asyncio.create_task(stream.run(admin))
+        await stream.has(5)
         await admin.revoke(Role.AGENT, "b")
-        assert await running == expected
+        await running
+        assert stream.error is None and stream.ids == expected
         after = await admin.deployment("tales")
         assert after.epoch > before.epoch and "b" not in [stage.node_name for stage in after.placement.stages]
         assert "b" not in [node.name for node in await admin.nodes()]
@@ -129,17 +131,7 @@ async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost
         assert "b" in [node.name for node in await admin.nodes()]
 
 
-async def streamed(client: Client, new_tokens: int, seen: asyncio.Event) -> tuple[int, ...]:
-    """Sets `seen` at the fifth token."""
-    tokens: list[int] = []
-    async for event in client.generate("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True):
-        tokens += [event.token] if isinstance(event, Token) else []
-        if len(tokens) == 5:
-            seen.set()
-    return tuple(tokens)
-
-
-async def refused_by_its_neighbours(mill: Mill, files: TlsFiles) -> None:
+async def refused_by_its_neighbours(mill: SecureSite, files: TlsFiles) -> None:
     """Its open calls at another node also end with a refusal, although its certificate has not expired."""
     async with open_channel(mill.agents["a"].address, files, node=NodeName("a")) as channel:
         call: Any = stage_pb2_grpc.StageServiceStub(channel).Probe()

@@ -31,9 +31,9 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnsupportedModelError,
 )
-from edgeshard.domain.requests.chat import ChatReason
-from edgeshard.local.cluster import LocalCluster
+from edgeshard.domain.requests.conversation import ChatReason
 from tests.support.chat_models import demo_model_with
+from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TELL = [{"role": "system", "content": "Once upon a time"}, {"role": "user", "content": "there lived a king who"}]
@@ -55,11 +55,10 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clie
         "silent": demo_model_with(folder / "silent", None),
         "endless": demo_model_with(folder / "endless", ENDLESS),
     }
-    async with LocalCluster(folder, ("a",)) as cluster, cluster.client() as client:
-        for name, directory in models.items():
-            await client.add_model(directory, name)
-            await client.deploy(DeploymentSpec(name=name, model=name, source="a"))
-        yield client
+    async with Site(folder, ("a",), models=models) as site:
+        for name in models:
+            await site.client.deploy(DeploymentSpec(name=name, model=name, source="a"))
+        yield site.client
 
 
 async def test_an_answer_is_what_the_rendered_prompt_brings(client: Client) -> None:

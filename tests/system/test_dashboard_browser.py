@@ -24,7 +24,6 @@ from edgeshard.architectures import expected_tensors
 from edgeshard.cli.main import Lazy, app
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import FailedPreconditionError
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from tests.coordinator.conftest import build_registration
 from tests.support import forms
@@ -90,10 +89,9 @@ async def browser() -> AsyncIterator[Browser]:
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three nodes with the demo model."""
     directory = tmp_path_factory.mktemp("site")
-    async with LocalCluster(directory, coordinator_arguments=GATEWAY) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        await client.deploy(parse_spec({**SPEC, "layers": "a=0:4,b=4:9,c=9:12"}))
-        yield Site(cluster, client)
+    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY) as site:
+        await site.client.deploy(parse_spec({**SPEC, "layers": "a=0:4,b=4:9,c=9:12"}))
+        yield site
 
 
 def write_large_model(directory: Path) -> None:
@@ -252,15 +250,14 @@ async def test_what_a_node_says_is_text(browser: Browser, tmp_path: Path) -> Non
     registration = build_registration("evil")
     registration = replace(registration, facts=replace(registration.facts, model=told))
     async with (
-        LocalCluster(tmp_path, (), coordinator_arguments=GATEWAY) as cluster,
-        Client(cluster.address) as client,
-        open_channel(cluster.address, None) as channel,
-        visiting(browser, cluster.coordinator.gateway) as visitor,
+        Site(tmp_path, (), models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY) as site,
+        open_channel(site.address, None) as channel,
+        visiting(browser, site.gateway) as visitor,
     ):
+        client = site.client
         node = FakeAgent(channel, registration)
         node.answer = lambda command: FailedPreconditionError(told)
         await node.connect()
-        await client.add_model(DEMO_MODEL, "fairy-tales")
         with pytest.raises(FailedPreconditionError):
             await client.deploy(parse_spec({**SPEC, "source": "evil", "layers": "evil=0:12"}))
         page = await visitor.enter(client)
@@ -547,11 +544,10 @@ async def test_a_tab_that_stands_still_keeps_the_stream_from_no_other(site: Site
 async def test_an_empty_site_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     async with (
-        LocalCluster(tmp_path / "site", (), coordinator_arguments=GATEWAY) as cluster,
-        Client(cluster.address) as client,
-        visiting(browser, cluster.coordinator.gateway, PHONE) as visitor,
+        Site(tmp_path / "site", (), coordinator_arguments=GATEWAY) as site,
+        visiting(browser, site.gateway, PHONE) as visitor,
     ):
-        page = await visitor.enter(client)
+        page = await visitor.enter(site.client)
         for screen in await screens(page):
             await go(page, screen)
             await expect(page.locator("main")).to_contain_text(EMPTY.get(screen, ""))

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from edgeshard_coordinator.dashboard.adding import ADD
+from edgeshard_coordinator.dashboard.operator import ADD
 from playwright.async_api import Browser, Page, expect
 
 from edgeshard import Client
 from edgeshard.domain.audit import BEGUN, OK
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.process.config import parse_bytes
 from tests.support.browser import Visitor, chromium, go, needs_chromium, visiting
 from tests.support.chat_models import DEMO_MODEL
@@ -64,11 +63,8 @@ async def models(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mode
     await asyncio.to_thread(write_fp8_model, directory / "folder" / "large", LAYERS, HIDDEN)
     (directory / "site").mkdir()
     options = ("--http-listen", "127.0.0.1:0", "--model-folder", str(directory / "folder"))
-    async with (
-        LocalCluster(directory / "site", ("a",), coordinator_arguments=options) as cluster,
-        Client(cluster.address) as client,
-    ):
-        yield Models(Site(cluster, client), directory / "folder")
+    async with Site(directory / "site", ("a",), coordinator_arguments=options) as site:
+        yield Models(site, directory / "folder")
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -13,7 +13,6 @@ from playwright.async_api import Page, expect
 
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
 from tests.support.browser import Visitor, chromium, go, live, needs_chromium, visiting
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.site import Site
@@ -28,18 +27,15 @@ SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float3
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three nodes, whose links were measured: then the pause after a loss can be predicted."""
     gateway = ("--http-listen", "127.0.0.1:0")
-    async with (
-        LocalCluster(tmp_path_factory.mktemp("site"), coordinator_arguments=gateway) as cluster,
-        Client(cluster.address) as client,
-    ):
-        await client.add_model(DEMO_MODEL, "fairy-tales")
+    directory, models = tmp_path_factory.mktemp("site"), {"fairy-tales": DEMO_MODEL}
+    async with Site(directory, models=models, coordinator_arguments=gateway) as here:
+        client = here.client
         await client.deploy(parse_spec({**SPEC, "layers": "a=0:4,b=4:9,c=9:12"}))
 
         async def measured() -> bool:
             found = (await client.deployment("tales", outlook=True)).outlook
             return found is not None and len(found.losses) == 3 and all(loss.pause for loss in found.losses)
 
-        here = Site(cluster, client)
         await here.until(measured)
         yield here
 

@@ -13,13 +13,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
 from tests.support.browser import DESKTOP, PHONE, chromium, go, needs_chromium, visiting
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.http import Http
-from tests.support.membership import opened
+from tests.support.membership import SecureSite
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
@@ -42,10 +40,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     folder = directory / "folder"
     shutil.copytree(DEMO_MODEL, folder / "new-tales")
     arguments = (*GATEWAY, "--model-folder", str(folder))
-    async with LocalCluster(directory, coordinator_arguments=arguments) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        await client.deploy(parse_spec(SPEC))
-        yield Site(cluster, client)
+    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=arguments) as site:
+        await site.client.deploy(parse_spec(SPEC))
+        yield site
 
 
 @dataclass
@@ -190,8 +187,8 @@ async def test_the_tasks_of_an_operator(
 async def test_the_first_steps_of_a_site_with_certificates(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     async with (
-        opened(tmp_path / "site", *GATEWAY) as mill,
-        mill.client(name="anna") as client,
+        SecureSite(tmp_path / "site", *GATEWAY) as mill,
+        mill.client_of(name="anna") as client,
         visiting(browser, mill.coordinator.gateway, PHONE) as visitor,
     ):
         task = Task(await visitor.enter(client), tmp_path)

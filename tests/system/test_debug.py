@@ -8,24 +8,22 @@ import os
 import stat
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from edgeshard_agent.core.machine import machine as agent_machine
-from edgeshard_coordinator.core.machine.machine import machine as coordinator_machine
+from edgeshard_agent.core.node_state import machine as agent_machine
+from edgeshard_coordinator.core.machine.apply import machine as coordinator_machine
 
-from edgeshard import Client
 from edgeshard.debugging.dump import site_document
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.tls import TlsFiles
 from tests.support.identities import Identities, tls_options
+from tests.support.site import Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {
@@ -38,34 +36,28 @@ CANARY, SECRET = "Zyxomoravian", "hush-4711-quokka"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@dataclass
-class Watched:
+class Watched(Site):
     """A site with TLS whose daemons log at debug; `answer` and `tokens` are a request's result."""
 
-    cluster: LocalCluster
-    client: Client
-    files: TlsFiles
     answer: str = ""
     tokens: tuple[int, ...] = ()
+
+    @property
+    def files(self) -> TlsFiles:
+        return self.identities.of(Role.OPERATOR, "admin")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
     directory = tmp_path_factory.mktemp("watched")
     identities = Identities(directory)
-    files = identities.of(Role.OPERATOR, "admin")
     debug = ["--log-level", "debug"]
-    by_agent = {name: [*tls_options(identities.of(Role.AGENT, name)), *debug] for name in ("a", "b")}
-    options = [*tls_options(identities.coordinator()), *debug]
     os.environ["SITE_PASSWORD"] = SECRET
     try:
-        cluster = LocalCluster(
-            directory, ("a", "b"), arguments_by_agent=by_agent, coordinator_arguments=options, startup_timeout_s=200
-        )
-        async with cluster, Client(cluster.address, files) as client:
-            await client.add_model(DEMO_MODEL, "fairy-tales")
+        options: dict[str, Any] = {"identities": identities, "agent_arguments": debug, "coordinator_arguments": debug}
+        async with Watched(directory, ("a", "b"), models={"fairy-tales": DEMO_MODEL}, **options) as watched:
+            client = watched.client
             await client.deploy(parse_spec(SPEC))
-            watched = Watched(cluster, client, files)
             done = await client.complete("tales", PROMPT, max_new_tokens=24, ignore_eos=True)
             watched.answer, watched.tokens = done.text, done.prompt_token_ids + done.token_ids
             await client.trace("tales", 0.1)

@@ -18,7 +18,6 @@ from edgeshard.domain.control.commands import ProfileReport
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 from edgeshard.local.child_daemons import ChildDaemon
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls_files import tls_files
@@ -50,31 +49,26 @@ OF_THE_NODE = {
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """With certificates; node a is sound, and b is not. There is no listener at the address that b reports."""
     directory = tmp_path_factory.mktemp("ailing")
-    cluster = LocalCluster(directory, ["a"], secure=True)
     with part_of_a_core("doctor", 0.5) as group, pytest.MonkeyPatch.context() as environment:
         paths = os.pathsep.join(str(ROOT / part) for part in ("", "agent", "coordinator"))
         environment.setenv("PYTHONPATH", paths)
         if group is not None:
             environment.setenv(GROUP, str(group))
-        async with cluster, cluster.client() as client:
-            node = ChildDaemon(
+        async with Site(directory, ["a"], secure=True) as site:
+            node = site.agents["b"] = ChildDaemon(
                 "b",
                 "tests.support.ailing_agent",
                 [
-                    *("--coordinator", cluster.address, "--name", "b", "--listen", "127.0.0.1:0", "--threads", "1"),
+                    *("--coordinator", site.address, "--name", "b", "--listen", "127.0.0.1:0", "--threads", "1"),
                     *("--state-dir", str(directory / "b"), "--advertise", f"127.0.0.1:{free_port(())}"),
-                    *cluster._identity(Principal("here", Role.AGENT, "b")),
+                    *site.cluster._identity(Principal("here", Role.AGENT, "b")),
                 ],
                 directory,
             )
-            try:
-                await node.start()
-                await node.wait_ready(60)
-                found = Site(cluster, client)
-                await found.until(lambda: said(client))
-                yield found
-            finally:
-                await node.stop()
+            await node.start()
+            await node.wait_ready(60)
+            await site.until(lambda: said(site.client))
+            yield site
 
 
 async def said(client: Any) -> bool:

@@ -13,7 +13,7 @@ from edgeshard.cli.render.views import deployment_fields
 from edgeshard.domain.deployments.placement import Speculation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import StageGuesses
-from edgeshard.domain.requests.generation import Token
+from tests.support.load import answered
 from tests.support.site import MakeSpec, Site
 
 pytestmark = [
@@ -33,8 +33,8 @@ async def answers(site: Site) -> list[list[tuple[int, float]]]:
     """Tokens and log-probabilities, one request after the other."""
     found = []
     for options in ASKED:
-        events = site.client.generate("tales", max_new_tokens=60, logprobs=True, ignore_eos=True, **options)
-        found.append([(event.token, event.logprob) async for event in events if isinstance(event, Token)])
+        stream = await answered(site.client, "tales", max_new_tokens=60, logprobs=True, ignore_eos=True, **options)
+        found.append([(token.token, token.logprob) for token in stream.tokens])
     return found
 
 

@@ -16,7 +16,6 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.device import StageStatus
 from edgeshard.domain.requests.trace import aligned
-from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
 
 # The quick form has the cache of experts in tests/agent/experts.
@@ -37,19 +36,12 @@ def spec(**changes: object) -> DeploymentSpec:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """A small node, which has measured itself and its disk, and a large one."""
-    directory = tmp_path_factory.mktemp("experts")
-    cluster = LocalCluster(
-        directory,
-        ("small", "large"),
-        arguments_by_agent={"small": ("--memory", MEMORY)},
-        threads=1,
-        startup_timeout_s=180,
-    )
-    async with cluster, Client(cluster.address) as client:
-        await client.add_model(MIXTURE, "mixture")
-        async for _ in client.profile("mixture", ["small"], dtype=DType.FLOAT32, quick=True):
+    directory, memory = tmp_path_factory.mktemp("experts"), {"small": ("--memory", MEMORY)}
+    nodes = ("small", "large")
+    async with Site(directory, nodes, models={"mixture": MIXTURE}, arguments_by_agent=memory) as site:
+        async for _ in site.client.profile("mixture", ["small"], dtype=DType.FLOAT32, quick=True):
             pass
-        yield Site(cluster, client)
+        yield site
 
 
 async def answers(client: Client, name: str) -> list[tuple[int, ...]]:

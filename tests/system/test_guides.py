@@ -4,10 +4,9 @@ middle."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import re
-import time
+import statistics
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from edgeshard.client import Client, GenerateOptions, Guide, GuideKind
+from edgeshard.client import GenerateOptions, Guide, GuideKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Finished, FinishReason, PromptLogprobs, Started, Token
-from edgeshard.local.cluster import LocalCluster
+from tests.support.load import Stream, answered
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -41,17 +40,11 @@ SPEC = {
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three stages on four nodes, and the whole model on the fourth."""
     directory = tmp_path_factory.mktemp("guides")
-    nodes = ("a", "b", "c", "d")
-    async with (
-        LocalCluster(directory, nodes, threads=1, startup_timeout_s=180) as cluster,
-        Client(cluster.address) as client,
-    ):
-        site = Site(cluster, client)
-        await client.add_model(DEMO_MODEL, "tales")
+    async with Site(directory, ("a", "b", "c", "d"), models={"tales": DEMO_MODEL}) as site:
         for spec in (SPEC, {**SPEC, "name": "whole", "source": "d", "layers": "d=0:12"}):
             # A node that a busy machine let stand still for 10 s is away until it is heard again.
             await site.until(lambda: _all_placeable(site), 180)
-            await client.deploy(parse_spec(spec))
+            await site.client.deploy(parse_spec(spec))
         yield site
 
 
@@ -150,33 +143,25 @@ DEAR = Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/")
 """A mask after some tokens takes a quarter of a second."""
 
 
-async def gaps(site: Site, tokens: list[int]) -> list[float]:
-    """Seconds between the tokens of an answer without a guide."""
-    came: list[float] = []
-    async for event in site.client.generate("tales", PROMPT, max_new_tokens=400, ignore_eos=True):
-        if isinstance(event, Token):
-            came.append(time.monotonic())
-            tokens.append(event.token)
-    return sorted(after - before for before, after in itertools.pairwise(came))
+async def unguided(site: Site) -> Stream:
+    return await answered(site.client, "tales", PROMPT, max_new_tokens=400, ignore_eos=True)
 
 
 @pytest.mark.long
 async def test_a_guide_whose_masks_are_dear_holds_up_no_other_answer(site: Site) -> None:
     """Three at once, which end because of their processor time."""
-    right: list[int] = []
-    alone = await gaps(site, right)
+    alone = await unguided(site)
     asked = [
         asyncio.create_task(
             site.client.complete("tales", PROMPT, guide=DEAR, max_new_tokens=400, temperature=0.5, seed=seed)
         )
         for seed in range(3)
     ]
-    tokens: list[int] = []
-    beside = await gaps(site, tokens)
+    beside = await unguided(site)
     ended = await asyncio.gather(*asked, return_exceptions=True)
-    assert tokens == right
+    assert beside.ids == alone.ids
     assert all(isinstance(end, InvalidArgumentError) and end.reason == "GUIDE_FAILED" for end in ended), ended
-    assert beside[len(beside) // 2] < 4 * alone[len(alone) // 2] + 0.02 and beside[-1] < 2
+    assert statistics.median(beside.gaps_s) < 4 * statistics.median(alone.gaps_s) + 0.02 and max(beside.gaps_s) < 2
     await site.kv_gone()
 
 

@@ -12,8 +12,8 @@ import pytest_asyncio
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, parse_spec
 from edgeshard.domain.nodes.device import StageSwap
-from edgeshard.local.cluster import LocalCluster
 from tests.support.hybrids import likeliest, save_hybrid
+from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPTS = [[5, 7, 9, 11, 13, 2], [3, 3, 8], [40, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
@@ -29,14 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory, model: Any) -> AsyncIterator[Client]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("site"), ("a", "b"), threads=1)
-    await cluster.start()
-    try:
-        async with cluster.client() as client:
-            await client.add_model(model[0], "hybrid")
-            yield client
-    finally:
-        await cluster.stop(1.0)
+    async with Site(tmp_path_factory.mktemp("site"), ("a", "b"), models={"hybrid": model[0]}) as site:
+        yield site.client
 
 
 async def deploy(client: Client, name: str, **values: object) -> Deployment:

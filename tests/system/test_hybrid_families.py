@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
 from tests.support.hybrids import likeliest, save_random
+from tests.support.site import Site
 
 PROMPTS = [[5, 7, 9, 11, 13, 2], [3, 3, 8], [40, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
 NEW_TOKENS = 10
@@ -27,16 +27,12 @@ NEW_TOKENS = 10
 @pytest.mark.asyncio
 async def test_a_hybrid_over_real_nodes_gives_the_tokens_of_transformers(row: str, layers: str, tmp_path: Path) -> None:
     model = save_random(tmp_path / "model", row)
-    cluster = LocalCluster(tmp_path, [part[0] for part in layers.split(",")], threads=1)
-    await cluster.start()
-    try:
-        async with cluster.client() as client:
-            await client.add_model(tmp_path / "model", "hybrid")
-            values = {"model": "hybrid", "source": "a", "layers": layers, "dtype": "float32", "max_context": 48}
-            await client.deploy(parse_spec({"name": "h", **values, "concurrency": 4}), timeout_s=60)
-            ways = [client.complete("h", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
-            found = [list(answer.token_ids) for answer in await asyncio.gather(*ways)]
-    finally:
-        await cluster.stop(1.0)
+    nodes = [part[0] for part in layers.split(",")]
+    async with Site(tmp_path, nodes, models={"hybrid": tmp_path / "model"}) as site:
+        client = site.client
+        values = {"model": "hybrid", "source": "a", "layers": layers, "dtype": "float32", "max_context": 48}
+        await client.deploy(parse_spec({"name": "h", **values, "concurrency": 4}), timeout_s=60)
+        ways = [client.complete("h", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
+        found = [list(answer.token_ids) for answer in await asyncio.gather(*ways)]
     assert [len(answer) for answer in found] == [NEW_TOKENS] * len(PROMPTS)
     assert found == [likeliest(model, prompt, answer) for prompt, answer in zip(PROMPTS, found, strict=True)]

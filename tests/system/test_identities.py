@@ -10,7 +10,7 @@ import pytest
 
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.local.child_daemons import ChildDaemon
-from edgeshard.local.cluster import SITE, LocalCluster
+from edgeshard.local.cluster import SITE
 from tests.support.forms import in_form
 from tests.support.site import Site
 
@@ -23,9 +23,8 @@ def log_of(directory: Path, name: str) -> str:
 
 @pytest.mark.timing
 async def test_two_agents_with_one_identity_are_named(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, ["pi"], secure=True, agent_arguments=("--memory", "100MiB"))
-    async with cluster, cluster.client() as client:
-        site = Site(cluster, client)
+    async with Site(tmp_path, ["pi"], secure=True, agent_arguments=("--memory", "100MiB")) as site:
+        cluster, client = site.cluster, site.client
         shutil.copytree(tmp_path / "pi", tmp_path / "copy")
         (before,) = await client.nodes()
         arguments = ["--coordinator", cluster.address, "--name", "pi", "--listen", "127.0.0.1:0", "--threads", "1"]
@@ -52,10 +51,9 @@ async def test_two_agents_with_one_identity_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.timing
 async def test_an_agent_that_was_killed_returns_at_once(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, ["pi"], agent_arguments=("--memory", "100MiB"))
-    async with cluster:
+    async with Site(tmp_path, ["pi"], agent_arguments=("--memory", "100MiB")) as site:
         for _ in range(KILLS):
-            await cluster.agents["pi"].kill()
-            await cluster.start_agent("pi")
+            await site.agents["pi"].kill()
+            await site.cluster.start_agent("pi")
     assert "identity_in_use" not in log_of(tmp_path, "coordinator")
     assert "coordinator_lost" not in log_of(tmp_path, "pi")

@@ -13,7 +13,6 @@ import pytest_asyncio
 
 from edgeshard.client import Client, Completion
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.local.cluster import LocalCluster
 from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,12 +32,9 @@ CONTEXT = 192
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three nodes that log everything."""
     said = ("--log-level", "debug")
-    cluster = LocalCluster(
-        tmp_path_factory.mktemp("swap"), agent_arguments=said, coordinator_arguments=said, startup_timeout_s=180
-    )
-    async with cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        yield Site(cluster, client)
+    directory, models = tmp_path_factory.mktemp("swap"), {"fairy-tales": DEMO_MODEL}
+    async with Site(directory, models=models, agent_arguments=said, coordinator_arguments=said) as site:
+        yield site
 
 
 async def answers(client: Client, name: str) -> list[Completion]:
@@ -49,14 +45,7 @@ async def answers(client: Client, name: str) -> list[Completion]:
 
 async def heard_since(site: Site, name: str) -> Deployment:
     """The deployment, as every node reports it from now on."""
-    clock = asyncio.get_running_loop().time
-    began = clock()
-
-    async def heard() -> bool:
-        waited_s, nodes = clock() - began, await site.client.nodes()
-        return all(node.heartbeat_age_s < waited_s for node in nodes)
-
-    await site.until(heard)
+    await site.reported()
     return await site.client.deployment(name)
 
 

@@ -19,7 +19,6 @@ from edgeshard.domain.control.commands import ProfileReport
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.wire.control import report_to_wire
@@ -42,13 +41,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory, make_profile: Any) -> A
     """Three nodes that report invented measurements, so that every run plans the same."""
     directory = tmp_path_factory.mktemp("locality")
     config = json.loads((DEMO_MODEL / "config.json").read_text())
-    async with (
-        LocalCluster(directory, ("a", "b", "c"), threads=1, startup_timeout_s=180) as cluster,
-        Client(cluster.address) as client,
-    ):
-        await client.add_model(DEMO_MODEL, "tales")
-        nodes = {str(node.name): node.node_id for node in await client.nodes()}
-        channel = open_channel(cluster.address, None)
+    async with Site(directory, models={"tales": DEMO_MODEL}) as site:
+        nodes = {str(node.name): node.node_id for node in await site.client.nodes()}
+        channel = open_channel(site.address, None)
         for name, seconds in BLOCK_S.items():
             report = ProfileReport(
                 nodes[name],
@@ -61,7 +56,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory, make_profile: Any) -> A
             )
             await CoordinatorServiceStub(channel).ReportProfile(report_to_wire(report))
         await channel.close()
-        yield Site(cluster, client)
+        yield site
 
 
 async def layers(client: Client, wanted: DeploymentSpec) -> dict[str, str]:

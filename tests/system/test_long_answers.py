@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.requests.chat import ChatFinished, ContentDelta
-from edgeshard.local.cluster import LocalCluster
+from edgeshard.domain.requests.conversation import ChatFinished, ContentDelta
 from tests.support.chat_models import demo_model_with
+from tests.support.site import Site
 
 POSITIONS = 8192
 CHATS, TOKENS = 8, 200
@@ -32,8 +31,8 @@ def long_model(directory: Path) -> Path:
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio
 async def test_answers_fill_the_context_and_eight_chats_run_in_a_pool_of_two(tmp_path: Path) -> None:
-    async with LocalCluster(tmp_path, ["a"]) as cluster, Client(cluster.address) as client:
-        await client.add_model(long_model(tmp_path / "model"), "long")
+    async with Site(tmp_path, ["a"], models={"long": long_model(tmp_path / "model")}) as site:
+        client = site.client
         await client.deploy(parse_spec({"name": "long", "model": "long"}))
         done = await client.complete("long", "Once upon a time", max_new_tokens=6000, ignore_eos=True)
         assert len(done.token_ids) == 6000

@@ -14,8 +14,8 @@ from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.nodes.profile import Effort
 from edgeshard.domain.requests.generation import Token
-from edgeshard.local.cluster import LocalCluster
 from tests.support.measuring_workers import measuring_worker, measuring_workers, until_stopped
+from tests.support.site import Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = parse_spec(
@@ -29,10 +29,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     """The client of a site whose only node serves and was never measured."""
     directory = tmp_path_factory.mktemp("beside")
-    async with LocalCluster(directory, ("a",)) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        await client.deploy(SPEC)
-        yield client
+    async with Site(directory, ("a",), models={"fairy-tales": DEMO_MODEL}) as site:
+        await site.client.deploy(SPEC)
+        yield site.client
 
 
 async def tokens(client: Client, worker: psutil.Process | None = None) -> list[int]:

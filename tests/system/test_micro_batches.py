@@ -11,7 +11,6 @@ import asyncio
 import json
 import tomllib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ import pytest
 
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.requests.generation import GenerateOptions
 from edgeshard.local.lab_site import lab_cluster, make_stand_in
 from edgeshard.planning.simulation.lab import parse_lab
+from tests.support.load import Stream
 
 LAB = """
 source = "a"
@@ -80,16 +80,7 @@ def prompt(number: int) -> list[int]:
     return [(7 * number + 3 * position) % 60 for position in range(4)]
 
 
-async def listen(client: Client, number: int, tokens: list[int]) -> None:
-    """One stream, until it is cancelled."""
-    events = client.generate("tales", prompt(number), max_new_tokens=4000, ignore_eos=True)
-    async with aclosing(events) as stream:
-        async for event in stream:
-            if isinstance(event, Token):
-                tokens.append(event.token)
-
-
-async def until_chosen(client: Client, micro_batches: int, tasks: Sequence[asyncio.Task[None]]) -> None:
+async def until_chosen(client: Client, micro_batches: int, tasks: Sequence[asyncio.Task[Stream]]) -> None:
     """Until the head reports that it has chosen this number, and still reports it a while later."""
     seen = 0
     async with asyncio.timeout(120):
@@ -103,13 +94,13 @@ async def until_chosen(client: Client, micro_batches: int, tasks: Sequence[async
 
 @pytest.mark.long
 async def test_micro_batches_follow_the_load_and_no_token_changes(client: Client) -> None:
-    heard: dict[int, list[int]] = {}
-    tasks: dict[int, asyncio.Task[None]] = {}
+    heard: dict[int, Stream] = {}
+    tasks: dict[int, asyncio.Task[Stream]] = {}
 
     def begin(numbers: range) -> None:
         for number in numbers:
-            heard[number] = []
-            tasks[number] = asyncio.create_task(listen(client, number, heard[number]))
+            heard[number] = Stream("tales", prompt(number), GenerateOptions(max_new_tokens=4000, ignore_eos=True))
+            tasks[number] = asyncio.create_task(heard[number].run(client))
 
     async def end(numbers: range) -> None:
         for number in numbers:
@@ -128,13 +119,13 @@ async def test_micro_batches_follow_the_load_and_no_token_changes(client: Client
     await check(client, heard)
 
 
-async def check(client: Client, heard: dict[int, list[int]]) -> None:
+async def check(client: Client, heard: dict[int, Stream]) -> None:
     """Each stream has the tokens that it gets by itself."""
     for number in (0, 1, 5, MANY - 1):
-        options: dict[str, Any] = {"max_new_tokens": min(ALONE_TOKENS, len(heard[number])), "ignore_eos": True}
+        options: dict[str, Any] = {"max_new_tokens": min(ALONE_TOKENS, len(heard[number].ids)), "ignore_eos": True}
         alone = await client.complete("tales", prompt(number), **options)
-        assert len(alone.token_ids) > 3 and tuple(heard[number][: len(alone.token_ids)]) == alone.token_ids
+        assert len(alone.token_ids) > 3 and heard[number].ids[: len(alone.token_ids)] == alone.token_ids
     # A stream that ran through all changes.
-    count = min(MOST_REPEATED, len(heard[0]))
+    count = min(MOST_REPEATED, len(heard[0].ids))
     alone = await client.complete("tales", prompt(0), max_new_tokens=count, ignore_eos=True)
-    assert alone.token_ids == tuple(heard[0][:count])
+    assert alone.token_ids == heard[0].ids[:count]

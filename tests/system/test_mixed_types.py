@@ -11,7 +11,6 @@ import pytest_asyncio
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.requests.generation import GenerateOptions, Token
-from edgeshard.local.cluster import LocalCluster
 from tests.support.gguf_files import mixed, write_demo_gguf
 from tests.support.site import Site
 
@@ -29,9 +28,8 @@ Bits = list[tuple[int, float]]
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     file = write_demo_gguf(tmp_path_factory.mktemp("file") / "mixed.gguf", mixed)
     directory = tmp_path_factory.mktemp("site")
-    async with LocalCluster(directory, NODES, threads=1) as cluster, Client(cluster.address) as client:
-        await client.add_model(file, "mixed")
-        yield Site(cluster, client)
+    async with Site(directory, NODES, models={"mixed": file}) as site:
+        yield site
 
 
 async def answer(client: Client, prompt: list[int]) -> Bits:

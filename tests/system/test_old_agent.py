@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from edgeshard import Client
-from edgeshard.domain.requests.generation import Token
 from edgeshard.local.child_daemons import ChildDaemon
-from edgeshard.local.cluster import LocalCluster
-from tests.support.site import MakeSpec
+from tests.support.site import MakeSpec, Site
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
@@ -50,13 +48,13 @@ def old_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_an_old_agent_and_a_new_one_share_a_deployment(
     old_tree: Path, tmp_path: Path, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with LocalCluster(tmp_path, ["a"]) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
+    async with Site(tmp_path, ["a"], models={"fairy-tales": DEMO_MODEL}) as site:
+        client = site.client
         state = ("--state-dir", str(tmp_path / "old"))
         old = ChildDaemon(
             "old",
             "edgeshard_agent",
-            ["--coordinator", cluster.address, "--name", "old", "--plaintext", "--threads", "1", *state],
+            ["--coordinator", site.address, "--name", "old", "--plaintext", "--threads", "1", *state],
             tmp_path,
             listen={"--listen": "127.0.0.1:0"},
         )
@@ -75,7 +73,6 @@ async def test_an_old_agent_and_a_new_one_share_a_deployment(
             await old.stop()
 
 
-async def _tokens(client: Client, deployment: str) -> list[int]:
+async def _tokens(client: Client, deployment: str) -> tuple[int, ...]:
     async with asyncio.timeout(60):
-        events = client.generate(deployment, "Once upon a time", max_new_tokens=48, ignore_eos=True)
-        return [event.token async for event in events if isinstance(event, Token)]
+        return (await client.complete(deployment, "Once upon a time", max_new_tokens=48, ignore_eos=True)).token_ids

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -31,7 +32,6 @@ from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgume
 from edgeshard.domain.identity import Role
 from edgeshard.domain.requests.generation import Finished, FinishReason, GenerateRequest, Generation, Started, Token
 from edgeshard.local.child_daemons import ChildDaemon
-from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.generation import generate_request_to_wire
@@ -90,14 +90,12 @@ def varint(value: int) -> bytes:
     return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
-@dataclass
 class Watched(Site):
-    """`client` is the operator's."""
+    """`out` has the output of edgectl."""
 
-    identities: Identities
-    out: Path
-    """The output of edgectl."""
-    said: Said = field(default_factory=Said)
+    def __init__(self, directory: Path, out: Path, **options: Any) -> None:
+        super().__init__(directory, models={"fairy-tales": DEMO_MODEL}, **options)
+        self.out, self.said = out, Said()
 
     def files(self, name: str) -> TlsFiles:
         return self.identities.of(Role.CLIENT, name)
@@ -142,21 +140,15 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watche
     directory, out = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("written")
     identities = Identities(tmp_path_factory.mktemp("identities"))
     debug = ["--log-level", "debug"]
-    names = ("a", "b", "c")
-    by_agent = {name: [*tls_options(identities.of(Role.AGENT, name)), *debug] for name in names}
-    options = [*tls_options(identities.coordinator()), *debug]
-    for name in ("coordinator", *names):
+    for name in ("coordinator", "a", "b", "c"):
         (directory / name).mkdir()
         (directory / name).chmod(0o777)
     before = os.umask(0)
     try:
-        cluster = LocalCluster(
-            directory, names, arguments_by_agent=by_agent, coordinator_arguments=options, startup_timeout_s=200
-        )
-        async with cluster, Client(cluster.address, identities.of(Role.OPERATOR, "admin")) as client:
-            await client.add_model(DEMO_MODEL, "fairy-tales")
-            await client.deploy(parse_spec(SPEC))
-            yield Watched(cluster, client, identities, out)
+        options = {"agent_arguments": debug, "coordinator_arguments": debug}
+        async with Watched(directory, out, identities=identities, **options) as site:
+            await site.client.deploy(parse_spec(SPEC))
+            yield site
     finally:
         os.umask(before)
 

@@ -6,15 +6,14 @@ import asyncio
 from itertools import permutations
 from pathlib import Path
 
-from edgeshard import Client
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 
 async def test_links_are_measured_by_themselves(tmp_path: Path) -> None:
-    async with LocalCluster(tmp_path, ("a", "b", "c")) as cluster, Client(cluster.address) as client:
+    async with Site(tmp_path) as running:
         async with asyncio.timeout(120):
             while True:
-                site = await client.site()
+                site = await running.client.site()
                 if len(site.links) == 6:
                     break
                 await asyncio.sleep(0.1)

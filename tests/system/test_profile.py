@@ -6,17 +6,15 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from edgeshard import Client
 from edgeshard.client import StoredProfile
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "concurrency": 2, "max_context": 256}
@@ -24,18 +22,11 @@ SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "concurrency": 2
 pytestmark = [pytest.mark.in_order, pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 
-@dataclass
-class Measured:
+class Measured(Site):
     """Two nodes, the output of `edgectl profile` about them, and the earlier output of `edgectl plan`."""
 
-    cluster: LocalCluster
-    client: Client
     planned_before: tuple[int, str, str]
     profiled: tuple[int, str, str]
-
-    @property
-    def address(self) -> str:
-        return self.cluster.address
 
     async def edgectl(self, *arguments: str) -> tuple[int, str, str]:
         return await edgectl(self.address, *arguments)
@@ -70,11 +61,10 @@ async def edgectl(address: str, *arguments: str) -> tuple[int, str, str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Measured]:
     directory = tmp_path_factory.mktemp("measured")
-    async with LocalCluster(directory, ("a", "b")) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        before = await edgectl(cluster.address, "plan", "--model", "fairy-tales", "--source", "a")
-        profiled = await edgectl(cluster.address, "profile", "--model", "fairy-tales", "--quick", "-o", "json")
-        yield Measured(cluster, client, before, profiled)
+    async with Measured(directory, ("a", "b"), models={"fairy-tales": DEMO_MODEL}) as site:
+        site.planned_before = await site.edgectl("plan", "--model", "fairy-tales", "--source", "a")
+        site.profiled = await site.edgectl("profile", "--model", "fairy-tales", "--quick", "-o", "json")
+        yield site
 
 
 async def test_before_anything_is_measured_the_plan_says_how_to(site: Measured) -> None:

@@ -20,9 +20,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from edgeshard import Client
 from edgeshard.domain.errors import NotFoundError
-from edgeshard.local.cluster import LocalCluster
 from tests.house.test_documents import free_port
 from tests.support.site import MakeSpec, Site
 
@@ -51,11 +49,14 @@ async def scraped(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec)
     for name in ("coordinator", "a", "b", "c"):
         ports[name] = free_port(ports.values())
     listen = {name: ["--metrics-listen", f"127.0.0.1:{port}"] for name, port in ports.items()}
-    cluster = LocalCluster(
-        tmp_path_factory.mktemp("scraped"), coordinator_arguments=listen.pop("coordinator"), arguments_by_agent=listen
+    site = Site(
+        tmp_path_factory.mktemp("scraped"),
+        models={"fairy-tales": ROOT / "edgeshard" / "demo_model"},
+        coordinator_arguments=listen.pop("coordinator"),
+        arguments_by_agent=listen,
     )
-    async with cluster, Client(cluster.address) as client:
-        await client.add_model(ROOT / "edgeshard" / "demo_model", "fairy-tales")
+    async with site:
+        client = site.client
         async for _ in client.profile():  # links only
             pass
         await client.deploy(make_spec())
@@ -66,7 +67,7 @@ async def scraped(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec)
         async def told() -> bool:
             return all(stage.steps_done for stage in (await client.deployment("tales")).stages)
 
-        await Site(cluster, client).until(told)
+        await site.until(told)
         yield {name: f"127.0.0.1:{port}" for name, port in ports.items()}
 
 

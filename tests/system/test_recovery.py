@@ -7,7 +7,6 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,9 @@ import pytest_asyncio
 
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.requests.generation import Finished, Started, Token
-from edgeshard.local.cluster import LocalCluster
+from edgeshard.domain.requests.generation import GenerateOptions
+from tests.support.checker import Reference
+from tests.support.load import Stream, whole_answer
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,37 +40,24 @@ PROMPT = "Once upon a time there was a king who had three sons"
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Four nodes; three of them hold a stage."""
     directory = tmp_path_factory.mktemp("recovery")
-    async with LocalCluster(directory, NODES, threads=1) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "tiny-tales")
-        yield Site(cluster, client)
+    async with Site(directory, NODES, models={"tiny-tales": DEMO_MODEL}) as site:
+        yield site
 
 
-async def answer(client: Client, new_tokens: int, seen: list[Token] | None = None) -> tuple[list[int], str]:
-    """Ids and text of one answer, with its positions checked; `seen` gets the tokens as they come."""
-    tokens = seen if seen is not None else []
-    first, end = 0, None
-    async for event in client.generate("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True, timeout_s=60):
-        match event:
-            case Started():
-                first = len(event.prompt_tokens)
-            case Token():
-                assert end is None and event.position == first + len(tokens)
-                tokens.append(event)
-            case Finished():
-                assert end is None
-                end = event
-    assert end is not None and end.new_token_count == len(tokens) == new_tokens
-    return [token.token for token in tokens], "".join(token.text for token in tokens) + end.text
+async def answer(client: Client, new_tokens: int) -> Reference:
+    return await whole_answer(client, asked(new_tokens))
 
 
-def begun(client: Client, new_tokens: int) -> tuple[asyncio.Task[tuple[list[int], str]], list[Token]]:
-    """A running answer, and its tokens so far."""
-    seen: list[Token] = []
-    return asyncio.create_task(answer(client, new_tokens, seen)), seen
+def asked(new_tokens: int) -> Stream:
+    return Stream("tales", PROMPT, GenerateOptions(max_new_tokens=new_tokens, ignore_eos=True, timeout_s=60))
 
 
-def reached(seen: list[Token], count: int) -> bool:
-    return len(seen) >= count
+async def begun(client: Client, new_tokens: int) -> asyncio.Task[Reference]:
+    """A running answer that has some tokens."""
+    stream = asked(new_tokens)
+    running = asyncio.create_task(whole_answer(client, stream))
+    await stream.has(5)
+    return running
 
 
 async def back(site: Site, name: str) -> None:
@@ -92,8 +79,7 @@ async def test_a_node_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: S
     undisturbed = await answer(site.client, 120)
     for index in (1, 2, 0, 1):
         victim = (await site.client.deployment("tales")).placement.stages[index].node_name
-        running, seen = begun(site.client, 120)
-        await site.until(partial(reached, seen, 5))
+        running = await begun(site.client, 120)
         await site.cluster.agents[victim].kill()
         assert await running == undisturbed
         assert victim not in [stage.node_name for stage in (await site.client.deployment("tales")).placement.stages]
@@ -104,8 +90,7 @@ async def test_a_coordinator_that_is_killed_ends_no_answer(site: Site) -> None:
     """The nodes continue meanwhile, nothing is prepared again, and the client misses nothing."""
     undisturbed = await answer(site.client, 160)
     epoch = (await site.client.deployment("tales")).epoch
-    running, seen = begun(site.client, 160)
-    await site.until(partial(reached, seen, 5))
+    running = await begun(site.client, 160)
     await restart_coordinator(site)
     assert await running == undisturbed
     assert (await site.client.deployment("tales")).epoch == epoch
@@ -116,8 +101,7 @@ async def test_coordinator_and_head_killed_together_end_no_answer(site: Site) ->
     """The client's own tokens are all that is left of it."""
     undisturbed = await answer(site.client, 160)
     head = (await site.client.deployment("tales")).placement.head.node_name
-    running, seen = begun(site.client, 160)
-    await site.until(partial(reached, seen, 5))
+    running = await begun(site.client, 160)
     await site.cluster.agents[head].kill()
     await restart_coordinator(site)
     assert await running == undisturbed
@@ -132,8 +116,7 @@ async def test_a_coordinator_that_was_killed_answers_within_seconds_of_its_start
     times_s = []
     for _ in range(RESTARTS):
         before = await known(site.client)
-        running, seen = begun(site.client, 200)
-        await site.until(partial(reached, seen, 5))
+        running = await begun(site.client, 200)
         began = await restart_coordinator(site)
         async with Client(site.cluster.address) as client:
             after = await known(client)
@@ -158,13 +141,11 @@ async def test_what_is_stopped_in_order_hands_over_what_runs(site: Site) -> None
     undisturbed = await answer(site.client, 120)
     for index in (1, 0):
         leaving = (await site.client.deployment("tales")).placement.stages[index].node_name
-        running, seen = begun(site.client, 120)
-        await site.until(partial(reached, seen, 5))
+        running = await begun(site.client, 120)
         await site.cluster.agents[leaving].stop(grace_s=60)
         assert await running == undisturbed
         await back(site, leaving)
-    running, seen = begun(site.client, 120)
-    await site.until(partial(reached, seen, 5))
+    running = await begun(site.client, 120)
     await site.cluster.coordinator.stop(grace_s=60)
     await restart_coordinator(site)
     assert await running == undisturbed

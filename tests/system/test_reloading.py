@@ -12,7 +12,7 @@ from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.local.child_daemons import ChildDaemon
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 from tests.system.conftest import DEMO_MODEL
 
 WAIT_S = 30.0
@@ -38,30 +38,31 @@ async def test_a_site_takes_up_what_needs_no_restart(tmp_path: Path) -> None:
     quotas, agent = tmp_path / "quotas.toml", tmp_path / "agent.toml"
     quotas.write_text("")
     agent.write_text("[agent]\nthreads = 1\n")
-    cluster = LocalCluster(
+    site = Site(
         tmp_path,
         ["a"],
+        models={"fairy-tales": DEMO_MODEL},
         agent_arguments=["--config", str(agent)],
         coordinator_arguments=["--quotas", str(quotas)],
     )
-    async with cluster, cluster.client() as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
+    async with site:
+        client = site.client
         await client.deploy(parse_spec({"name": "tales", "model": "fairy-tales", "layers": "a=0:12"}), timeout_s=60)
         assert await words(client) == 4
         quotas.write_text('["*"]\ntokens_per_minute = 1\n')
-        await hung_up(cluster.coordinator, "settings_reloaded", 1)
+        await hung_up(site.coordinator, "settings_reloaded", 1)
         assert await words(client) == 4, "a request is refused once its identity is in debt"
         with pytest.raises(ResourceExhaustedError):
             await words(client)
         quotas.write_text('["*"]\ntokens_a_minute = 1\n')
-        assert "tokens_a_minute" in await hung_up(cluster.coordinator, "settings_not_reloaded", 1)
+        assert "tokens_a_minute" in await hung_up(site.coordinator, "settings_not_reloaded", 1)
         with pytest.raises(ResourceExhaustedError):
             await words(client)
         quotas.write_text("")
-        await hung_up(cluster.coordinator, "settings_reloaded", 2)
+        await hung_up(site.coordinator, "settings_reloaded", 2)
         assert await words(client) == 4
         agent.write_text('[agent]\nidle_spin_s = 0.5\ncache_limit = "1GiB"\n')
-        said = await hung_up(cluster.agents["a"], "settings_reloaded", 1)
+        said = await hung_up(site.agents["a"], "settings_reloaded", 1)
         assert "cache_limit" in said.partition("need_a_restart")[0]
         assert "idle_spin_s" in said.partition("need_a_restart")[2]
         assert await words(client) == 4

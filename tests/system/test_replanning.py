@@ -6,18 +6,18 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from edgeshard.client import Client
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import AbortedError
-from edgeshard.domain.requests.generation import Finished, Token
-from edgeshard.local.cluster import LocalCluster
+from edgeshard.domain.requests.generation import GenerateOptions
+from tests.support.checker import Reference
+from tests.support.load import Stream, whole_answer
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -41,42 +41,22 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Two nodes with a deployment that takes both, and memory for it on c and one of them."""
     directory = tmp_path_factory.mktemp("replanning")
     memory = {name: ("--memory", size) for name, size in (("a", SMALL), ("b", SMALL), ("c", LARGE))}
-    site = LocalCluster(directory, ("a", "b"), threads=1, arguments_by_agent=memory)
-    async with site as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "tiny-tales")
-        await client.deploy(parse_spec(SPEC))
-        yield Site(cluster, client)
+    async with Site(directory, ("a", "b"), models={"tiny-tales": DEMO_MODEL}, arguments_by_agent=memory) as site:
+        await site.client.deploy(parse_spec(SPEC))
+        yield site
 
 
-async def answer(client: Client, seen: list[int]) -> tuple[list[int], str]:
-    """Ids and text of one answer; `seen` gets the ids as they come."""
-    text = ""
-    async for event in client.generate("tales", PROMPT, max_new_tokens=TOKENS, ignore_eos=True, timeout_s=120):
-        match event:
-            case Token():
-                seen.append(event.token)
-                text += event.text
-            case Finished():
-                text += event.text
-    return seen, text
+def asked() -> Stream:
+    return Stream("tales", PROMPT, GenerateOptions(max_new_tokens=TOKENS, ignore_eos=True, timeout_s=120))
 
 
-def begun(client: Client) -> tuple[asyncio.Task[tuple[list[int], str]], list[int]]:
-    seen: list[int] = []
-    return asyncio.create_task(answer(client, seen)), seen
-
-
-async def answers_until(client: Client, over: asyncio.Event, seen: list[list[int]]) -> list[tuple[list[int], str]]:
-    """Answers one right after the other, so that all that happens is amid one; `seen` gets the ids of each."""
+async def answers_until(client: Client, over: asyncio.Event, streams: list[Stream]) -> list[Reference]:
+    """Answers one right after the other, so that all that happens is amid one of `streams`."""
     answers = []
     while not over.is_set():
-        seen.append([])
-        answers.append(await answer(client, seen[-1]))
+        streams.append(asked())
+        answers.append(await whole_answer(client, streams[-1]))
     return answers
-
-
-def reached(seen: list[int], count: int) -> bool:
-    return len(seen) >= count
 
 
 async def layers(client: Client) -> dict[str, str]:
@@ -99,10 +79,11 @@ async def test_a_node_that_dies_while_it_loads_sends_the_deployment_back(site: S
     before = await layers(client)
     assert before == {"a": "0:6", "b": "6:12"}
     assert (await client.replan("tales", dry_run=True)).reason is ReplanReason.NOTHING_NEW
-    undisturbed = await answer(client, [])
+    undisturbed = await whole_answer(client, asked())
     await joined(site)
-    running, seen = begun(client)
-    await site.until(partial(reached, seen, 5))
+    stream = asked()
+    running = asyncio.create_task(whole_answer(client, stream))
+    await stream.has(5)
     # It still counts as connected, and cannot load.
     site.cluster.agents["c"].send_signal(signal.SIGSTOP)
     moving = asyncio.create_task(client.replan("tales", force=True))
@@ -123,15 +104,16 @@ async def test_a_node_that_dies_while_it_loads_sends_the_deployment_back(site: S
 
 async def test_a_node_that_joins_amid_answers_gets_layers_and_no_token_changes(site: Site) -> None:
     client = site.client
-    undisturbed = await answer(client, [])
+    undisturbed = await whole_answer(client, asked())
     joining = asyncio.create_task(joined(site))
     while not joining.done():
-        assert await answer(client, []) == undisturbed
+        assert await whole_answer(client, asked()) == undisturbed
     await joining
     moved = asyncio.Event()
-    seen: list[list[int]] = []
-    running = asyncio.create_task(answers_until(client, moved, seen))
-    await site.until(lambda: bool(seen) and reached(seen[0], 5))
+    streams: list[Stream] = []
+    running = asyncio.create_task(answers_until(client, moved, streams))
+    await site.until(lambda: streams)
+    await streams[0].has(5)
     done = await client.replan("tales", force=True, wait=False)
     assert done.changed
 
@@ -143,7 +125,7 @@ async def test_a_node_that_joins_amid_answers_gets_layers_and_no_token_changes(s
     moved.set()
     for answered in await running:
         assert answered == undisturbed
-    assert await answer(client, []) == undisturbed
+    assert await whole_answer(client, asked()) == undisturbed
     await site.kv_gone()
     stays = await edgectl(site, "replan", "tales", "--force", "-o", "json")
     assert '"changed": false' in stays and '"reason": "SAME_LAYERS"' in stays

@@ -14,8 +14,9 @@ import pytest_asyncio
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, NotFoundError
-from edgeshard.domain.requests.generation import Finished, Started, Token
-from edgeshard.local.cluster import LocalCluster
+from edgeshard.domain.requests.generation import GenerateOptions
+from tests.support.checker import Reference
+from tests.support.load import Stream, whole_answer
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,38 +30,22 @@ NEW_TOKENS = 120
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Two nodes, each with a replica of its own."""
     directory = tmp_path_factory.mktemp("replicas")
-    async with LocalCluster(directory, ("a", "b"), threads=1) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "tiny-tales")
-        await client.deploy(parse_spec(SPEC))
-        yield Site(cluster, client)
+    async with Site(directory, ("a", "b"), models={"tiny-tales": DEMO_MODEL}) as site:
+        await site.client.deploy(parse_spec(SPEC))
+        yield site
 
 
-async def answer(client: Client, prompt: str, seen: list[Token]) -> list[int]:
-    """The ids of one answer, with positions checked; `seen` gets the tokens as they come."""
-    first, end = 0, None
-    async for event in client.generate("tales", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout_s=60):
-        match event:
-            case Started():
-                assert event.deployment == "tales"
-                first = len(event.prompt_tokens)
-            case Token():
-                assert event.position == first + len(seen)
-                seen.append(event)
-            case Finished():
-                end = event
-    assert end is not None and end.new_token_count == len(seen) == NEW_TOKENS
-    return [token.token for token in seen]
+def asked(prompt: str) -> Stream:
+    return Stream("tales", prompt, GenerateOptions(max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout_s=60))
 
 
-def begun(client: Client) -> tuple[list[asyncio.Task[list[int]]], list[list[Token]]]:
-    """A running answer to each prompt, and their tokens so far."""
-    seen: list[list[Token]] = [[] for _ in PROMPTS]
-    pairs = zip(PROMPTS, seen, strict=True)
-    return [asyncio.create_task(answer(client, prompt, tokens)) for prompt, tokens in pairs], seen
-
-
-def reached(seen: list[list[Token]], count: int) -> bool:
-    return all(len(tokens) >= count for tokens in seen)
+async def begun(client: Client) -> list[asyncio.Task[Reference]]:
+    """A running answer to each prompt, each of which has some tokens."""
+    streams = [asked(prompt) for prompt in PROMPTS]
+    running = [asyncio.create_task(whole_answer(client, stream)) for stream in streams]
+    for stream in streams:
+        await stream.has(5)
+    return running
 
 
 async def by_name(client: Client) -> dict[str, Deployment]:
@@ -77,8 +62,7 @@ async def test_requests_are_spread_over_replicas_on_nodes_of_their_own(site: Sit
     found = await by_name(site.client)
     nodes = [[stage.node_name for stage in one.placement.stages] for one in found.values()]
     assert list(found) == ["tales.1", "tales.2"] and sorted(nodes) == [["a"], ["b"]]
-    running, seen = begun(site.client)
-    await site.until(partial(reached, seen, 5))
+    running = await begun(site.client)
     assert [one.active_requests for one in (await by_name(site.client)).values()] == [2, 2]
     await asyncio.gather(*running)
     assert [model.deployment for model in await site.client.served_models()] == ["tales"]
@@ -87,12 +71,11 @@ async def test_requests_are_spread_over_replicas_on_nodes_of_their_own(site: Sit
 
 async def test_a_lost_replica_costs_no_token_and_the_other_goes_on(site: Site) -> None:
     """For either replica: its requests continue at the other, whose epoch stays."""
-    running, _ = begun(site.client)
+    running = await begun(site.client)
     undisturbed = await asyncio.gather(*running)
     for victim in ("b", "a"):
         before = await by_name(site.client)
-        running, seen = begun(site.client)
-        await site.until(partial(reached, seen, 5))
+        running = await begun(site.client)
         await site.cluster.agents[victim].kill()
         assert await asyncio.gather(*running) == undisturbed
         after = await by_name(site.client)
@@ -100,18 +83,17 @@ async def test_a_lost_replica_costs_no_token_and_the_other_goes_on(site: Site) -
             lost = one.placement.head.node_name == victim
             assert (after[name].phase is DeploymentPhase.READY) != lost
             assert lost or after[name].epoch == one.epoch
-        assert await answer(site.client, PROMPTS[0], []) == undisturbed[0]
+        assert await whole_answer(site.client, asked(PROMPTS[0])) == undisturbed[0]
         await site.cluster.start_agent(victim)
         await site.until(partial(all_ready, site.client))
 
 
 async def test_a_coordinator_that_is_killed_ends_no_answer_of_either_replica(site: Site) -> None:
     """Clients come back to the replica that has their request, and nothing is prepared again."""
-    running, _ = begun(site.client)
+    running = await begun(site.client)
     undisturbed = await asyncio.gather(*running)
     epochs = [one.epoch for one in (await by_name(site.client)).values()]
-    running, seen = begun(site.client)
-    await site.until(partial(reached, seen, 5))
+    running = await begun(site.client)
     site.cluster.coordinator.keep_address()
     await site.cluster.coordinator.kill()
     await site.cluster.start_coordinator()
@@ -133,8 +115,7 @@ async def test_a_replica_that_was_deleted_comes_back_beside_the_other(site: Site
     after = await by_name(site.client)
     assert after["tales.1"].epoch == before["tales.1"].epoch and after["tales.2"].epoch > before["tales.2"].epoch
     assert {one.placement.head.node_name for one in after.values()} == {"a", "b"}
-    running, seen = begun(site.client)
-    await site.until(partial(reached, seen, 5))
+    running = await begun(site.client)
     assert [one.active_requests for one in (await by_name(site.client)).values()] == [2, 2]
     await asyncio.gather(*running)
 

@@ -17,7 +17,6 @@ from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase,
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import Token
-from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
@@ -39,12 +38,10 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Four nodes. The agents of c and d report their labels, an operator sets the labels of a and b."""
     directory = tmp_path_factory.mktemp("rules")
     own = {"c": ("--labels", "zone=hall1,rack=r1"), "d": ("--labels", "zone=hall2,rack=r1")}
-    cluster = LocalCluster(directory, NODES, threads=1, arguments_by_agent=own)
-    async with cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "tiny-tales")
+    async with Site(directory, NODES, models={"tiny-tales": DEMO_MODEL}, arguments_by_agent=own) as site:
         for name in "ab":
-            await client.label_node(name, {"zone": "hall1"})
-        yield Site(cluster, client)
+            await site.client.label_node(name, {"zone": "hall1"})
+        yield site
 
 
 async def answer(client: Client) -> list[int]:
@@ -146,10 +143,8 @@ async def test_measured_nodes_are_planned_by_cpsat_and_a_killed_one_is_replaced_
 
 
 async def test_a_repair_goes_on_where_nodes_that_the_spec_names_were_removed(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, ("a", "b", "c", "d"), threads=1, secure=True)
-    async with cluster, cluster.client() as client:
-        site = Site(cluster, client)
-        await client.add_model(DEMO_MODEL, "tiny-tales")
+    async with Site(tmp_path, ("a", "b", "c", "d"), models={"tiny-tales": DEMO_MODEL}, secure=True) as site:
+        client = site.client
         await client.deploy(parse_spec({**SPEC, "exclude": ["d"], "rule": ["avoid d", "apart b,c,d"]}))
         undisturbed = await answer(client)
         await client.remove_node("d")
@@ -162,7 +157,7 @@ async def test_a_repair_goes_on_where_nodes_that_the_spec_names_were_removed(tmp
             return found.phase is DeploymentPhase.READY and "b" not in used(found)
 
         await site.until(is_gone)
-        await cluster.agents["b"].kill()
+        await site.agents["b"].kill()
         await site.until(goes_on)
         assert used(await client.deployment("tales")) <= {"a", "c"}
         assert await answer(client) == undisturbed

@@ -16,7 +16,6 @@ import pytest_asyncio
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.local.cluster import LocalCluster
 from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,7 +36,7 @@ async def import_tools(client):
 
 real, daemon._import_tools = daemon._import_tools, import_tools
 if "TEST_BREAK" in os.environ:
-    sys.modules["edgeshard_agent.hosting.tools"] = None
+    sys.modules["edgeshard_agent.hosting.loading"] = None
 entry.main()
 """
 
@@ -68,12 +67,8 @@ class SlowNode:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """A site of one node, with the demo model in its store."""
-    async with (
-        LocalCluster(tmp_path_factory.mktemp("site"), ("a",)) as cluster,
-        Client(cluster.address) as client,
-    ):
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        yield Site(cluster, client)
+    async with Site(tmp_path_factory.mktemp("site"), ("a",), models={"fairy-tales": DEMO_MODEL}) as site:
+        yield site
 
 
 async def starting(site: Site, name: str) -> bool:

@@ -15,7 +15,6 @@ from edgeshard.domain.deployments.placement import PlacedStage
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.trace import aligned
-from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,19 +32,12 @@ def spec(**changes: object) -> DeploymentSpec:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Two small nodes, which have measured themselves and their disks, and a larger one."""
-    directory = tmp_path_factory.mktemp("streaming")
-    cluster = LocalCluster(
-        directory,
-        ("a", "b", "large"),
-        arguments_by_agent=dict.fromkeys("ab", ("--memory", MEMORY)),
-        threads=1,
-        startup_timeout_s=180,
-    )
-    async with cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "tales")
-        async for _ in client.profile("tales", ["a", "b"], dtype=DType.FLOAT32, quick=True):
+    directory, memory = tmp_path_factory.mktemp("streaming"), dict.fromkeys("ab", ("--memory", MEMORY))
+    nodes = ("a", "b", "large")
+    async with Site(directory, nodes, models={"tales": DEMO_MODEL}, arguments_by_agent=memory) as site:
+        async for _ in site.client.profile("tales", ["a", "b"], dtype=DType.FLOAT32, quick=True):
             pass
-        yield Site(cluster, client)
+        yield site
 
 
 async def answers(client: Client, name: str) -> list[tuple[int, ...]]:

@@ -22,7 +22,7 @@ from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import AbortedError
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.trace import StepRecord, aligned, most_in_flight, summarised
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 STREAMS = 4
@@ -37,10 +37,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[str, Client]]:
     directory = tmp_path_factory.mktemp("traced")
-    async with LocalCluster(directory, ("a", "b")) as cluster, Client(cluster.address) as client:
-        await client.add_model(DEMO_MODEL, "fairy-tales")
-        await client.deploy(parse_spec(SPEC))
-        yield cluster.address, client
+    async with Site(directory, ("a", "b"), models={"fairy-tales": DEMO_MODEL}) as site:
+        await site.client.deploy(parse_spec(SPEC))
+        yield site.address, site.client
 
 
 @asynccontextmanager

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 import edgeshard
-from edgeshard import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.local.cluster import LocalCluster
-from tests.support.site import MakeSpec
+from tests.support.site import MakeSpec, Site
 
 pytestmark = [pytest.mark.timing, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -52,12 +50,11 @@ def build(tmp_path: Path) -> Build:
     return make
 
 
-class Upgrade:
-    """A running site, whose processes start from one tree or another."""
+class Upgrade(Site):
+    """A site whose processes start from one tree or another."""
 
-    def __init__(self, cluster: LocalCluster, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cluster = cluster
-        self.client = client
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(directory, ("a", "b"), models={"fairy-tales": DEMO_MODEL})
         self._environment = monkeypatch
 
     def use(self, tree: Path) -> None:
@@ -106,12 +103,8 @@ async def test_both_kinds_of_upgrade_and_the_way_back(
     wire = edgeshard.WIRE_VERSION
     same, other = build("9.0.0", wire), build("9.1.0", wire + 1)
     (tmp_path / "site").mkdir()
-    async with (
-        LocalCluster(tmp_path / "site", ["a", "b"]) as cluster,
-        Client(cluster.address, plaintext=True) as client,
-    ):
-        site = Upgrade(cluster, client, monkeypatch)
-        await client.add_model(DEMO_MODEL, "fairy-tales")
+    async with Upgrade(tmp_path / "site", monkeypatch) as site:
+        client = site.client
         await client.deploy(make_spec(layers=LAYERS))
         expected = await site.tokens()
 

@@ -11,7 +11,7 @@ from edgeshard_agent.ops import sources
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.requests.generation import Token
-from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
 from tools.build_wheels import wheel_here
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
@@ -36,9 +36,10 @@ async def test_a_deployment_over_both_says_what_one_box_says(tmp_path: Path, mon
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "wheel")
     (tmp_path / "site").mkdir()
-    async with LocalCluster(tmp_path / "site", ("a",)) as cluster, Client(cluster.address) as client:
+    async with Site(tmp_path / "site", ("a",)) as site:
+        client = site.client
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "wheel"))
-        await cluster.start_agent("b")
+        await site.cluster.start_agent("b")
         facts = {str(node.name): node.facts for node in await client.nodes()}
         assert "kernels clang " in facts["b"].software and sources.kernel_set() in facts["a"].software
         assert facts["a"].bits_fingerprint == facts["b"].bits_fingerprint != ""

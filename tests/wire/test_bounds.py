@@ -20,7 +20,7 @@ from edgeshard.domain.requests.head import HeadHello
 from edgeshard.domain.requests.trace import ReadRecord, StepRecord
 from edgeshard.proto.v1 import common_pb2, head_pb2
 from edgeshard.wire.generation import MAX_TIMINGS, MAX_TOP
-from edgeshard.wire.head import MAX_TOKEN_PARTS, MAX_TOKENS, head_message_from_wire
+from edgeshard.wire.head_stream import MAX_TOKEN_PARTS, MAX_TOKENS, head_message_from_wire
 
 BY_THEIR_CLASS = {
     DeviceFacts: "`check_told` looks at its texts",

@@ -51,10 +51,10 @@ from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import ApiKey, Enrolment, OpenToken, Role, TokenRequest, WheelServer
 from edgeshard.domain.ids import MAX_EPOCH, MAX_TEXT, NodeId, NodeName, OperationId
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes import profile
-from edgeshard.domain.nodes.condition import Condition, Support
 from edgeshard.domain.nodes.device import (
+    Condition,
     DeviceFacts,
     StageExperts,
     StageFilling,
@@ -62,11 +62,12 @@ from edgeshard.domain.nodes.device import (
     StagePhase,
     StageStatus,
     StageStreaming,
+    Support,
     WeightLoadingWork,
 )
 from edgeshard.domain.nodes.kernels import KernelSpeed
 from edgeshard.domain.nodes.labels import LabelCall
-from edgeshard.domain.requests.chat import ToolFormat
+from edgeshard.domain.requests.conversation import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.domain.requests.head import MAX_DIGEST_BYTES, MAX_HELD, HeadHello, HeldRequest, StartRequest
 from edgeshard.domain.requests.link import LinkHello, LinkSuspected

@@ -35,7 +35,7 @@ from edgeshard.wire.control import (
     report_from_wire,
     report_to_wire,
 )
-from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
+from edgeshard.wire.site import placement_from_wire, placement_to_wire
 
 BLOCK = LayerProfile(
     LayerKind.BLOCK, 1000, 12, 0, 1 << 20, (Sample(64, 0, 0.01, 0.02, 5),), (Sample(1, 128, 0.001, 0.01, 9),)

@@ -12,9 +12,9 @@ from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation, Sampling
 from edgeshard.domain.requests.head import HeadEvents, StartRequest
 from edgeshard.proto.v1 import head_pb2
-from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
 from edgeshard.wire.generation import generation_from_wire, generation_to_wire
-from edgeshard.wire.head import head_command_from_wire, head_message_from_wire
+from edgeshard.wire.head_stream import head_command_from_wire, head_message_from_wire
+from edgeshard.wire.site import spec_from_wire, spec_to_wire
 
 GENERATION = Generation(
     prompt=(1, 2),

@@ -32,10 +32,10 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.requests.step import ForwardStep, Span, Tensor, WireStep
 from edgeshard.proto.v1 import stage_pb2
+from edgeshard.wire.codec import from_failure, to_failure
 from edgeshard.wire.debug import dump_messages
-from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
-from edgeshard.wire.failure import from_failure, to_failure
 from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_guesses, encode_step
+from edgeshard.wire.site import spec_from_wire, spec_to_wire
 from tests.support.examples import Examples, comparable
 
 MADE: dict[Any, Callable[[Examples], Any]] = {

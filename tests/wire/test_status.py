@@ -14,7 +14,7 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.proto.v1 import common_pb2
-from edgeshard.wire.failure import from_failure, to_failure
+from edgeshard.wire.codec import from_failure, to_failure
 from edgeshard.wire.status import DETAILS_KEY, from_rpc_error, to_status
 
 

@@ -15,9 +15,8 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import coordinator_pb2
-from edgeshard.wire.common import stage_status_from_wire, stage_status_to_wire
 from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wire, command_from_wire, command_to_wire
-from edgeshard.wire.site import trace_from_wire, trace_to_wire
+from edgeshard.wire.site import stage_status_from_wire, stage_status_to_wire, trace_from_wire, trace_to_wire
 
 NAME = DeploymentName("tales")
 RECORD = StepRecord(

@@ -16,7 +16,7 @@ from tools.release.archives import Entry
 from tools.release.wheel_folder import Target
 
 FIRST_IMPORT = (
-    "import edgeshard.client, edgeshard.cli.main, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
+    "import edgeshard.client, edgeshard.cli.main, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
 )
 """The modules that daemons import. Python then compiles it once, in a directory that it may write."""
 _DATA = re.compile(r"[^/]+\.data/(\w+)/(.+)")

@@ -8,8 +8,8 @@ from edgeshard.domain.control.commands import Command
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
-from edgeshard_agent.core.actions import Action
 from edgeshard_agent.core.measuring import MeasuringEvent
+from edgeshard_agent.core.node_actions import Action
 from edgeshard_agent.core.standby import StandbySet
 from edgeshard_agent.core.tracing import TraceEnded
 

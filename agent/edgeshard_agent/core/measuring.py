@@ -2,7 +2,7 @@
 
 A measurement of layers has the memory that loaded stages leave, so loading a stage first ends one
 under way. While stages are loaded, it yields to their steps
-(`edgeshard_agent.measuring.giving_way`).
+(`edgeshard_agent.measuring.measuring_process`).
 """
 
 from __future__ import annotations

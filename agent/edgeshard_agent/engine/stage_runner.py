@@ -1,9 +1,13 @@
-"""A stage at work: steps in, one by one through the compute thread, steps out."""
+"""A stage at work: steps in, one by one through the compute thread, steps out.
+
+It keeps the draft tokens of steps that the head sent to the sampling stage until each step is computed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,13 +25,37 @@ from edgeshard.domain.requests.generation import StageTiming
 from edgeshard.domain.requests.step import ForwardStep, GuessedTokens, ReturnedStep, StepPlan, Tensor, WireStep
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
+from edgeshard_agent.engine.compute_thread import ComputeThread, StepOnThread
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
-from edgeshard_agent.engine.told_guesses import ToldGuesses
-from edgeshard_agent.engine.worker import ComputeThread, StepOnThread
 from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
 from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.scheduler import HeadStep
+
+MOST_STEPS = 64
+"""More than are in flight: of older ones the guesses came too late."""
+
+
+class ToldGuesses:
+    """Guesses by step; for several threads. No guess of a step without an entry counts, and no
+    thread waits for one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_step: dict[int, GuessedTokens] = {}
+
+    def put(self, step: int, guessed: GuessedTokens) -> None:
+        with self._lock:
+            self._by_step[step] = guessed
+            if len(self._by_step) > MOST_STEPS:
+                del self._by_step[min(self._by_step)]
+
+    def take(self, step: int) -> GuessedTokens:
+        """Those of a step, as far as they have come."""
+        with self._lock:
+            return self._by_step.pop(step, {})
+
 
 log = structlog.get_logger()
 
@@ -59,7 +87,7 @@ class StageObserver(Protocol):
 
 
 class Pace(Protocol):
-    """Holds computed steps back. The lab has one, for nodes that pretend to be others (`edgeshard_agent.lab`)."""
+    """Holds computed steps back. The lab has one, for nodes that pretend to be others (`edgeshard_agent.emulation`)."""
 
     def hold(self, plan: StepPlan, arrived_s: float, on_thread: StepOnThread | None) -> None:
         """Return when a step that came at `arrived_s` may be done; on the compute thread, after it was computed."""

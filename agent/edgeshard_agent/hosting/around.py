@@ -18,16 +18,16 @@ from edgeshard.domain.nodes.device import DeviceFacts, StageFilling
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.engine.long_texts import LEAST_BYTES
-from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.node import MeasuredNode, NodeEmulation, Reports
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.store.cache import BlobCache, Pin
+from edgeshard_agent.store.blob_cache import BlobCache, Pin
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.drafter import Drafter
-    from edgeshard_agent.engine.head import Head
+    from edgeshard_agent.engine.pipeline_head import Head
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
     from edgeshard_agent.model.stage import StageModel
@@ -164,7 +164,7 @@ Broken = Callable[[DeploymentName, Epoch], None]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
+    """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.loading`)."""
 
     load: Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
     """Fetches and loads a stage, except the weights that are in memory already."""
@@ -177,6 +177,6 @@ class Tools:
 
 
 MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools]
-"""`edgeshard_agent.hosting.tools.make_tools`"""
+"""`edgeshard_agent.hosting.loading.make_tools`"""
 ReadFacts = Callable[[str, int | None], DeviceFacts]
 """`edgeshard_agent.measuring.facts.read_facts`"""

@@ -14,8 +14,8 @@ from edgeshard.domain.requests.step import MAX_STEP_TOKENS, ForwardStep, WireSte
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.wire.frames import Frame, FrameContract, decode_guesses, encode_guesses
 from edgeshard_agent.core.hanging import RunningStep
-from edgeshard_agent.engine.head import Epoch as HeadEpoch
-from edgeshard_agent.engine.head import Head, HeadLimits
+from edgeshard_agent.engine.pipeline_head import Epoch as HeadEpoch
+from edgeshard_agent.engine.pipeline_head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepCounts, StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.hosting.around import Broken, HostServices, LoadedModel

@@ -1,5 +1,9 @@
 """From a prepare command to weights in memory: fetch only what the stage needs, and load it off the
-loop."""
+loop.
+
+`make_tools` returns all tools that a node computes with. Importing this imports torch, so a node does it when it has
+joined.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,7 @@ from edgeshard.architectures import (
     stage_tensors,
     unit_of,
 )
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, tensors_of_units
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.deployments.deployment import draft_spec
 from edgeshard.domain.deployments.placement import Placement, Speculation
@@ -36,30 +39,34 @@ from edgeshard.domain.nodes.device import StageFilling
 from edgeshard.storage import forms
 from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.checkpoint import check_file_size
-from edgeshard_agent.engine.background_thread import BackgroundThread
+from edgeshard_agent.engine.compute_thread import BackgroundThread, ComputeThread
 from edgeshard_agent.engine.drafter import Drafter
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.guides.guide_messages import Setup
 from edgeshard_agent.guides.guides import Guides
-from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import (
     ForHead,
     HeldWeights,
     LoadedModel,
     LoadProgress,
+    Tools,
     model_key,
     quantisation_of,
     weights_key,
 )
+from edgeshard_agent.hosting.hosted_stage import HostedStage
+from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.measurer import Measurer
+from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.draft_steps import DraftSteps
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.model.weights.weight_loading import Packing, reads_packed
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
+from edgeshard_agent.store.blob_cache import CACHE_LIMIT, BlobCache, Pin
 from edgeshard_agent.store.fetcher import Fetcher
-from edgeshard_agent.store.packed import PACKED_DAMAGED
+from edgeshard_agent.store.packed_files import PACKED_DAMAGED
 from edgeshard_agent.store.unit_sources import UnitSources
 
 T = TypeVar("T", bound=StageModel | StageWeights)
@@ -457,3 +464,23 @@ def _small_file(fetched: _Fetched, name: str, read: Callable[[dict[str, Any]], R
         return read(forms.parse_json_object(path.read_text(encoding="utf-8"), name))
     except (OSError, ValueError, InvalidArgumentError) as error:
         raise DataLossError(f"{name} cannot be read: {error}", field=name) from None
+
+
+__all__ = ["make_tools", "read_facts"]
+
+
+def make_tools(
+    node: MeasuredNode,
+    reports: Reports,
+    cache: BlobCache,
+    store: grpc.aio.Channel,
+    worker: ComputeThread,
+    idle_spin_s: float,
+    packs: bool,
+) -> Tools:
+    """The tools of this node, whose `node.facts` are complete. `store` is a channel to the coordinator's models.
+
+    With `packs`, weights are kept packed once they were loaded.
+    """
+    loader = StageLoader(cache, store, worker, BackgroundThread(worker), node.device, idle_spin_s, packs)
+    return Tools(loader.load, loader.load_standby, Measurer(node, reports, worker).run, HostedStage)

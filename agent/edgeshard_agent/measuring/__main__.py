@@ -14,7 +14,7 @@ from edgeshard.process.extras import missing
 from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 from edgeshard.storage.inputs import read_json
-from edgeshard_agent.measuring.worker import MeasuringJob, measured
+from edgeshard_agent.measuring.measuring_worker import MeasuringJob, measured
 
 if TYPE_CHECKING:
     from edgeshard.domain.nodes.profile import ComputeProfile
@@ -68,13 +68,12 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
     from edgeshard.domain.nodes.profile import config_hash
     from edgeshard.process.control_groups import cpu_quota
-    from edgeshard.process.machine import compute_threads
-    from edgeshard.profiles.report import profile_lines
-    from edgeshard.profiles.texts import profile_text
-    from edgeshard_agent.measuring.cache import ProfileStore
+    from edgeshard.process.machine_facts import compute_threads
+    from edgeshard.profiles.report import profile_lines, profile_text
     from edgeshard_agent.measuring.compute import fingerprint
     from edgeshard_agent.measuring.disk import EXTENTS, measure_disk
     from edgeshard_agent.measuring.facts import read_facts
+    from edgeshard_agent.measuring.profile_store import ProfileStore
 
     config, dtype = _read_config(options.config), DType.parse(options.dtype)
     quantisation = parse_quantisation(options.quantise, options.head_quantisation)

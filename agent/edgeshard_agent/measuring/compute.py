@@ -22,7 +22,7 @@ from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
 from edgeshard.process.control_groups import cpu_quota
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
-from edgeshard_agent.measuring.machine import available_bytes
+from edgeshard_agent.measuring.machine_facts import available_bytes
 from edgeshard_agent.measuring.others import CoreMeter
 from edgeshard_agent.measuring.overhead import PROMPT_TOKENS, measure_overhead
 from edgeshard_agent.measuring.power import PowerMeter, find_sensor

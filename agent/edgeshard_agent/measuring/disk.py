@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeshard.domain.nodes.profile import DiskProfile, Effort
-from edgeshard.process.machine import disk_bytes
+from edgeshard.process.machine_facts import disk_bytes
 from edgeshard_agent.model.weights.packed_modules import unit_checksum, unit_memory
 from edgeshard_agent.model.weights.weight_store import UNITS_AT_ONCE
 from edgeshard_agent.store.direct import CHUNK_BYTES, ChunkReader

@@ -8,7 +8,7 @@ import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import DeviceFacts
-from edgeshard_agent.measuring.machine import available_bytes, budget_bytes, machine_facts, no_device
+from edgeshard_agent.measuring.machine_facts import available_bytes, budget_bytes, machine_facts, no_device
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
 from edgeshard_agent.ops.kernel_speed import kernel_speed
 

@@ -13,15 +13,15 @@ from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, DiskProfile, Effort, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.measuring.cache import ProfileStore
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.measuring.compute import fingerprint
 from edgeshard_agent.measuring.disk import EXTENTS, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.measuring_process import Tell, measure_apart
+from edgeshard_agent.measuring.measuring_worker import MeasuringJob
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.probing import at_once, probe_link
-from edgeshard_agent.measuring.process import Tell, measure_apart
-from edgeshard_agent.measuring.worker import MeasuringJob
+from edgeshard_agent.measuring.profile_store import ProfileStore
 from edgeshard_agent.ops.kernel_speed import measure_kernels
 
 log = structlog.get_logger()
@@ -140,8 +140,7 @@ class Measurer:
 def _beside(error: ResourceExhaustedError, held_bytes: int) -> ResourceExhaustedError:
     """The error of a measurement that had too little memory because of the stages."""
     return ResourceExhaustedError(
-        f"{error.message}; the node's stages hold {held_bytes >> 20} MiB: "
-        f"delete a deployment that it has a part of, or "
+        f"{error.message}; the node's stages hold {held_bytes >> 20} MiB: delete a deployment that it has a part of, or "
         "leave the node out",
         field=error.field,
         reason=error.reason,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NodeEmulation(Protocol):
-    """The device and the links that a node of the lab pretends to have (`edgeshard_agent.lab.emulation`)."""
+    """The device and the links that a node of the lab pretends to have (`edgeshard_agent.emulation`)."""
 
     def facts(self, real: DeviceFacts) -> DeviceFacts:
         """The facts of the node that the coordinator gets."""

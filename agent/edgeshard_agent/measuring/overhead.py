@@ -22,8 +22,8 @@ from edgeshard.domain.nodes.profile import StepOverhead
 from edgeshard.domain.requests.step import ForwardStep, KvGrant, Span, StepPlan, Tensor, WireStep
 from edgeshard.process.clock import SystemClock
 from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_step
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.engine.stage_runner import StageRunner
-from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation, LayerForm
 from edgeshard_agent.measuring.stops import Stops, no_stops
 from edgeshard_agent.measuring.stopwatch import CpuQuota, Measurement, summarise

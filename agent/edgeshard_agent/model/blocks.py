@@ -22,9 +22,17 @@ from edgeshard.architectures.record import BlockStyle, Routing
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.delta import DeltaMixer
 from edgeshard_agent.model.projection import Forms, Piece, Projection, mlp_forms, projection
-from edgeshard_agent.ops.activations import gelu, quick_gelu
 from edgeshard_agent.ops.attention import Scoring
-from edgeshard_agent.ops.elementwise import clamped_swiglu, geglu, rms_norm, rotary_, sigmoid_gate, swiglu
+from edgeshard_agent.ops.elementwise import (
+    clamped_swiglu,
+    geglu,
+    gelu,
+    quick_gelu,
+    rms_norm,
+    rotary_,
+    sigmoid_gate,
+    swiglu,
+)
 from edgeshard_agent.ops.fused_blocks import NativeBlock
 from edgeshard_agent.ops.routing import route
 

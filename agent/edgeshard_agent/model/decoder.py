@@ -18,8 +18,8 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Matrix, Projection, whole
-from edgeshard_agent.ops.activations import softcap
 from edgeshard_agent.ops.block_formats import Weight
+from edgeshard_agent.ops.elementwise import softcap
 
 
 class LayerStore(Protocol):

@@ -25,11 +25,9 @@ from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.gathered import prepare_causal
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.attention.states import States
-from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.modules import Batch
-from edgeshard_agent.model.prompt_scores import score
-from edgeshard_agent.model.sampling import Sampler, Wanted
-from edgeshard_agent.model.static_decode import StaticDecode
+from edgeshard_agent.model.sampling import Sampler, Wanted, score
+from edgeshard_agent.model.static_decode import Recorder, StaticDecode, recorder_for
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weight_loading import Filled
 from edgeshard_agent.model.weights.weight_store import ReadObserver

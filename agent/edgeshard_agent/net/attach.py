@@ -21,13 +21,11 @@ from edgeshard.domain.requests.generation import Token
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable
-from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch
-from edgeshard.rpc.ticking import next_tick
-from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
+from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch, next_tick
+from edgeshard.wire.head_stream import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.engine.head import Head
-from edgeshard_agent.net.reconnecting import Reconnecting
-from edgeshard_agent.net.streams import end, status_of, until_one_ends
+from edgeshard_agent.engine.pipeline_head import Head
+from edgeshard_agent.net.streams import Reconnecting, end, status_of, until_one_ends
 
 log = structlog.get_logger()
 

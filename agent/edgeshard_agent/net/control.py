@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import grpc
 import structlog
 
-from edgeshard.domain.control import commands, heartbeats
+from edgeshard.domain.control import commands
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.ids import OperationId
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageStatus
+from edgeshard.domain.nodes.device import Condition, DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
@@ -24,8 +23,7 @@ from edgeshard.rpc.clocks import explained
 from edgeshard.wire import control as wire
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.net.reconnecting import Reconnecting
-from edgeshard_agent.net.streams import status_of, until_one_ends
+from edgeshard_agent.net.streams import Reconnecting, status_of, until_one_ends
 
 log = structlog.get_logger()
 
@@ -237,11 +235,11 @@ class ControlClient:
                 if last_heartbeat is None:
                     last_heartbeat = now
                 else:
-                    message = heartbeats.change_between(last_heartbeat, now)
-                    last_heartbeat = heartbeats.with_change(last_heartbeat, message)
+                    message = commands.change_between(last_heartbeat, now)
+                    last_heartbeat = commands.with_change(last_heartbeat, message)
                 await call.write(wire.agent_message_to_wire(message))
             try:
-                longest_s = heartbeats.HOLDING_INTERVAL_S if now.stages else heartbeats.IDLE_INTERVAL_S
+                longest_s = commands.HOLDING_INTERVAL_S if now.stages else commands.IDLE_INTERVAL_S
                 await asyncio.wait_for(self._changed.wait(), longest_s)
                 if self._told_started:
                     await asyncio.sleep(PROMPT_HEARTBEAT_S)

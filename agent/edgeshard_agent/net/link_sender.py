@@ -1,13 +1,15 @@
 """The sending end of a hop: dials the neighbour, resends steps that a broken stream lost, and never
 blocks the stage.
 
-It also notices and reports a link that carries nothing although its connection stands
-(`link_watch`).
+It keeps the newest steps for a receiver that lost its stream (`Outbox`), and cuts a step into parts
+that fit the link (`PartSize`). It also notices and reports a link that carries nothing although its
+connection stands (`link_watch`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,18 +28,123 @@ from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clocks import explained
-from edgeshard.rpc.link_watch import LinkWatch
-from edgeshard.rpc.ticking import next_tick
+from edgeshard.rpc.link_watch import LinkWatch, next_tick
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.wire.frames import Frame
+from edgeshard.wire.frames import LEAST_PART_BYTES, PART_BYTES, Frame
 from edgeshard.wire.link import LinkMessage, exchange_request, link_message_from_wire
 from edgeshard.wire.status import from_rpc_error, is_answer
-from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
-from edgeshard_agent.net.part_size import PartSize
 from edgeshard_agent.net.prompt_writer import PromptWriter, Write
-from edgeshard_agent.net.reconnecting import Reconnecting
-from edgeshard_agent.net.streams import end, heed, status_of, until_one_ends
+from edgeshard_agent.net.streams import Reconnecting, end, heed, status_of, until_one_ends
+
+PART_S = 0.25
+FIRST_PART_BYTES = 64 << 10
+"""While nothing is known: two seconds for a part of it would be 0.26 Mbit/s."""
+
+
+class PartSize:
+    """The size of a step's parts: as much as the link carries in a quarter of a second. Pure; times come in as values.
+
+    A part counts as received when all of it is, so on a slow link large parts would look like no progress at all.
+
+    `bytes` is the size for the next step; any thread may read it.
+
+    The bytes that arrived between the start of a step and the receiver's report are the least that
+    the link carries, because that time includes all waiting. So a step can always enlarge the
+    parts. It makes them smaller if it had several: then its time was the link's.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.bytes = FIRST_PART_BYTES
+        self._window = window
+        self._sizes: dict[int, int] = {}
+        self._under_way: deque[tuple[int, float]] = deque()
+
+    def note(self, step: int, size_bytes: int) -> None:
+        """A step with `size_bytes` bytes of tensor will be sent."""
+        self._sizes[step] = size_bytes
+        self._sizes.pop(step - 2 * self._window, None)
+
+    def restarted(self) -> None:
+        """A new stream is open; it is unknown how much of a step the former one carried."""
+        self._under_way.clear()
+
+    def sent(self, step: int, now: float) -> None:
+        """The step's first bytes are about to be written."""
+        if not self._under_way or step > self._under_way[-1][0]:
+            self._under_way.append((step, now))
+
+    def received(self, next_step: int, now: float) -> None:
+        """The receiver has all steps before `next_step`."""
+        while self._under_way and self._under_way[0][0] < next_step:
+            step, began_at = self._under_way.popleft()
+            size = self._sizes.get(step, 0)
+            carried = int(size * PART_S / max(now - began_at, 1e-6))
+            if carried > self.bytes or size > self.bytes:
+                self.bytes = min(max(carried, LEAST_PART_BYTES), PART_BYTES)
+
+
+class Outbox:
+    """The newest steps that a stage has sent, kept for a receiver that lost its stream.
+
+    Frames by step, in order, never more than a window of steps; pure state.
+
+    `put` appends a step; `take` hands out the frames to write next on the current stream; `rewind` is called with the
+    step a (re)connected receiver wants next; `repeat` forwards a kept step once more.
+
+    A step can be forgotten without an acknowledgement. The head sends step n only after the result
+    of step n - window returned. So every stage has run step n - window when it receives step n.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._frames: dict[int, list[Frame]] = {}
+        self._cursor = 0
+        self._end = 0
+        self._again: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def put(self, step: int, frames: list[Frame]) -> None:
+        """Keep a step's frames for sending; steps come in order, starting at 0."""
+        if step != self._end:
+            raise InternalError(f"outbox received step {step}, expected {self._end}")
+        self._frames[step] = frames
+        self._end += 1
+        forgotten = self._end - self._window - 1
+        if forgotten in self._frames:
+            if self._cursor <= forgotten:
+                raise InternalError(f"step {forgotten} leaves the window before it was sent")
+            del self._frames[forgotten]
+
+    def take(self) -> tuple[int, list[Frame]] | None:
+        """The step to write next with its frames, None when all are written."""
+        while self._again:
+            step = self._again.popleft()
+            if step in self._frames:
+                return step, self._frames[step]
+        if self._cursor >= self._end:
+            return None
+        step = self._cursor
+        self._cursor += 1
+        return step, self._frames[step]
+
+    def rewind(self, next_step: int) -> None:
+        """Resend from `next_step`. Raises InternalError when it was forgotten or never existed."""
+        first = min(self._frames, default=self._end)
+        if not first <= next_step <= self._end:
+            raise InternalError(f"the receiver requested step {next_step}; steps {first} to {self._end} are available")
+        self._again.clear()
+        self._cursor = next_step
+
+    def repeat(self, step: int) -> bool:
+        """Forward a step again that was sent already; False when it is not kept any more."""
+        if step not in self._frames or step >= self._cursor or step in self._again:
+            return False
+        self._again.append(step)
+        return True
+
 
 log = structlog.get_logger()
 
@@ -76,7 +183,7 @@ class OpenStream:
 
 
 class Carrier(Protocol):
-    """Carries steps over a link that is not the machine's own. The lab has one (`edgeshard_agent.lab.shaping`)."""
+    """Carries steps over a link that is not the machine's own. The lab has one (`edgeshard_agent.emulation`)."""
 
     def note(self, step: WireStep) -> None:
         """A step that will be sent."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard_agent.ops import native
+from edgeshard_agent.ops import layouts, native
 from edgeshard_agent.ops.kv_arena import KvArena, NativeArena
 
 _QUERIES_AT_ONCE = 64
@@ -100,7 +100,7 @@ def _native(
     out = torch.empty(query.shape, dtype=query.dtype)
     sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
     heads, head_dim = query.shape[1:]
-    call = native.AttentionStruct(
+    call = layouts.AttentionStruct(
         query=query.data_ptr(),
         keys=arena.keys.data_ptr(),
         values=arena.values.data_ptr(),

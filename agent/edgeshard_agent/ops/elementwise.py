@@ -1,4 +1,5 @@
-"""Operators between the linear layers: RMS norms, rotary embedding with its angles, and gates.
+"""Operators between the linear layers: RMS norms, rotary embedding with its angles, gates, activations, and the cap on
+logits.
 
 Numbers are rounded to the dtype where transformers' modules round them, so that a model gives the same with either.
 """
@@ -8,10 +9,11 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch.nn.functional import gelu, silu
+from torch.nn import functional
+from torch.nn.functional import silu
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard_agent.ops import native
+from edgeshard_agent.ops import layouts, native
 
 
 def rms_norm(
@@ -124,7 +126,7 @@ def geglu(gate_up: torch.Tensor) -> torch.Tensor:
     library = _library(gate_up)
     if library is None:
         gate, up = gate_up.chunk(2, dim=-1)
-        return gelu(gate, approximate="tanh") * up
+        return functional.gelu(gate, approximate="tanh") * up
     library.edgeshard_geglu(gate_up.data_ptr(), out.data_ptr(), rows, inner, native.ELEMENTS[gate_up.dtype])
     return out
 
@@ -238,7 +240,7 @@ def gated_norm(
             product = grouped.view(rows, width) * weight.float()
         return (product if gate_first else product * opened).to(gate.dtype)
     out = torch.empty(x.shape, dtype=gate.dtype)
-    call = native.GatedNormStruct(
+    call = layouts.GatedNormStruct(
         x=x.data_ptr(),
         gate=gate.data_ptr(),
         weight=None if weight is None else weight.data_ptr(),
@@ -283,7 +285,7 @@ def rotary_angles(
     turns = frequencies.contiguous()
     cos = torch.empty((len(places), 2 * len(turns)), dtype=dtype)
     sin = torch.empty_like(cos)
-    call = native.AnglesStruct(
+    call = layouts.AnglesStruct(
         positions=places.data_ptr(),
         frequencies=turns.data_ptr(),
         cos=cos.data_ptr(),
@@ -295,3 +297,47 @@ def rotary_angles(
     )
     library.edgeshard_angles(ctypes.addressof(call))
     return cos, sin
+
+
+_QUICK_GELU_SLOPE = 1.702
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x (1 + erf(x / sqrt 2)) / 2, of x's shape and dtype."""
+    result = _activated(x, native.ACTIVATION_GELU)
+    return functional.gelu(x) if result is None else result
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x sigmoid(1.702 x), of x's shape and dtype."""
+    result = _activated(x, native.ACTIVATION_QUICK_GELU)
+    return x * torch.sigmoid(_QUICK_GELU_SLOPE * x) if result is None else result
+
+
+def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap tanh(x / cap), of x's shape and dtype."""
+    result = _activated(x, native.ACTIVATION_SOFTCAP, cap)
+    return torch.tanh(x / cap) * cap if result is None else result
+
+
+def _activated(x: torch.Tensor, activation: int, cap: float = 0.0) -> torch.Tensor | None:
+    """The activation by the native kernels; None if they do not take `x`."""
+    library = native.active() if x.is_cpu and x.dtype in native.ELEMENTS and x.dim() else None
+    if library is None:
+        return None
+    width = x.shape[-1]
+    rows = x.reshape(-1, width) if width else x.reshape(0, 0)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    library.edgeshard_activate(
+        rows.data_ptr(),
+        rows.stride(0),
+        out.data_ptr(),
+        len(rows),
+        width,
+        activation,
+        cap,
+        native.ELEMENTS[x.dtype],
+    )
+    return out

@@ -15,17 +15,19 @@ import torch
 
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS
 from edgeshard_agent.ops import native
-from edgeshard_agent.ops.activations import gelu, quick_gelu, softcap
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.block_formats import BlockWeight
 from edgeshard_agent.ops.elementwise import (
     clamped_swiglu,
     gated_head_norm,
     geglu,
+    gelu,
+    quick_gelu,
     rms_norm,
     rotary_,
     rotary_angles,
     sigmoid_gate,
+    softcap,
     swiglu,
 )
 from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena

@@ -4,38 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
+from ctypes import c_uint8, c_void_p
 
 import numpy as np
 import torch
 
 from edgeshard.domain.errors import InternalError
-from edgeshard_agent.ops import native
+from edgeshard_agent.ops import layouts, native
 from edgeshard_agent.ops.attention import SpanTables
 from edgeshard_agent.ops.kv_arena import NativeArena
 from edgeshard_agent.ops.linear import PackedLinear
-
-
-class _BlockStruct(ctypes.Structure):
-    """`Block` of blocks.cpp."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
-        *((name, c_int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "window", "element")),
-        *((name, c_float) for name in ("eps", "scale")),
-    )
-
-
-class _StepStruct(ctypes.Structure):
-    """`Step` of blocks.cpp."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("cos", "sin", "block_tables", "lengths", "first_rows")),
-        ("table_stride", c_int64),
-        *((name, c_int32) for name in ("rows", "spans", "rotary_dim", "block_tokens", "table_blocks")),
-        *((name, c_int32) for name in ("arena_blocks", "kv_element", "threads")),
-    )
 
 
 class NativeBlock:
@@ -43,7 +21,7 @@ class NativeBlock:
 
     __slots__ = ("_kept", "_struct", "address")
 
-    def __init__(self, struct: _BlockStruct, *references: object) -> None:
+    def __init__(self, struct: layouts.BlockStruct, *references: object) -> None:
         self._struct, self._kept = struct, references
         self.address = ctypes.addressof(struct)
 
@@ -70,7 +48,7 @@ class NativeBlock:
         pointers = [None if norm is None else norm.data_ptr() for norm in norms]
         hidden, inner = linears[0].in_features, linears[-1].in_features
         element = native.ELEMENTS[dtype]
-        struct = _BlockStruct(*addresses, *pointers, hidden=hidden, inner=inner, element=element, **options)
+        struct = layouts.BlockStruct(*addresses, *pointers, hidden=hidden, inner=inner, element=element, **options)
         return cls(struct, linears, norms)
 
 
@@ -89,7 +67,7 @@ class NativePass:
         self.residual = torch.empty_like(self.addend)
         self.began = False
         self._kept = cos, sin, spans  # the struct points to them
-        self.struct = _StepStruct(
+        self.struct = layouts.StepStruct(
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             block_tables=spans.blocks.data_ptr(),
@@ -175,7 +153,7 @@ class NativeRows:
         self._rotation = cos.contiguous(), sin.contiguous()
         self._cos, self._sin = (part.data_ptr() for part in self._rotation)
         self._row_bytes = cos.shape[1] * cos.itemsize
-        self._struct = _StepStruct(
+        self._struct = layouts.StepStruct(
             lengths=self._lengths.ctypes.data,
             first_rows=self._first_rows.ctypes.data,
             spans=1,

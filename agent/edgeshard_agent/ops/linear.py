@@ -13,7 +13,7 @@ from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, IntegerFormat
-from edgeshard_agent.ops import native, packing
+from edgeshard_agent.ops import layouts, native, packing
 from edgeshard_agent.ops.block_formats import (
     BlockWeight,
     block_rows,
@@ -297,7 +297,7 @@ class _NativeWeight:
         sizes = form.in_features, form.in_padded, form.out_features, form.panels
         group = ROW_GROUP if scheme.is_block_format else form.group
         table = table_address(IntegerFormat(scheme)) if scheme.is_block_format else None
-        self._struct = native.LinearStruct(*pointers, _SCHEMES[scheme], group, *sizes, form.half_scales, None, table)
+        self._struct = layouts.LinearStruct(*pointers, _SCHEMES[scheme], group, *sizes, form.half_scales, None, table)
         self.address = ctypes.addressof(self._struct)
 
     def continue_with(self, address: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard_agent.ops import native
+from edgeshard_agent.ops import layouts, native
 
 _L2_EPS = 1e-6
 
@@ -115,7 +115,7 @@ def short_convolution(
         return _convolved(x, weight, tails, spans, bias, activated)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    call = native.ConvolutionStruct(
+    call = layouts.ConvolutionStruct(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
@@ -164,7 +164,7 @@ def gated_delta_rule(
         return gated_delta_rule(query.float(), key.float(), value.float(), log_decay, beta, states, spans).to(dtype)
     query, key, value = (x if x[0].is_contiguous() else x.contiguous() for x in (query, key, value))
     out = torch.empty(value.shape, dtype=dtype)
-    call = native.DeltaRuleStruct(
+    call = layouts.DeltaRuleStruct(
         query=query.data_ptr(),
         key=key.data_ptr(),
         value=value.data_ptr(),
@@ -290,7 +290,7 @@ def selective_scan(
     x, b, c, step = (one.to(dtype) for one in (x, b, c, step))
     x, b, c, step = (one if one[0].is_contiguous() else one.contiguous() for one in (x, b, c, step))
     out = torch.empty(x.shape, dtype=torch.float32)
-    call = native.SelectiveScanStruct(
+    call = layouts.SelectiveScanStruct(
         x=x.data_ptr(),
         b=b.data_ptr(),
         c=c.data_ptr(),

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard_agent.ops import native
+from edgeshard_agent.ops import layouts, native
 
 _MIN_SUM = 1e-20
 """Added to the sum of normalised shares, because sigmoids may all be 0. Any other sum stays the same."""
@@ -49,7 +49,7 @@ def route(
     added = None if correction is None else correction.float().contiguous()
     choices = torch.empty((rows, count), dtype=torch.int64)
     shares = torch.empty((rows, count))
-    call = native.RoutingStruct(
+    call = layouts.RoutingStruct(
         logits=logits.data_ptr(),
         correction=None if added is None else added.data_ptr(),
         places=choices.data_ptr(),

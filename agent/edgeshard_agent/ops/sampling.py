@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard_agent.ops import native, sampling_reference
+from edgeshard_agent.ops import layouts, native, sampling_reference
 from edgeshard_agent.ops.sampling_reference import Flags, LikelyTokens, Offsets, SamplingOptions
 
 _MOST_INT32 = 2**31 - 1
@@ -41,7 +41,7 @@ class RequestSampler:
         flags_address = None if self.seen is None else self.seen.ctypes.data
         figures = min(sampling.top_k, _MOST_INT32), sampling.logprobs, sampling.top_logprobs
         temperature = 0.0 if sampling_reference.is_greedy(sampling) else sampling.temperature
-        self._struct = native.ChoiceStruct(
+        self._struct = layouts.ChoiceStruct(
             temperature, sampling.top_p, penalty, reach, sampling.seed, flags_address, None, None, *figures
         )
         self.address = ctypes.addressof(self._struct)
@@ -127,12 +127,12 @@ def _native(
     most = max((sampler.sampling.top_logprobs for sampler in samplers), default=0)
     tokens = np.empty((rows, most), np.int32)
     logprobs = np.empty((rows, most), np.float64)
-    samples = (native.SampledStruct * rows)()
+    samples = (layouts.SampledStruct * rows)()
     for row in range(rows if most else 0):
         samples[row].top_tokens, samples[row].top_logprobs = tokens[row].ctypes.data, logprobs[row].ctypes.data
     choices = (ctypes.c_void_p * rows)(*(sampler.address for sampler in samplers))
     at = (ctypes.c_uint64 * rows)(*positions)
-    call = native.SampledRowsStruct(
+    call = layouts.SampledRowsStruct(
         logits.data_ptr(),
         logits.stride(0),
         ctypes.addressof(choices),

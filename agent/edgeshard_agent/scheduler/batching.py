@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.requests.step import STEP_TOKENS, GuessedTokens, SampledToken, Span, StepResult, Targets
 from edgeshard_agent.scheduler import sequence as sequences

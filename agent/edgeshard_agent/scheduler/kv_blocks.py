@@ -1,13 +1,21 @@
-"""The head's KV block allocator: the only one in a pipeline. (docs/papers/agent.md#kv-memory-in-pages)"""
+"""The head's KV block allocator, the keys of its blocks, and the memory that a request reserves. Pure.
+
+The allocator is the only one in a pipeline. (docs/papers/agent.md#kv-memory-in-pages)
+"""
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
+from edgeshard.domain.deployments.deployment import DEFAULT_TOKENS
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.requests.step import KvGrant, StateCopy
+from edgeshard_agent.scheduler import sequence as sequences
 
 
 @dataclass(slots=True)
@@ -193,3 +201,62 @@ class BlockAllocator:
                 self._free_slots.append(self._saved.pop(key))
         self._holders[block] = 1
         return block
+
+
+def extend_keys(sequence: sequences.Sequence, block_tokens: int, tokens: int) -> None:
+    """Bring `sequence.keys` up to the full blocks within its first `tokens` tokens.
+
+    A block's keys and values depend on its own tokens and on every earlier token. So its key is a hash
+    of the previous key and its tokens. The chain begins with the client, so equal prompts of two
+    clients share nothing, and the speed of an answer does not tell a client what others asked. The hash
+    is cryptographic, because two prompts with one key would be answered from each other's KV.
+    """
+    keys = sequence.keys
+    key = keys[-1] if keys else hashlib.sha256(sequence.client.encode()).digest()
+    for first in range(len(keys) * block_tokens, tokens - block_tokens + 1, block_tokens):
+        block = sequence.tokens[first : first + block_tokens]
+        key = hashlib.sha256(key + struct.pack(f"<{block_tokens}I", *block)).digest()
+        keys.append(key)
+
+
+def next_save(first: int, end: int, block_tokens: int, distance: int) -> int:
+    """The position after `first` at which the states of a request with `end` tokens are saved next.
+
+    That is each multiple of `distance`, itself one of `block_tokens`, and the end of the last block that a request with
+    the same tokens can share.
+    """
+    last, regular = (end - 1) // block_tokens * block_tokens, (first // distance + 1) * distance
+    return min(last, regular) if last > first else regular
+
+
+MAX_REMEMBERED_ANSWERS = 64
+"""The weight of all earlier answers in the mean is that of 63 answers at most, so that it follows the newest ones."""
+
+
+class Reservation:
+    """Positions to reserve. `answer_tokens` is the likely length of an answer before any has ended.
+
+    An answer may be as long as its context, and few are. A request whose answer is longer than its reservation grows by
+    blocks, and takes them from the newest request if memory is short.
+
+    With `overcommit` nothing is reserved for answers.
+    """
+
+    def __init__(self, answer_tokens: float = DEFAULT_TOKENS, *, overcommit: bool = False) -> None:
+        self._answer_tokens = float(answer_tokens)
+        self._answers = 1
+        self._overcommit = overcommit
+
+    def positions(self, sequence: sequences.Sequence) -> int:
+        """The positions to reserve for a request that is admitted: at most its longest text.
+
+        A preempted answer has the same reserve again: its length so far does not predict how much follows.
+        """
+        answer_tokens = 1 if self._overcommit else max(1, ceil(self._answer_tokens))
+        return min(sequence.longest, len(sequence.tokens) + answer_tokens)
+
+    def ended(self, sequence: sequences.Sequence) -> None:
+        """Learn the length of an answer that came to its end."""
+        self._answers = min(self._answers + 1, MAX_REMEMBERED_ANSWERS)
+        new_tokens = len(sequence.tokens) - sequence.prompt_count
+        self._answer_tokens += (new_tokens - self._answer_tokens) / self._answers

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from edgeshard.architectures.limits import MAX_VOCABULARY
 from edgeshard.domain import errors
-from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
+from edgeshard.domain.deployments.deployment import DEFAULT_TOKENS
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted, RequestEnd
@@ -35,10 +35,8 @@ from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.forming import FormingStep
 from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessed, Guessing
-from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator, Reservation, extend_keys, next_save
 from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
-from edgeshard_agent.scheduler.prefix import extend_keys, next_save
-from edgeshard_agent.scheduler.reservation import Reservation
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
@@ -397,8 +395,7 @@ class Scheduler:
         return len(forming.spans)
 
     def _most_guesses(self, decoding: int, batch_size: int) -> int:
-        """For each of the `batch_size` requests of a step, while `decoding` requests decode: 0 if
-        others need its rows."""
+        """For each of the `batch_size` requests of a step, while `decoding` requests decode: 0 if others need its rows."""
         if self.guessing is None or self._prefilling or self._waiting:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // batch_size) - 1)

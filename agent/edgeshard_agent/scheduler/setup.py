@@ -6,9 +6,8 @@ from functools import partial
 
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.control.commands import PrepareStage
-from edgeshard.domain.deployments.mode import Mode
-from edgeshard.domain.deployments.placement import PlacedStage, Speculation
-from edgeshard.domain.deployments.running_requests import running_requests, typical_lengths
+from edgeshard.domain.deployments.deployment import running_requests, typical_lengths
+from edgeshard.domain.deployments.placement import Mode, PlacedStage, Speculation
 from edgeshard.domain.deployments.step_cost import compute_s, inter_token_s
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens

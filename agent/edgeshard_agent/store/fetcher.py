@@ -20,7 +20,7 @@ from edgeshard.storage.blobs import blob_sizes, in_thread
 from edgeshard.storage.locations import CHANGED_SINCE_ADDED
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import blob_range_to_wire, manifest_from_wire
-from edgeshard_agent.store.cache import BlobCache, Pin
+from edgeshard_agent.store.blob_cache import BlobCache, Pin
 
 log = structlog.get_logger()
 

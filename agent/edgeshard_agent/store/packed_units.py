@@ -15,9 +15,9 @@ from pathlib import Path
 import structlog
 
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.storage.files import TEMPORARY
-from edgeshard_agent.store.packed import SUFFIX, PackedFile, UnitBytes, packed_bytes, write_packed
+from edgeshard_agent.store.packed_files import SUFFIX, PackedFile, UnitBytes, packed_bytes, write_packed
 
 log = structlog.get_logger()
 

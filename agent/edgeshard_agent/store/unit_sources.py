@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard_agent.store.packed import PackedFile, UnitBytes
+from edgeshard.architectures.units import UnitForm
+from edgeshard_agent.store.packed_files import PackedFile, UnitBytes
 from edgeshard_agent.store.packed_units import PackedUnits
 
 

@@ -34,14 +34,14 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import check_name
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.sources import Source, parse_repository
+from edgeshard.importing.model_sources import Source, parse_repository
 from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.files import full_disk
 from edgeshard.wire.status import error_from_bytes
 from edgeshard.wire.store import local_model_from_bytes
+from edgeshard_coordinator.additions.addition_state import NO_ADDITIONS, Addition, Additions, Phase
 from edgeshard_coordinator.additions.conversion import READY_FILE
 from edgeshard_coordinator.additions.folders import FolderListing, ModelFolders
-from edgeshard_coordinator.additions.state import NO_ADDITIONS, Addition, Additions, Phase
 from edgeshard_coordinator.store.models import ModelStore
 
 log = structlog.get_logger()
@@ -114,8 +114,7 @@ class ModelAdder:
         model_name = check_name(name or where.name, "name")
         if any(manifest.name == model_name for manifest, _ in self._store.list()):
             raise AlreadyExistsError(
-                f"name: model {model_name} exists: choose another name, "
-                f"or first run `edgectl delete model {model_name}`",
+                f"name: model {model_name} exists: choose another name, or first run `edgectl delete model {model_name}`",
                 field="name",
                 reason="MODEL_EXISTS",
             )

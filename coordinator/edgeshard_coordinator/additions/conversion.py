@@ -18,7 +18,7 @@ from typing import Any
 
 from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.sources import Source, opened, parse_repository
+from edgeshard.importing.model_sources import Source, opened, parse_repository
 from edgeshard.process.parent import bound_memory, end_with, go_first
 from edgeshard.storage.checkpoint import draft_manifest
 from edgeshard.storage.files import MOVE_STATE, naming_full_disk

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.gguf_file import parts_of
-from edgeshard.importing.sources import Source
+from edgeshard.importing.model_sources import Source
 
 MAX_DEPTH = 3
 """Levels of directories that are searched below each folder, the number of `models--OWNER--NAME/snapshots/REVISION` in

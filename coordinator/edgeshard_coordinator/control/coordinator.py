@@ -12,9 +12,9 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.commands import Deny
 from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.identity import Principal, Role
-from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import Condition
 from edgeshard.metrics.exposition import Metrics
-from edgeshard.metrics.own import OwnCondition
+from edgeshard.metrics.families import OwnCondition
 from edgeshard.proto.v1 import (
     admin_pb2_grpc,
     coordinator_pb2_grpc,
@@ -27,16 +27,16 @@ from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.chats import Chats
-from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.requests.request_front import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
-from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.drafts import Drafts
 from edgeshard_coordinator.control.runtime.executor import ActionExecutor
 from edgeshard_coordinator.control.runtime.head_watch import HeadWatch
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.measure_calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 from edgeshard_coordinator.control.services.auditing import CallAudit

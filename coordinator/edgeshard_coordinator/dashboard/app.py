@@ -28,10 +28,10 @@ from edgeshard.gateway.access.auth import Authenticator, Caller
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.connections.connection_limits import neighbourhood
 from edgeshard.gateway.errors import error_response, json_response
-from edgeshard_coordinator.dashboard.actions import GET, POST
 from edgeshard_coordinator.dashboard.door import SESSION_TTL_S, Kind, Login, Session, shows_token
 from edgeshard_coordinator.dashboard.feed import Feed
 from edgeshard_coordinator.dashboard.operator import Operator
+from edgeshard_coordinator.dashboard.operator_actions import GET, POST
 from edgeshard_coordinator.dashboard.places import PageOrigin, PageOrigins
 
 ROOT = "/dashboard/"

@@ -11,8 +11,7 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
-from edgeshard.domain.control.site import StoredLink, StoredModel
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.control.site import SiteEvent, StoredLink, StoredModel
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Placement, Prediction
 from edgeshard.domain.identity import shown_identity
@@ -20,10 +19,9 @@ from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
 from edgeshard.metrics.histogram import Histogram
-from edgeshard.views.rates import Rates
-from edgeshard.views.words import node_status
+from edgeshard.views import Rates, node_status
+from edgeshard_coordinator.additions.addition_state import Addition
 from edgeshard_coordinator.additions.folders import FolderListing
-from edgeshard_coordinator.additions.state import Addition
 from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 

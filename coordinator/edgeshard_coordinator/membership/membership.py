@@ -1,13 +1,19 @@
-"""The members of the site: processes that are admitted, for a time, and those that are refused."""
+"""The members of the site: processes that are admitted, for a time, and those that are refused. Also
+the service that joiners call, and the certificate of the HTTP gateway."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -25,10 +31,16 @@ from edgeshard.domain.identity import (
     no_open_token,
     token_id_of,
 )
-from edgeshard.identity.authority import Authority, key_digest
+from edgeshard.identity.authority import Authority, key_digest, new_key, now, private_pem, request_for
 from edgeshard.identity.certificates import bundle_of, ders_of, is_signed_by, serial_of
+from edgeshard.proto.v1 import identity_pb2 as pb
+from edgeshard.proto.v1 import identity_pb2_grpc
+from edgeshard.rpc.access import peer_address
+from edgeshard.rpc.addresses import WILDCARDS, outgoing_address
 from edgeshard.rpc.denials import Denials
-from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.tls import TlsFiles, split_address
+from edgeshard.rpc.tls_files import write_files
+from edgeshard.wire.identity import enrolment_from_wire
 from edgeshard_coordinator.membership import tokens
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.membership.tokens import TokenRecord
@@ -219,3 +231,66 @@ class Membership:
                 reason="NO_AUTHORITY",
             )
         return self._issuing
+
+
+class EnrolmentServicer(identity_pb2_grpc.EnrolmentServiceServicer):
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
+        certificate, authorities = await self._membership.enrol(enrolment_from_wire(request), peer_address(context))
+        return pb.EnrolResponse(certificate=certificate, authorities=authorities)
+
+    async def GetAuthorities(self, request: pb.GetAuthoritiesRequest, context: Any) -> pb.GetAuthoritiesResponse:
+        return pb.GetAuthoritiesResponse(authorities=self._membership.authorities())
+
+
+_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayCertificate:
+    """The certificate of the listener at `address`, with the hosts by which clients may call it:
+    `names`, and the machine's own. It names no member of the site, and no client can use it."""
+
+    issuing: Issuing
+    directory: Path
+    address: str
+    names: tuple[str, ...] = ()
+
+    def hosts(self) -> tuple[str, ...]:
+        """The first is the one to show. Raises InvalidArgumentError for a name that is none."""
+        for name in self.names:
+            if not _HOST.fullmatch(name) and not _is_address(name):
+                raise InvalidArgumentError(
+                    f"--http-name {name[:80]!r} is not a host: give a name such as myhost.local, or an address",
+                    field="http-name",
+                )
+        listener = split_address(self.address, "http-listen")[0]
+        reached = outgoing_address() if listener in WILDCARDS else listener
+        own = socket.gethostname().partition(".")[0].lower()
+        more = (own, f"{own}.local", "localhost", "127.0.0.1") if _HOST.fullmatch(own) else ("localhost", "127.0.0.1")
+        return tuple(dict.fromkeys((*self.names, reached, *more)))
+
+    def made(self) -> TlsFiles:
+        """A new one, with a key of its own, in `directory`. Raises as `hosts`, and OSError."""
+        key = new_key()
+        certificate, authorities = self._issued(request_for(key))
+        return write_files(self.directory, authorities, certificate, private_pem(key))
+
+    async def renewed(self, request: bytes) -> tuple[bytes, bytes]:
+        """A certificate for a request, in PEM, and the authorities, as `rpc.renewal` expects them."""
+        return self._issued(request)
+
+    def _issued(self, request: bytes) -> tuple[bytes, bytes]:
+        issuing = self.issuing
+        certificate = issuing.authority.issue_for_hosts(self.hosts(), request, now(), issuing.life)
+        return certificate, issuing.files.ca.read_bytes()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from typing import Annotated, Any, get_args, get_origin
 
-from edgeshard.cli.commands.options import OptionGroup, declared, named_only
+from edgeshard.cli.commands.command_options import OptionGroup, declared, named_only
 from edgeshard.domain.deployments.deployment import AUTO_REPLICAS, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.rules import parse_rules

@@ -38,7 +38,7 @@ class DeployReporter:
         """Nodes measure themselves before anything is placed."""
         if not nodes or self.begun:
             return
-        from edgeshard.planning.inputs.site import listed
+        from edgeshard.planning.inputs.site_cluster import listed
 
         now_s, console = time.monotonic(), self._status.console
         text = f"measuring {listed(nodes)}: {now_s - self._began_s:.0f} s"

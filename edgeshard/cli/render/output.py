@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -20,7 +21,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.forms import Forms, field_names, is_object
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
 Item = TypeVar("Item")
@@ -250,10 +251,28 @@ def stderr_console() -> Console:
     return _console(sys.stderr)
 
 
-def _console(stream: Any) -> Console:
-    from edgeshard.cli.render.plain_console import PlainConsole
+@cache
+def plain_console() -> type[Console]:
+    """A console whose texts cannot steer the terminal. The class is made at its first use because
+    rich takes long to import."""
+    from rich.console import Console
+    from rich.segment import Segment
 
-    console = PlainConsole(file=stream, highlight=False, soft_wrap=False)
+    class PlainConsole(Console):
+        """Rich's styles and live lines, and every text in them with escapes for control characters."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(escaped(segment.text, OWN_LINES), segment.style)
+
+    return PlainConsole
+
+
+def _console(stream: Any) -> Console:
+    console = plain_console()(file=stream, highlight=False, soft_wrap=False)
     if not stream.isatty():
         # A pipe has no width: never wrap or cut the input of a program.
         console.width = _ANY_WIDTH

@@ -14,7 +14,7 @@ from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.energy import without_power
 from edgeshard.planning.inputs.devices import with_bandwidth
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
-from edgeshard.planning.inputs.site import listed
+from edgeshard.planning.inputs.site_cluster import listed
 from edgeshard.planning.report.baselines import StrategyRow, compare, strategies
 from edgeshard.planning.report.verdict import verdict
 from edgeshard.planning.search.plan import PlanResult, figure_of, figures_of, plan

@@ -11,7 +11,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind, LayerProfile, LinkProfile
-from edgeshard.planning.inputs.site import listed
+from edgeshard.planning.inputs.site_cluster import listed
 from edgeshard.profiles.fit import fit_profile
 from edgeshard.profiles.profile_quality import may_improve, quality_warnings
 from edgeshard.profiles.report import profile_lines, time_text

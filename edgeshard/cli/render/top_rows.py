@@ -11,8 +11,7 @@ from edgeshard.cli.render.views import percent
 from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.nodes.device import Node, StagePhase
-from edgeshard.views.rates import Look, Rates
-from edgeshard.views.words import node_status
+from edgeshard.views import Look, Rates, node_status
 
 Row = tuple[str, ...]
 NONE = "-"

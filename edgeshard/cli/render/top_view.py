@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Footer, Static
 from edgeshard.cli.render.top_rows import SHAPES, Row, TableShape, summary, tables
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import escaped
-from edgeshard.views.rates import Look
+from edgeshard.views import Look
 
 Table = DataTable[Text]
 LOOKS = 4

@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from edgeshard.cli.render.kernel_views import COMPILE_AGAIN, kernel_problem, kernel_text
 from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds, time_text
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.control.site import SiteEvent
 from edgeshard.domain.deployments.deployment import NO_DRAFT, Deployment
 from edgeshard.domain.deployments.guesses import ExpectedGuesses
-from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
-from edgeshard.domain.deployments.traffic import Outlook
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.deployments.traffic import Loss, Outlook
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.labels import labels_text
-from edgeshard.views.words import node_status
+from edgeshard.views import node_status
 
 if TYPE_CHECKING:
     from edgeshard.client import StoredModel
+
+from collections.abc import Callable
+from typing import Any
+
+from edgeshard.domain.nodes.device import StageExperts, StageGuesses, StageStreaming, StageSwap
 
 Part = TypeVar("Part")
 
@@ -471,3 +475,59 @@ def _kv_text(stage: StageStatus) -> str:
 
 def _total(deployment: Deployment, attribute: str) -> int:
     return sum(getattr(stage, attribute) for stage in deployment.placement.stages)
+
+
+STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
+    Column("NODE", lambda stage: stage.node),
+    Column("IN MEMORY", lambda stage: human_bytes(stage.part.resident_bytes), right=True),
+    Column("FROM DISK", lambda stage: human_bytes(stage.part.streamed_bytes), right=True),
+    Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
+    Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
+]
+"""Weights: bytes that stay, bytes read in each sweep and so far, and seconds that steps waited for them."""
+
+EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
+    Column("NODE", lambda stage: stage.node),
+    Column("EXPERTS", lambda stage: human_bytes(stage.part.total_bytes), right=True),
+    Column("CACHED", lambda stage: human_bytes(stage.part.cached_bytes), right=True),
+    Column("ROOM", lambda stage: human_bytes(stage.part.room_bytes), right=True),
+    Column("HITS", lambda stage: str(stage.part.hits), right=True),
+    Column("MISSES", lambda stage: str(stage.part.misses), right=True),
+    Column("HIT RATE", lambda stage: percent(stage.part.hit_rate), right=True),
+    Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
+    Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
+]
+"""Experts on the disk: bytes of all experts, bytes in memory and their limit, cache hits of steps,
+and bytes read."""
+
+SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
+    Column("NODE", lambda stage: stage.node),
+    Column("KV ASIDE", lambda stage: human_bytes(stage.part.kept_bytes), right=True),
+    Column("OF AT MOST", lambda stage: human_bytes(stage.part.capacity_bytes), right=True),
+    Column("SWAPPED OUT", lambda stage: str(stage.part.swapped_out), right=True),
+    Column("BACK IN", lambda stage: str(stage.part.swapped_in), right=True),
+]
+"""Preempted requests: their swapped KV, and how many were swapped out and in."""
+
+GUESS_COLUMNS: list[Column[StagePart[StageGuesses]]] = [
+    Column("NODE", lambda stage: stage.node),
+    Column("GUESSED", lambda stage: str(stage.part.guessed), right=True),
+    Column("RIGHT", lambda stage: str(stage.part.right), right=True),
+    Column("ROWS IN VAIN", lambda stage: str(stage.part.guessed - stage.part.right), right=True),
+]
+"""The head's draft tokens: how many were drafted, and accepted."""
+
+
+def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Column[Any]]]]:
+    """Rows and columns of each table; without rows if no stage has that part."""
+    return [
+        (_parts(deployment, lambda status: status.streaming), STREAMING_COLUMNS),
+        (_parts(deployment, lambda status: status.experts), EXPERT_COLUMNS),
+        (_parts(deployment, lambda status: status.swap), SWAP_COLUMNS),
+        (_parts(deployment, lambda status: status.guesses), GUESS_COLUMNS),
+    ]
+
+
+def _parts(deployment: Deployment, of: Callable[[StageStatus], Part | None]) -> list[StagePart[Part]]:
+    stages = running_stages(deployment)
+    return [StagePart(stage.node, part) for stage in stages if (part := of(stage.part)) is not None]

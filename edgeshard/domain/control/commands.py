@@ -1,12 +1,15 @@
 """An agent's reports to the coordinator, the coordinator's commands to an agent, and the agent's answers.
 
+A heartbeat after the first one of a control stream holds only changes. Both ends keep the whole: the
+agent the one it has sent, the coordinator the one it has received. Pure.
+
 For an agent the id of a command is opaque. The coordinator, which made it of a `CommandKey`, gets the key back from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -31,9 +34,8 @@ from edgeshard.domain.ids import (
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import PackedUnit
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageKey, StageStatus
+from edgeshard.domain.models.packed_units import PackedUnit
+from edgeshard.domain.nodes.device import Condition, DeviceFacts, HugePages, StageKey, StageStatus
 from edgeshard.domain.nodes.labels import check_labels
 from edgeshard.domain.nodes.profile import ComputeProfile, Effort, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
@@ -111,7 +113,7 @@ class Heartbeat:
     `huge_pages` is None if the system does not report it. `others_share` is the processor time that
     other processes took from the cores the node computes on, as a part of theirs. `packed` are the
     ids of its packed units as numbers, rising. On the wire only the first heartbeat of a control
-    stream is whole (`edgeshard.domain.control.heartbeats`)."""
+    stream is whole (`edgeshard.domain.control.commands`)."""
 
     node_id: Annotated[NodeId, check_short]
     incarnation: Annotated[str, check_short]
@@ -378,3 +380,61 @@ class CommandResult:
 AgentMessage = (
     ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart | LinkSuspected | Condition
 )
+
+
+HOLDING_INTERVAL_S = 0.9
+IDLE_INTERVAL_S = 1.8
+"""Seconds between the heartbeats of a node that holds a stage, and of a node without one. Both are
+less than the keepalive of a quiet connection, which then never sends a ping."""
+MEMORY_NOTICED = 1 / 32
+"""Free memory is sent again if it differs by this part of the last value sent."""
+SHARE_NOTICED = 0.01
+"""The same for the share that others take, as a difference. A share of 0.05 disturbs a measurement."""
+NOTHING = HeartbeatChange()
+_FIGURES = ("memory_available_bytes", "huge_pages", "others_share", "packed")
+"""Fields of a heartbeat that a change contains if they differ."""
+
+
+def change_between(base: Heartbeat, now: Heartbeat) -> HeartbeatChange:
+    """The change that turns `base` into `now`, without figures that hardly differ.
+
+    A change cannot express a failed reading of huge pages; the last one stays.
+    """
+    before = {stage.key: stage for stage in base.stages}
+    keys = {stage.key for stage in now.stages}
+    changed = tuple(stage for stage in now.stages if before.get(stage.key) != stage)
+    removed = tuple(key for key in before if key not in keys)
+    memory, share = now.memory_available_bytes, now.others_share
+    told_memory = base.memory_available_bytes
+    return HeartbeatChange(
+        stages=changed,
+        removed=removed,
+        memory_available_bytes=memory if abs(memory - told_memory) > MEMORY_NOTICED * told_memory else None,
+        huge_pages=now.huge_pages if now.huge_pages != base.huge_pages else None,
+        others_share=share if abs(share - base.others_share) > SHARE_NOTICED else None,
+        packed=now.packed if now.packed != base.packed else None,
+        urgent=bool(removed) or any(_is_news(before.get(stage.key), stage) for stage in changed),
+    )
+
+
+def _is_news(before: StageStatus | None, now: StageStatus) -> bool:
+    return before is None or (before.epoch, before.phase) != (now.epoch, now.phase)
+
+
+def with_change(base: Heartbeat, change: HeartbeatChange) -> Heartbeat:
+    """The whole heartbeat; `base` itself if nothing changed.
+
+    Raises InvalidArgumentError naming `stages` when the node would hold more than it can.
+    """
+    if change == NOTHING:
+        return base
+    stages = base.stages
+    if change.stages or change.removed:
+        stages_by_key = {stage.key: stage for stage in stages}
+        for key in change.removed:
+            stages_by_key.pop(key, None)
+        stages_by_key.update((stage.key, stage) for stage in change.stages)
+        check_stage_count(len(stages_by_key))
+        stages = tuple(stages_by_key.values())
+    figures = ((name, getattr(change, name)) for name in _FIGURES)
+    return replace(base, stages=stages, **{name: figure for name, figure in figures if figure is not None})

@@ -1,12 +1,14 @@
-"""The coordinator's reports of its nodes and models, and an operator's requests."""
+"""The coordinator's reports of its nodes, models and events, and an operator's calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement, Prediction
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import (
@@ -21,9 +23,8 @@ from edgeshard.domain.ids import (
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import FurtherBlocks, ModelManifest, RowOrder
-from edgeshard.domain.models.packed import PackedOn
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.models.packed_units import PackedOn
+from edgeshard.domain.nodes.device import Condition, Node
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
 
 LONGEST_MEASURING_S = 600.0
@@ -290,3 +291,82 @@ class NodeProgress:
     finished: bool = False
     failure: EdgeShardError | None = None
     missed: tuple[NodeName, ...] = ()
+
+
+MOST_EVENTS = 1000
+"""Most events that a coordinator keeps, and that are read at once."""
+
+
+class Subject(StrEnum):
+    """The thing that an event is about."""
+
+    NODE = "node"
+    LINK = "link"
+    DEPLOYMENT = "deployment"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEvent:
+    """`number` counts a coordinator's events from 1 after each of its starts; `time` is UTC by ISO 8601.
+
+    `name` is the node's or the deployment's, `FROM -> TO` of a link. `what` is one word or two,
+    such as `away` or a deployment's phase. `detail` adds more, and may be empty. `warning` is
+    whether an operator may have to act.
+    """
+
+    number: int
+    time: str
+    subject: Subject
+    name: str
+    what: str
+    detail: str = ""
+    warning: bool = False
+
+
+NO_OPERATION = OperationId("")
+
+
+class ReplanReason(StrEnum):
+    MOVED = "MOVED"
+    """It continues with the new placement."""
+    WOULD_MOVE = "WOULD_MOVE"
+    """It would move, but this was a dry run."""
+    SAME_LAYERS = "SAME_LAYERS"
+    """Each node has the layers that it would get."""
+    SMALL_GAIN = "SMALL_GAIN"
+    """Less than `edgeshard.domain.deployments.traffic.WORTH_SAYING`."""
+    NOT_WEIGHED = "NOT_WEIGHED"
+    """One of the two placements cannot be predicted."""
+    NOTHING_NEW = "NOTHING_NEW"
+    """Nodes, links and profiles are the same as for an earlier plan, which found no reason to move it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanCall:
+    """An operator's call. A dry run changes nothing and has no operation id; `force` moves for any gain."""
+
+    name: str
+    dry_run: bool = False
+    force: bool = False
+    operation_id: OperationId = NO_OPERATION
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanResult:
+    """A deployment's placement (`current`), compared with the best one for the nodes that are there now (`found`).
+
+    `expected` is the current one's prediction now, and `found.predicted` the other's; each is None
+    if it is impossible, and the note has the reason. `gain` is the share of the cost that the new
+    one saves or, for a rate, by which it is higher; None unless both are predicted.
+    """
+
+    current: Placement
+    found: Placement
+    expected: Prediction | None
+    gain: float | None
+    reason: ReplanReason
+    note: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return self.reason is ReplanReason.MOVED

@@ -1,4 +1,4 @@
-"""An operator's request (a deployment spec), and the coordinator's account of it."""
+"""An operator's request (a deployment spec), the coordinator's account of it, and its concurrency."""
 
 from __future__ import annotations
 
@@ -429,3 +429,25 @@ class Deployment:
     outlook: Outlook | None = None
     """None unless it was requested and traffic was seen."""
     suspects: tuple[SuspectHop, ...] = ()
+
+
+DEFAULT_TOKENS = 128
+"""Tokens of a typical prompt and of a typical answer if nothing is known of either."""
+OVERCOMMIT = 2
+"""Requests that may run for each one whose longest text has memory, if a deployment overcommits."""
+MAX_SHORT_REQUESTS = 8
+"""Requests of typical length that may run in a KV pool for fewer of the longest, if they fit."""
+
+
+def typical_lengths(spec: DeploymentSpec, placement: Placement) -> tuple[int, int]:
+    """Tokens of a typical prompt and answer: the plan's, else the spec's, else the defaults."""
+    lengths = placement.predicted or spec
+    return lengths.prompt_tokens or DEFAULT_TOKENS, lengths.new_tokens or DEFAULT_TOKENS
+
+
+def running_requests(spec: DeploymentSpec, placement: Placement) -> int:
+    """The most requests that run at once: those whose longest text has memory, or more that are short."""
+    longest = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
+    pool_tokens = placement.kv_blocks * placement.kv_block_tokens
+    short = pool_tokens // sum(typical_lengths(spec, placement))
+    return max(longest, min(MAX_SHORT_REQUESTS, short))

@@ -1,4 +1,4 @@
-"""Which node holds which layers."""
+"""Which node holds which layers, and when micro-batches may begin their next tokens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import PlacementError
 from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName, check_digest
 from edgeshard.domain.models.model import LayerRange
+
+
+class Mode(StrEnum):
+    """When a micro-batch may begin its next token."""
+
+    SEQUENTIAL = "sequential"
+    """One micro-batch at a time, from its prompt to its last token."""
+    BUBBLES = "bubbles"
+    """Once every micro-batch of the iteration is back."""
+    NO_BUBBLES = "no-bubbles"
+    """The moment its own token is back."""
 
 
 @dataclass(frozen=True, slots=True)

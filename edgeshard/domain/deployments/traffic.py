@@ -1,4 +1,7 @@
-"""Lengths of a deployment's prompts and answers, its draft tokens, and nothing of their content. Pure."""
+"""Lengths of a deployment's prompts and answers, its draft tokens, and nothing of their content. Pure.
+
+Also the cost of losing a node: how long requests would pause, and which nodes take its layers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,41 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
-from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage, Prediction
+from edgeshard.domain.ids import NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The parts of a pause, in seconds: until the loss is detected, until another placement is
+    found, until its nodes have the weights, and until the next token. Before that token the earlier
+    positions are computed again."""
+
+    detect_s: float
+    plan_s: float
+    load_s: float
+    rebuild_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.detect_s + self.plan_s + self.load_s + self.rebuild_s
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The consequences if this node fails now.
+
+    `taken_by` are the stages that would be new. `warm` is whether their nodes have the weights in
+    memory already. `pause` is None if the deployment could not continue, or if its length is
+    unknown; `note` has the reason.
+    """
+
+    node: NodeName
+    pause: Pause | None = None
+    taken_by: tuple[ExplicitStage, ...] = ()
+    warm: bool = False
+    note: str = ""
+
 
 LATEST = 64
 """A request weighs 1 - 1/LATEST times its successor's weight, so that about this many of the latest count."""

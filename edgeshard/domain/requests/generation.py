@@ -1,5 +1,8 @@
 """A request for text and its result.
 
+One stream (`ListenerHello`) carries the tokens of all requests of a client, as a message costs more
+than a token.
+
 An option of generation is declared once, as a field of `Sampling` or `Generation`. The SDK's
 keyword arguments, edgectl's options and the conversion to the wire follow from it by reflection.
 `GenerateOptions` repeats its name and type for type checkers, which know no reflection; a test
@@ -14,7 +17,7 @@ from enum import StrEnum
 from typing import TypedDict
 
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.errors import invalid
+from edgeshard.domain.errors import EdgeShardError, invalid
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.options import check_bounds, option
 
@@ -355,3 +358,36 @@ class GenerateRequest:
 
 
 GenerationEvent = Started | PromptLogprobs | Token | Finished
+
+
+UNREAD_TOKENS = 512
+"""Tokens of a request that the coordinator sends beyond those that its client has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerHello:
+    """The first message of a listener's stream."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensRead:
+    """The application has read `count` tokens more of a request."""
+
+    number: int
+    count: int
+
+
+ListenerMessage = ListenerHello | TokensRead
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The content of one message, each with the request's number: tokens in order, and then ends.
+
+    A request has finished, or has failed after it had started.
+    """
+
+    tokens: tuple[tuple[int, Token], ...] = ()
+    ends: tuple[tuple[int, Finished | EdgeShardError], ...] = ()

@@ -1,4 +1,5 @@
-"""The steps of every HTTP request before and after its route: a request id, the key, counting, errors as bodies."""
+"""The steps of every HTTP request before and after its route: its target in one form, a request id,
+the key, counting, headers that a route adds, errors as bodies."""
 
 from __future__ import annotations
 
@@ -6,22 +7,36 @@ import re
 import time
 import traceback
 import uuid
+from typing import Protocol
+from urllib.parse import unquote
 
 import structlog
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeshard.domain.errors import DeniedError, EdgeShardError
-from edgeshard.gateway.access.answer_headers import added_headers
+from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError
 from edgeshard.gateway.access.auth import Authenticator, Caller, unending
 from edgeshard.gateway.access.bodies import Bodies
 from edgeshard.gateway.access.cors import NOBODY, Origins
-from edgeshard.gateway.access.pages import Pages
-from edgeshard.gateway.access.targets import canonical
 from edgeshard.gateway.connections.listen import host_of, is_loopback_name
 from edgeshard.gateway.errors import error_response
-from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.request_metrics import HttpMetrics
+
+
+class Pages(Protocol):
+    """An app of its own on the gateway's port. It checks Host and Origin by itself, and no other origin may read its
+    answers."""
+
+    api: ASGIApp | None
+    """The gateway's routes with the check of keys, once they are made."""
+
+    def takes(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a request is for it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
 
 log = structlog.get_logger()
 
@@ -151,3 +166,50 @@ def _address(scope: Scope) -> str:
 def _route(scope: Scope) -> str:
     """The route's pattern, so that no caller can make a new name for a metric."""
     return getattr(scope.get("route"), "path", "other")
+
+
+_STATE = "answer_headers"
+
+
+def add_header(request: Request, name: str, value: str) -> None:
+    """Have the answer to a request carry a header, whichever response it is."""
+    request.scope["state"].setdefault(_STATE, []).append((name.encode("latin-1"), value.encode("latin-1")))
+
+
+def added_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The headers that were added for the answer to a request."""
+    headers: list[tuple[bytes, bytes]] = scope["state"].get(_STATE, [])
+    return headers
+
+
+_ABSOLUTE = re.compile(r"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
+_AUTHORITY = re.compile(r"[A-Za-z0-9._~:\[\]-]+")
+
+
+def canonical(scope: Scope) -> Scope:
+    """A copy of a request's scope as routes and rights are written.
+
+    HEAD becomes GET. Slashes at the end and empty segments are removed from the path: no redirect
+    is needed, which would have to infer the client's scheme and host. The authority of an absolute
+    target replaces Host. Raises InvalidArgumentError naming `target` for an authority that is not a
+    host and a port.
+    """
+    copy = dict(scope)
+    if scope["method"] == "HEAD":
+        copy["method"] = "GET"
+    raw = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    path = scope["path"]
+    if (absolute := _ABSOLUTE.fullmatch(raw)) is not None:
+        authority = absolute[1]
+        if not _AUTHORITY.fullmatch(authority):
+            raise InvalidArgumentError(
+                "target: its authority is not HOST or HOST:PORT", field="target", reason="BAD_TARGET"
+            )
+        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        copy["headers"] = [(b"host", authority.encode("latin-1")), *others]
+        path = unquote(absolute[2] or "/")
+    if path.startswith("/"):
+        path = "/" + "/".join(part for part in path.split("/") if part)
+    copy["path"] = path
+    copy["raw_path"] = path.encode()
+    return copy

@@ -16,11 +16,10 @@ from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
 from edgeshard.domain.requests.generation import FinishReason, GenerationEvent
 from edgeshard.gateway.answers.answers import Answers, Opened, answers, unless_left
 from edgeshard.gateway.answers.keepalive import StreamedResponse, StreamForm
+from edgeshard.gateway.backend import Words
 from edgeshard.gateway.errors import body_of, json_response
 from edgeshard.gateway.json_text import json_text
-from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.usage import TokenUsage
-from edgeshard.gateway.words import Words
+from edgeshard.gateway.request_metrics import HttpMetrics, TokenUsage
 
 EVENT_STREAM = "text/event-stream"
 LINES = "application/x-ndjson"

@@ -25,9 +25,11 @@ from edgeshard.domain.requests.generation import (
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream, finish_reason
+from edgeshard.gateway.backend import Words
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.json_text import json_text
-from edgeshard.gateway.routes.fields import (
+from edgeshard.gateway.request_metrics import TokenUsage
+from edgeshard.gateway.routes.body_fields import (
     MOST_ANSWERS,
     MOST_CHOICES,
     MOST_PROMPTS,
@@ -41,8 +43,6 @@ from edgeshard.gateway.routes.fields import (
     never,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes
-from edgeshard.gateway.usage import TokenUsage
-from edgeshard.gateway.words import Words
 
 DEFAULT_NEW_TOKENS = 16
 """As OpenAI's."""

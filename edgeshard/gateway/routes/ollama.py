@@ -16,7 +16,7 @@ from starlette.responses import Response
 from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.conversation import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
@@ -24,7 +24,8 @@ from edgeshard.gateway.answers.keepalive import StreamForm
 from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.json_text import json_text
-from edgeshard.gateway.routes.fields import (
+from edgeshard.gateway.request_metrics import TokenUsage
+from edgeshard.gateway.routes.body_fields import (
     ChoiceFields,
     Items,
     RequestModel,
@@ -39,7 +40,6 @@ from edgeshard.gateway.routes.fields import (
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import AnswerReader
-from edgeshard.gateway.usage import TokenUsage
 
 NAMES = {
     "max_new_tokens": "options.num_predict",

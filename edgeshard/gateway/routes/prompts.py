@@ -15,14 +15,14 @@ from starlette.responses import Response
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, Conversation
+from edgeshard.domain.requests.conversation import AnswerDelta, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.access.auth import Caller, caller_of
 from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.routes.fields import GuidedFields
+from edgeshard.gateway.request_metrics import HttpMetrics
+from edgeshard.gateway.routes.body_fields import GuidedFields
 from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, name_ignored, offer_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeshard.domain.requests.chat import AnswerDelta, ToolCall
+from edgeshard.domain.requests.conversation import AnswerDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Token
 from edgeshard.gateway.answers.response_writer import finish_reason
 from edgeshard.gateway.routes.prompts import Parser

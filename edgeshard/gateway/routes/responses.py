@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.conversation import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
@@ -21,7 +21,8 @@ from edgeshard.gateway.answers.keepalive import StreamForm
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, ResponseWriter, sse
 from edgeshard.gateway.errors import Refused, body_of, renamed
 from edgeshard.gateway.json_text import json_text
-from edgeshard.gateway.routes.fields import (
+from edgeshard.gateway.request_metrics import TokenUsage
+from edgeshard.gateway.routes.body_fields import (
     MAX_TOOLS,
     FirstFault,
     Items,
@@ -37,7 +38,6 @@ from edgeshard.gateway.routes.fields import (
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import AnswerReader
 from edgeshard.gateway.routes.tools import ToolChoice
-from edgeshard.gateway.usage import TokenUsage
 
 NAMES = {
     "max_new_tokens": "max_output_tokens",

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.conversation import Conversation
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId, Tools
+from edgeshard.gateway.routes.body_fields import FirstFault, Items, RequestModel, TokenId, Tools
 from edgeshard.gateway.routes.prompts import conversation_of
 from edgeshard.gateway.routes.tools import name_ignored, offer_of
 

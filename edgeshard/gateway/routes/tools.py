@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeVar
 from starlette.requests import Request
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
+from edgeshard.domain.requests.conversation import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.requests.generation import Guide
-from edgeshard.gateway.access.answer_headers import add_header
+from edgeshard.gateway.access.middleware import add_header
 from edgeshard.gateway.json_text import json_text
-from edgeshard.gateway.routes.fields import schema_guide
+from edgeshard.gateway.routes.body_fields import schema_guide
 from edgeshard.gateway.routes.schemas import check_schema
 
 ValueT = TypeVar("ValueT")

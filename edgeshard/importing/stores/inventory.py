@@ -14,7 +14,7 @@ from pathlib import Path
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.importing.gguf_file import parts_of
 from edgeshard.importing.gguf_selection import first_files, tag_of
-from edgeshard.importing.sources import LM_STUDIO, OLLAMA, Source
+from edgeshard.importing.model_sources import LM_STUDIO, OLLAMA, Source
 from edgeshard.importing.stores import lm_studio, ollama
 
 MAX_MODELS = 1000

@@ -18,7 +18,7 @@ from edgeshard.domain.ids import check_name
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.nodes.labels import check_labels
 from edgeshard.planning.inputs.catalogue import CATALOGUE, DeviceSpec
-from edgeshard.planning.inputs.fields import Fields
+from edgeshard.planning.inputs.table_fields import Fields
 
 MAX_NODES = 10_000
 MAX_PAIRS = 500_000

@@ -13,10 +13,10 @@ from edgeshard.domain.deployments.rules import RuleCondition
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import attended_pairs
-from edgeshard.domain.models.packed import PackedParts
+from edgeshard.domain.models.packed_units import PackedParts
 from edgeshard.planning.inputs.devices import Cluster
-from edgeshard.planning.inputs.fields import check_count, check_number
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
+from edgeshard.planning.inputs.table_fields import check_count, check_number
 
 DEFAULT_BATCH = 8
 """Most sequences in one micro-batch if no number is given."""

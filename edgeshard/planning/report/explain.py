@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.costs.shortage import GIB, gibibytes

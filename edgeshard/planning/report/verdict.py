@@ -19,7 +19,7 @@ from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.shortage import gibibytes
 from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
-from edgeshard.planning.inputs.site import listed
+from edgeshard.planning.inputs.site_cluster import listed
 from edgeshard.planning.report.baselines import StrategyRow
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.plan import PlanResult, cost_of, plan, predict

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours

@@ -34,7 +34,7 @@ from edgeshard.planning.costs.energy import Power, energy_j, power_of, without_p
 from edgeshard.planning.costs.shortage import Shortage, rules_conflict, shortage_of, too_slow
 from edgeshard.planning.costs.tier_costs import Streaming, StreamTables
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
-from edgeshard.planning.inputs.site import listed
+from edgeshard.planning.inputs.site_cluster import listed
 from edgeshard.planning.search.energy_search import search_energy
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut

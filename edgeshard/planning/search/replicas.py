@@ -22,7 +22,7 @@ from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
 from edgeshard.planning.costs.shortage import Shortage, gibibytes
 from edgeshard.planning.inputs.devices import ClusterNode
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
-from edgeshard.planning.inputs.site import listed
+from edgeshard.planning.inputs.site_cluster import listed
 from edgeshard.planning.search.plan import CutPrediction, PlanResult, predict, result_of
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import violations

@@ -1,27 +1,59 @@
 """A plan under load: the latencies of its requests, and how busy its nodes are, by simulation. Pure.
 
 `forecast` serves requests that arrive one after another, in the steps that the head of the plan
-would form; `together` runs the batch that the plan's own figures describe. Arrivals and lengths are
-passed in as values.
+would form; `together` runs the batch that the plan's own figures describe; `steady_rate`
+reads the rate at saturation from the times of tokens, simulated or measured. Arrivals and lengths
+are passed in as values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise, repeat
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.search.plan import PlanResult
-from edgeshard.planning.simulation.saturation import saturating, steady_rate
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve
 from edgeshard.planning.simulation.simulated_pipeline import head_schedule, ring, serving_ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Visit
+
+WAVES = 3
+"""Requests that follow each of the first running ones."""
+_GOLDEN = 0.6180339887498949
+"""Steps of this size move around the circle without returning close to earlier positions."""
+
+
+def saturating(running: int, prompt_tokens: int, new_tokens: int, waves: int = WAVES) -> list[ServedRequest]:
+    """Requests that are all there at the start, for a plan of which `running` run at once.
+
+    The answers of the first running requests end one after another, as if they had been running for
+    a while; the following ones are whole.
+    """
+    shares = [total % 1.0 for total in accumulate(repeat(_GOLDEN, running))]
+    first = [ServedRequest(0.0, prompt_tokens, max(1, round(share * new_tokens))) for share in shares]
+    return first + [ServedRequest(0.0, prompt_tokens, new_tokens)] * (waves * running)
+
+
+def steady_rate(token_s: Sequence[Sequence[float]], running: int) -> float:
+    """Tokens a second while `running` requests ran: from the end of that many requests until only
+    that many were left.
+
+    `token_s` are the times of each request's tokens. Raises InvalidArgumentError for less than two
+    waves after the first requests.
+    """
+    if len(token_s) < 3 * running:
+        raise invalid("requests", f"are {len(token_s)}; a steady rate needs at least {3 * running}")
+    ends = sorted(times[-1] for times in token_s)
+    began, ended = ends[running - 1], ends[-running - 1]
+    count = sum(began < time <= ended for times in token_s for time in times)
+    return count / (ended - began)
+
 
 ASSUMPTIONS = (
     "nodes and links take the measured times: no jitter, no lost frames, no other load",

@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from edgeshard.domain.errors import invalid
-from edgeshard.planning.inputs.fields import check_count, check_number
+from edgeshard.planning.inputs.table_fields import check_count, check_number
 from edgeshard.planning.simulation.timing import HopTimes, check_hops, checked_seconds
 
 

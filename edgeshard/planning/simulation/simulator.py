@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.planning.simulation.timing import Pipeline, SimulatedTraffic, Visit, checked_seconds
 
 _ARRIVAL, _WAKE = 0, 1

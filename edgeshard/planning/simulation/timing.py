@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgeshard.domain.errors import invalid
-from edgeshard.planning.inputs.fields import check_count, check_number
+from edgeshard.planning.inputs.table_fields import check_count, check_number
 
 PrefillSeconds = Callable[[int, int], float]
 """(tokens of the step, all sequences together; tokens of each sequence already in the KV cache) -> seconds."""

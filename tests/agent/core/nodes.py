@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard_agent.core.state import AgentState
+from edgeshard_agent.core.node_state import AgentState
 
 from edgeshard.domain.nodes.device import DeviceFacts
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.core.actions import SendResults
 from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, HeadActivated, StageBroke, StageLoaded
-from edgeshard_agent.core.state import AgentState, SlotPhase, apply, reconcile
+from edgeshard_agent.core.node_actions import SendResults
+from edgeshard_agent.core.node_state import AgentState, SlotPhase, apply, reconcile
 from edgeshard_agent.measuring import facts as probe
 
 from edgeshard.domain.control.commands import ActivateHead, Command, PrepareStage

@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, SendResults
 from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, StageClosed, StageLoaded
 from edgeshard_agent.core.measuring import (
     ControlLost,
@@ -18,7 +17,8 @@ from edgeshard_agent.core.measuring import (
     StartMeasuring,
     StopMeasuring,
 )
-from edgeshard_agent.core.state import apply, reconcile
+from edgeshard_agent.core.node_actions import Action, CloseStage, LoadStage, SendResults
+from edgeshard_agent.core.node_state import apply, reconcile
 
 from edgeshard.domain.control.commands import Command, MeasureCompute, Peer, PrepareStage, ProbeLinks, ReleaseStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from edgeshard_agent.core.actions import Action, CloseStage, SendResults
 from edgeshard_agent.core.events import (
     ActionStarted,
     CommandReceived,
@@ -16,8 +15,9 @@ from edgeshard_agent.core.events import (
     Started,
 )
 from edgeshard_agent.core.measuring import MeasuringEnded, MeasuringTask, StartMeasuring
+from edgeshard_agent.core.node_actions import Action, CloseStage, SendResults
+from edgeshard_agent.core.node_state import AgentState, apply, reconcile
 from edgeshard_agent.core.standby import SetStandby
-from edgeshard_agent.core.state import AgentState, apply, reconcile
 
 from edgeshard.domain.control.commands import (
     ActivateHead,

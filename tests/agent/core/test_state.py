@@ -9,7 +9,6 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
-from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.events import (
     ActionStarted,
     CommandReceived,
@@ -21,8 +20,8 @@ from edgeshard_agent.core.events import (
     StageLoadFailed,
     Started,
 )
-from edgeshard_agent.core.machine import machine, worth_keeping
-from edgeshard_agent.core.state import AgentState, SlotPhase, apply, reconcile
+from edgeshard_agent.core.node_actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
+from edgeshard_agent.core.node_state import AgentState, SlotPhase, apply, machine, reconcile, worth_keeping
 
 from edgeshard.debugging.ring import EventRing
 from edgeshard.domain.control.commands import ActivateHead, Command, CommandResult, PrepareStage, ReleaseStage

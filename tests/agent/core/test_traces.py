@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from edgeshard_agent.core.actions import Action, SendResults
 from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, StageBroke, StageLoaded
-from edgeshard_agent.core.machine import machine, worth_keeping
 from edgeshard_agent.core.measuring import ControlLost
-from edgeshard_agent.core.state import AgentState, apply, reconcile
+from edgeshard_agent.core.node_actions import Action, SendResults
+from edgeshard_agent.core.node_state import AgentState, apply, machine, reconcile, worth_keeping
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded
 
 from edgeshard.debugging.ring import EventRing

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from edgeshard_agent.engine import head as head_module
-from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
+from edgeshard_agent.engine import pipeline_head as head_module
+from edgeshard_agent.engine.pipeline_head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
@@ -19,7 +19,7 @@ from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
 import edgeshard
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import (

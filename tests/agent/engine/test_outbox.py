@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.engine.outbox import Outbox
+from edgeshard_agent.net.link_sender import Outbox
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

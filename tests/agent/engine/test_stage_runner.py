@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from edgeshard_agent.emulation import EmulatedPace
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.engine.stage_runner import StageRunner
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.lab.pace import EmulatedPace
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.scheduler import HeadStep
@@ -248,7 +248,7 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
         asleep.set()
         assert wake.wait(PATIENCE_S)
 
-    monkeypatch.setattr("edgeshard_agent.lab.pace.time.sleep", sleep)
+    monkeypatch.setattr("edgeshard_agent.emulation.time.sleep", sleep)
     stage.runner.pace = EmulatedPace(lambda plan: 40.0, clock)
     stage.model.let.set()
     stage.offer(0)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
+from edgeshard_agent.engine.pipeline_head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation, Token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard_agent.engine.told_guesses import MOST_STEPS, ToldGuesses
+from edgeshard_agent.engine.stage_runner import MOST_STEPS, ToldGuesses
 
 
 def test_each_steps_guesses_are_taken_once_and_never_by_another_step() -> None:

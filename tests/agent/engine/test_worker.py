@@ -8,7 +8,7 @@ import threading
 import weakref
 
 import pytest
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.compute_thread import ComputeThread
 
 PATIENCE_S = 60
 

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from edgeshard_agent.experts.cache import CacheCounts, Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes
-from edgeshard_agent.experts.table import Choices, ExpertTable
+from edgeshard_agent.experts import (
+    CacheCounts,
+    Choices,
+    Expert,
+    ExpertCache,
+    ExpertTable,
+    ForecastCache,
+    LeastRecentlyUsed,
+    Sizes,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

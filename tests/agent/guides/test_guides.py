@@ -18,11 +18,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from edgeshard_agent.guides import process
-from edgeshard_agent.guides.budgets import GRACE_S
-from edgeshard_agent.guides.guides import Banned, Guided, GuideError, Guides
-from edgeshard_agent.guides.messages import Message, Open, Path, Setup
-from edgeshard_agent.guides.process import Matchers
+from edgeshard_agent.guides import guide_process
+from edgeshard_agent.guides.guide_messages import Message, Open, Path, Setup
+from edgeshard_agent.guides.guide_process import Matchers
+from edgeshard_agent.guides.guides import GRACE_S, Banned, Guided, GuideError, Guides
 from edgeshard_agent.model.sampling import Sampler
 from tokenizers import Tokenizer
 
@@ -154,7 +153,7 @@ def test_a_run_of_forced_tokens_is_asked_for_once(guides: Guides, monkeypatch: p
 
 
 def test_a_text_that_is_dear_to_cut_is_not_cut_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "DEAR_S", 0.0)
+    monkeypatch.setattr(guide_process, "DEAR_S", 0.0)
     matchers = Matchers()
     matchers.answer(SETUP)
     paths = [
@@ -209,7 +208,7 @@ def test_a_guide_that_takes_too_much_ends_and_the_others_go_on(guides: Guides) -
     guided.advance(allowed(before)[0])
     after = allowed(guided.banned())
     (process,) = [
-        child for child in psutil.Process().children() if "edgeshard_agent.guides.process" in child.cmdline()
+        child for child in psutil.Process().children() if "edgeshard_agent.guides.guide_process" in child.cmdline()
     ][-1:]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

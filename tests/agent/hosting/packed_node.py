@@ -18,8 +18,7 @@ import grpc
 import numpy as np
 import torch
 from edgeshard_agent.core.events import CommandReceived
-from edgeshard_agent.engine.background_thread import BackgroundThread
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.compute_thread import BackgroundThread, ComputeThread
 from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
@@ -31,11 +30,10 @@ from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 
 from edgeshard.architectures import canonical_name, parse_config
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, tensors_of_units
 from edgeshard.domain.control.commands import Command, CommandResult, KeepStandby, PrepareStage, ReleaseStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement

@@ -24,9 +24,8 @@ from pathlib import Path
 from unittest import mock
 
 import structlog
-from edgeshard_agent.engine.background_thread import BackgroundThread
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.engine.compute_thread import BackgroundThread, ComputeThread
+from edgeshard_agent.store.blob_cache import BlobCache
 
 from edgeshard.domain.control.commands import Command, CommandResult
 from edgeshard.domain.errors import DataLossError, EdgeShardError

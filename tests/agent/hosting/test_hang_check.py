@@ -7,8 +7,7 @@ import threading
 
 import pytest
 from edgeshard_agent.core.hanging import CHECK_S, PROGRESS_S, STILL_S, RunningStep
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.hang_check import HangCheck
+from edgeshard_agent.engine.compute_thread import ComputeThread, HangCheck
 
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 

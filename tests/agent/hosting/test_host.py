@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.core.events import CommandReceived
-from edgeshard_agent.core.machine import machine
 from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.core.node_state import machine
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.hosting import host
 from edgeshard_agent.hosting.around import (
     ForHead,
@@ -28,15 +28,14 @@ from edgeshard_agent.hosting.around import (
     model_key,
     weights_key,
 )
-from edgeshard_agent.hosting.host import Hosting
+from edgeshard_agent.hosting.host import DumpRequests, Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
-from edgeshard_agent.hosting.operator_requests import DumpRequests
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.control.commands import (

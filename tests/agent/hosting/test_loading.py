@@ -15,18 +15,17 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from edgeshard_agent.engine.background_thread import BackgroundThread
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.compute_thread import BackgroundThread, ComputeThread
 from edgeshard_agent.hosting.around import LoadedModel, LoadProgress
 from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.scheduler.drafting import DraftAsk
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 from edgeshard_coordinator.store import models
 
 from edgeshard.architectures import expected_tensors
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedDraft, PlacedStage, Placement, Speculation
@@ -35,7 +34,7 @@ from edgeshard.domain.ids import Digest, Epoch, ModelName, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
-from edgeshard.importing import sources
+from edgeshard.importing import model_sources
 from edgeshard.importing.bpe import added_token
 from edgeshard.storage import checkpoint, forms
 from tests.support.imports import write_checkpoint
@@ -95,7 +94,7 @@ def of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client and coordinator take a model without a look at its small files."""
     for module in (checkpoint, models):
         monkeypatch.setattr(module, "check_small_file", lambda name, data: None)
-    monkeypatch.setattr(sources, "recommendation_notes", lambda files: ())
+    monkeypatch.setattr(model_sources, "recommendation_notes", lambda files: ())
 
 
 async def test_an_end_of_a_model_fetches_the_files_that_a_head_reads_and_no_others(node: Node) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from edgeshard_agent.engine.recording import StepCounts
-from edgeshard_agent.hosting.metrics import AgentMetrics
+from edgeshard_agent.hosting.node_metrics import AgentMetrics
 
 from edgeshard.domain.nodes.device import StageExperts, StageStreaming, StageSwap
 

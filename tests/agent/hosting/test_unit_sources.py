@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_agent.engine.background_thread import BackgroundThread
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.compute_thread import BackgroundThread, ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.model.weights import weight_loading
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.native import native_available
-from edgeshard_agent.store.packed import PackedFile
+from edgeshard_agent.store.packed_files import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from edgeshard_agent.engine.outbox import Outbox
-from edgeshard_agent.lab.shaping import EmulatedLink, LinkShape
-from edgeshard_agent.net.link_sender import OpenStream
+from edgeshard_agent.emulation import EmulatedLink, LinkShape
+from edgeshard_agent.net.link_sender import OpenStream, Outbox
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.link import LinkPadding

@@ -39,7 +39,7 @@ from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind, La
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import FIRST_GRID, FULL_GRID, QUICK_GRID, Grid, Repeats
-from edgeshard.profiles.texts import parse_profile, profile_text
+from edgeshard.profiles.report import parse_profile, profile_text
 from tests.agent.model.families import LAYERS, VARIANTS
 
 pytestmark = pytest.mark.timing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from edgeshard_agent.measuring.machine import has_cores_of_its_own
+from edgeshard_agent.measuring.machine_facts import has_cores_of_its_own
 
 
 @pytest.mark.parametrize(("allowed", "of_its_own"), [({0}, True), ({0, 1, 2}, True), ({0, 1, 2, 3}, False)])

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.measuring.giving_way import LONGEST_WAIT_S, QUIET_S, GivingWay
+from edgeshard_agent.engine.compute_thread import ComputeThread
+from edgeshard_agent.measuring.measuring_process import LONGEST_WAIT_S, QUIET_S, GivingWay
 from edgeshard_agent.measuring.others import CoreMeter, Reading
 from edgeshard_agent.measuring.stops import Stops, count_stops
 from edgeshard_agent.measuring.stopwatch import Stopwatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.measuring import huge_pages
-from edgeshard_agent.measuring.huge_pages import AGAIN_S, HugePageWatch, read_huge_pages
+from edgeshard_agent.measuring import machine_facts
+from edgeshard_agent.measuring.machine_facts import AGAIN_S, HugePageWatch, read_huge_pages
 
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.models.model import LayerRange
@@ -49,7 +49,7 @@ async def test_it_is_read_when_a_stage_comes_or_goes_and_now_and_then(monkeypatc
         readings.append(HugePages(len(readings), 0))
         return readings[-1]
 
-    monkeypatch.setattr(huge_pages, "read_huge_pages", read)
+    monkeypatch.setattr(machine_facts, "read_huge_pages", read)
     clock = Clock()
     watch = HugePageWatch(clock)
     for seconds, stages, count in (

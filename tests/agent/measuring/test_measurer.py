@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.lab.emulation import Emulation, load_emulation
+from edgeshard_agent.emulation import Emulation, load_emulation
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.measurer import Measurer
+from edgeshard_agent.measuring.measuring_worker import MeasuringJob
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
-from edgeshard_agent.measuring.worker import MeasuringJob
 from edgeshard_agent.net.link_receiver import StageServicer
 
 from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
@@ -185,7 +185,7 @@ async def test_a_measurement_that_is_cancelled_leaves_no_process(node: Node, tin
 
 STOPPING_AGENT = """
 import os, signal, subprocess, sys, time
-command = [sys.executable, "-m", "edgeshard_agent.measuring.worker", str(os.getpid())]
+command = [sys.executable, "-m", "edgeshard_agent.measuring.measuring_worker", str(os.getpid())]
 worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 while not open(f"/proc/{worker.pid}/syscall").read().startswith("0 0x0 "):  # until it reads its job
     time.sleep(0.01)
@@ -198,7 +198,9 @@ time.sleep(60)
 def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str, Any]) -> None:
     job = MeasuringJob(tiny_config, DType.FLOAT32, "cpu", 1, Effort.FULL, None)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "edgeshard_agent.measuring.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "edgeshard_agent.measuring.measuring_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert worker.stdin is not None and worker.stdout is not None
     worker.stdin.write(OWN.to_text(MeasuringJob, job).encode() + b"\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.model.weights.weight_loading_meter import Share, WeightLoadingMeter, seconds_left
+from edgeshard_agent.model.weights.weight_loading import Share, WeightLoadingMeter, seconds_left
 
 from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 

@@ -24,8 +24,8 @@ import pytest
 import torch
 from edgeshard_agent.engine.drafter import Drafter
 from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.guides.guide_messages import Setup
 from edgeshard_agent.guides.guides import Guides
-from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.model import sampling as model_sampling
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool, KvTable
 from edgeshard_agent.model.attention.swap import SwapSpace
@@ -45,7 +45,7 @@ from bench.quantisation import MODEL
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import KvHeads
 from edgeshard.domain.deployments.guesses import MOST_GUESSES
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
-from edgeshard_agent.model.graphs import Rerun
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.static_decode import Rerun
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.kv_arena import PanelArena, RowArena
 from edgeshard_agent.ops.native import native_available
@@ -23,7 +23,7 @@ from edgeshard_agent.scheduler.text import TextStream
 
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import KvHeads
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType

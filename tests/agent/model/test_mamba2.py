@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model.mixers.selective_scan import SelectiveScan
+from edgeshard_agent.model.mixers import SelectiveScan
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.recurrent import SpanStates
 from torch import Tensor

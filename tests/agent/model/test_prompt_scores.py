@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edgeshard_agent.model import prompt_scores
-from edgeshard_agent.model.prompt_scores import score, slice_positions
+from edgeshard_agent.model import sampling
+from edgeshard_agent.model.sampling import score, slice_positions
 
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.requests.step import Targets
@@ -20,7 +20,7 @@ TOKENS = tuple(torch.randint(0, VOCAB, (COUNT,), generator=CHANCE).tolist())
 @pytest.mark.parametrize("slice_bytes", [1, 30 * 4 * VOCAB, 1 << 30])
 @pytest.mark.parametrize("top", [0, 3])
 def test_slices_are_scored_like_the_whole(slice_bytes: int, top: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scores, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(sampling, "SLICE_BYTES", slice_bytes)
     rows: list[int] = []
 
     def head(hidden: torch.Tensor) -> torch.Tensor:

@@ -21,10 +21,18 @@ from edgeshard_agent.model import rotary
 from edgeshard_agent.model.attention.gathered import GatheredSpans
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.decoder import DecoderModules
-from edgeshard_agent.model.graphs import SWITCH, CudaGraphs, Recorder, Rerun, Work, recorder_for
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.static_decode import LARGEST_BATCH, StaticShape
+from edgeshard_agent.model.static_decode import (
+    LARGEST_BATCH,
+    SWITCH,
+    CudaGraphs,
+    Recorder,
+    Rerun,
+    StaticShape,
+    Work,
+    recorder_for,
+)
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import native
 from hypothesis import given, settings

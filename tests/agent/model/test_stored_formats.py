@@ -25,7 +25,7 @@ from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import FORMATS, expected_tensors, held_bytes, name_of_experts, parse_config
-from edgeshard.architectures.manifest import check_manifest
+from edgeshard.architectures.weights import check_manifest
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedModelError
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation

@@ -27,13 +27,12 @@ from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import expected_tensors
-from edgeshard.architectures.unit_forms import UnitForm, held_of
-from edgeshard.architectures.units import tensors_of_units
+from edgeshard.architectures.units import UnitForm, held_of, tensors_of_units
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard.domain.requests.step import StepPlan
 from edgeshard.process.clock import SystemClock

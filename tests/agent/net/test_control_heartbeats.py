@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.net.control import PROMPT_HEARTBEAT_S, ControlClient, drawn
-from edgeshard_agent.net.reconnecting import MAX_RETRY_S
+from edgeshard_agent.net.streams import MAX_RETRY_S
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.control import heartbeats
-from edgeshard.domain.control.commands import CommandResult, Heartbeat, HeartbeatChange, Registration
-from edgeshard.domain.control.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, NOTHING
+from edgeshard.domain.control import commands
+from edgeshard.domain.control.commands import (
+    HOLDING_INTERVAL_S,
+    IDLE_INTERVAL_S,
+    NOTHING,
+    CommandResult,
+    Heartbeat,
+    HeartbeatChange,
+    Registration,
+)
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
@@ -171,7 +178,7 @@ async def test_how_often_a_node_says_that_it_lives_goes_by_whether_it_holds_a_st
     """Either is soon enough for no ping to be sent between two of them."""
     assert (HOLDING_INTERVAL_S, IDLE_INTERVAL_S) == (0.9, 1.8) and IDLE_INTERVAL_S < CONTROL_KEEPALIVE_S
     for name, used in (("HOLDING_INTERVAL_S", holds), ("IDLE_INTERVAL_S", not holds)):
-        monkeypatch.setattr(heartbeats, name, 0.005 if used else 1e6)
+        monkeypatch.setattr(commands, name, 0.005 if used else 1e6)
     node = Node(await server.start())
     node.hold(*(STAGE,) * holds)
     await site.until(0, 20)

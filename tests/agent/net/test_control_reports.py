@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.net.control import ControlClient
-from edgeshard_agent.net.reconnecting import Reconnecting
+from edgeshard_agent.net.streams import Reconnecting
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.net.part_size import FIRST_PART_BYTES, PART_S, PartSize
+from edgeshard_agent.net.link_sender import FIRST_PART_BYTES, PART_S, PartSize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

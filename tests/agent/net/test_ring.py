@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.engine.drafter import Drafter
-from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import ForHead, HostServices, LoadedModel, model_key
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.attention.kv import KvMemory
@@ -28,7 +28,7 @@ from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import LinkSender
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.scheduler.guessing import NgramDrafter
-from edgeshard_agent.store.cache import BlobCache, Pin
+from edgeshard_agent.store.blob_cache import BlobCache, Pin
 
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard import WIRE_VERSION

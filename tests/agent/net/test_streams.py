@@ -16,7 +16,7 @@ from edgeshard_agent.net import attach
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
-from edgeshard_agent.net.reconnecting import Reconnecting
+from edgeshard_agent.net.streams import Reconnecting
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import CommandResult, Registration

@@ -18,7 +18,7 @@ from edgeshard_agent.net.control import ControlClient
 
 from edgeshard import WIRE_VERSION
 from edgeshard.client import Client
-from edgeshard.client.upgrades.site_wheels import SiteWheels
+from edgeshard.client.upgrades import SiteWheels
 from edgeshard.domain.control.commands import Peer, ProfileReport, Registration
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, UnauthenticatedError
 from edgeshard.domain.identity import Principal, Role, coordinator_of

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.ops.activations import gelu, quick_gelu, softcap
-from edgeshard_agent.ops.elementwise import rotary_angles
+from edgeshard_agent.ops.elementwise import gelu, quick_gelu, rotary_angles, softcap
 from edgeshard_agent.ops.routing import route
 from torch.nn import functional
 

@@ -19,7 +19,7 @@ from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, MOST_REST, DraftPa
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import Span, StepPlan
 from tests.support.rig import Alone, Rig, Ring, expected

@@ -31,7 +31,7 @@ from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
 from edgeshard.domain.deployments.guesses import MOST_GUESSES, NO_GUESSES, GuessCounts
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.requests.step import StepResult

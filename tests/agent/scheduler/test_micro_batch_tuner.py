@@ -14,7 +14,7 @@ from edgeshard_agent.scheduler.micro_batch_tuner import BETTER, MEASURED_FOR_S, 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.deployments.step_cost import Piece, StageCost, inter_token_s
 from edgeshard.domain.requests.generation import StageTiming
 

@@ -13,7 +13,7 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import GIVES_WAY_S, HeadStep, Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Sampling, TokenLogprob

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.reservation import MAX_REMEMBERED_ANSWERS, Reservation
+from edgeshard_agent.scheduler.kv_blocks import MAX_REMEMBERED_ANSWERS, Reservation
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.head import RequestEnd

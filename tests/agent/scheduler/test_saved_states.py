@@ -9,14 +9,13 @@ import pytest
 from edgeshard_agent.model.attention.kv import KvDraft, KvPool
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.prefix import next_save
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator, next_save
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.requests.step import KvGrant, StateCopy, StepPlan
 from tests.support.rig import Alone, Rig
 

@@ -11,7 +11,7 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.text import TextStream
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling

@@ -17,7 +17,7 @@ from edgeshard_agent.scheduler.chunking import Chunking, ChunkSizer
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.slices import PromptSlices
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.deployments.step_cost import Piece, StageCost, compute_s, inter_token_s
 from edgeshard.domain.requests.generation import StageTiming, Token
 from edgeshard.planning.simulation.simulator import simulate

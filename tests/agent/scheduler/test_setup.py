@@ -17,10 +17,8 @@ from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS
 
 from edgeshard.architectures import parse_config
 from edgeshard.domain.control.commands import PrepareStage
-from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.mode import Mode
-from edgeshard.domain.deployments.placement import PlacedStage, Placement, Speculation
-from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS, MAX_SHORT_REQUESTS
+from edgeshard.domain.deployments.deployment import DEFAULT_TOKENS, MAX_SHORT_REQUESTS, DeploymentSpec
+from edgeshard.domain.deployments.placement import Mode, PlacedStage, Placement, Speculation
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType

@@ -11,7 +11,7 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
 
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.requests.generation import Sampling
 from tests.support.rig import Rig

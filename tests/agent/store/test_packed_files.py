@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, ReadAbandonedError
-from edgeshard_agent.store.packed import PACKED_DAMAGED, PackedEntry, PackedFile, UnitBytes, checksum, write_packed
+from edgeshard_agent.store.packed_files import (
+    PACKED_DAMAGED,
+    PackedEntry,
+    PackedFile,
+    UnitBytes,
+    checksum,
+    write_packed,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_agent.store.packed import PackedFile, UnitBytes, write_packed
+from edgeshard_agent.store.packed_files import PackedFile, UnitBytes, write_packed
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.domain.errors import DataLossError, NotFoundError
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 
 pytestmark = pytest.mark.timing
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
-from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.blob_cache import BlobCache
 from edgeshard_agent.store.fetcher import Fetcher, Retries
 from safetensors.numpy import load_file
 
 from edgeshard.architectures import stage_tensors
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -132,7 +132,7 @@ async def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_is_fetched
     fetcher = Fetcher(cache, connect(server.address))
     tensors = stage_tensors(await fetcher.manifest(digest), LayerRange(0, 2))
     needed = sum(tensor.stored_bytes for tensor in tensors)
-    monkeypatch.setattr("edgeshard_agent.store.cache.free_bytes", lambda path: needed - 1)
+    monkeypatch.setattr("edgeshard_agent.store.blob_cache.free_bytes", lambda path: needed - 1)
     with pytest.raises(ResourceExhaustedError, match=f"needs {needed} bytes on the disk of {cache.directory}") as full:
         await fetcher.fetch(tensors)
     assert full.value.reason == "DISK_FULL" and server.servicer.reads == []

@@ -16,13 +16,14 @@ import h11
 from edgeshard.client import Client
 from edgeshard.client.joining import enrol
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.identity import JoinToken
-from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.domain.requests.generation import GenerateOptions, Token
 from edgeshard.identity.authority import new_key
 from tests.attack.joining import dialled_from
 from tests.attack.live.site import DEPLOYMENT, HONEST, OTHER, LiveSite
 from tests.attack.live.verdict import Figures, Gaps
 from tests.support.http import Http
+from tests.support.load import Stream
 
 PROMPT = "Once upon a time there was a king who had three sons"
 TOKENS = 300
@@ -77,7 +78,7 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
     joined: list[float] = []
     idle, late, logged = site.memory_bytes(), [0.0], site.log_bytes()
     peak = dict(idle)
-    async with Client(site.address, site.client) as client, Client(site.address, site.operator) as operator:
+    async with site.client_of(Role.CLIENT, "honest") as client, site.client_of() as operator:
         works = [
             _repeated(timers["sdk"], lambda: _by_sdk(client)),
             _repeated(timers["http"], lambda: _by_http(Http(site.gateway, site.honest))),
@@ -144,11 +145,12 @@ def _reason(error: BaseException) -> str:
 
 
 async def _by_sdk(client: Client) -> AsyncGenerator[None, None]:
-    asked = client.generate(OTHER, PROMPT, max_new_tokens=TOKENS, ignore_eos=True)
-    async with aclosing(asked) as events:
+    stream = Stream(OTHER, PROMPT, GenerateOptions(max_new_tokens=TOKENS, ignore_eos=True))
+    async with aclosing(stream.follow(client)) as events:
         async for event in events:
             if isinstance(event, Token):
                 yield
+    stream.raise_error()
 
 
 async def _by_http(http: Http) -> AsyncGenerator[None, None]:
@@ -171,7 +173,7 @@ async def _call(operator: Client) -> AsyncGenerator[None, None]:
 
 async def _call_anew(site: LiveSite) -> AsyncGenerator[None, None]:
     """As `edgectl get nodes` does."""
-    async with Client(site.address, site.operator) as operator:
+    async with site.client_of() as operator:
         await operator.nodes()
         yield
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from edgeshard import Client
 from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.requests.generation import GenerateOptions
 from tests.attack import lying_agent, lying_node
 from tests.attack.live.site import DEPLOYMENT, LAYERS, SPEC
 from tests.attack.live.target import Attack, Outcome, Target
 from tests.attack.raw import ask
+from tests.support.load import Stream
 
 DEPLOYS_S = 60.0
 READY_S = 90.0
@@ -77,22 +78,13 @@ async def _requests(target: Target, seconds: float, outcome: Outcome) -> None:
     until = time.monotonic() + seconds
     async with Client(target.address, target.client) as client:
         while (left_s := until - time.monotonic()) > 0:
-            tokens = 0
-            asked = client.generate(
-                LURE, f"Once {left_s}", max_new_tokens=MAX_NEW_TOKENS, ignore_eos=True, timeout_s=min(REQUEST_S, left_s)
-            )
-            try:
-                async with aclosing(asked) as events:
-                    async for event in events:
-                        if isinstance(event, Token):
-                            tokens += 1
-                            if len(event.text) > MAX_TEXT:
-                                outcome.wrong.append(f"a token has a text of {len(event.text)} characters")
-                outcome.said["answered"] += 1
-            except EdgeShardError as error:
-                outcome.said[f"request: {error.reason}"] += 1
-            if tokens > MAX_NEW_TOKENS:
-                outcome.wrong.append(f"an answer of {MAX_NEW_TOKENS} tokens has {tokens}")
+            limits = GenerateOptions(max_new_tokens=MAX_NEW_TOKENS, ignore_eos=True, timeout_s=min(REQUEST_S, left_s))
+            stream = await Stream(LURE, f"Once {left_s}", limits).run(client)
+            outcome.said["answered" if stream.error is None else f"request: {stream.error.reason}"] += 1
+            long = [len(token.text) for token in stream.tokens if len(token.text) > MAX_TEXT]
+            outcome.wrong += [f"a token has a text of {length} characters" for length in long]
+            if len(stream.tokens) > MAX_NEW_TOKENS:
+                outcome.wrong.append(f"an answer of {MAX_NEW_TOKENS} tokens has {len(stream.tokens)}")
             await asyncio.sleep(EVERY_S)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.client.upgrades.downloads import check_url, download
+from edgeshard.client.upgrades import check_url, download
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 CONTENT = b"a bundle" * 1000

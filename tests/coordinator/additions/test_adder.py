@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.additions import adder as adder_module
 from edgeshard_coordinator.additions.adder import ModelAdder
+from edgeshard_coordinator.additions.addition_state import Addition, Phase
 from edgeshard_coordinator.additions.conversion import NICENESS
 from edgeshard_coordinator.additions.folders import ModelFolders
-from edgeshard_coordinator.additions.state import Addition, Phase
 from edgeshard_coordinator.store.models import ModelStore
 from gguf import GGMLQuantizationType
 

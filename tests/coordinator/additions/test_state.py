@@ -5,7 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from edgeshard_coordinator.additions.state import MAX_ENDED, MAX_QUEUED, NO_ADDITIONS, TRANSITIONS, Additions, Phase
+from edgeshard_coordinator.additions.addition_state import (
+    MAX_ENDED,
+    MAX_QUEUED,
+    NO_ADDITIONS,
+    TRANSITIONS,
+    Additions,
+    Phase,
+)
 
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, ResourceExhaustedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from edgeshard_coordinator.control.runtime.calls import MOST_CALLS, MeasureCall, MeasureCalls
+from edgeshard_coordinator.control.runtime.measure_calls import MOST_CALLS, MeasureCall, MeasureCalls
 from edgeshard_coordinator.core.values.jobs import Measured
 
 from edgeshard.domain.control.commands import CommandProgress

@@ -15,7 +15,7 @@ from edgeshard.domain.requests.head import StartRequest
 from edgeshard.rpc import access
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
-from edgeshard.wire.head import head_command_from_wire, head_command_to_wire
+from edgeshard.wire.head_stream import head_command_from_wire, head_command_to_wire
 from tests.support.identities import Identities
 
 METHOD = "/tests.Identity/Name"

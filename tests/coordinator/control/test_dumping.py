@@ -11,7 +11,7 @@ import pytest
 from edgeshard_coordinator.control.runtime import loop
 from edgeshard_coordinator.control.services import dumping
 from edgeshard_coordinator.control.services.dumping import Dumps
-from edgeshard_coordinator.core.machine.machine import machine
+from edgeshard_coordinator.core.machine.apply import machine
 from edgeshard_coordinator.core.values.events import ActionIssued
 
 from edgeshard.domain.control.commands import MOST_PART_BYTES as PART_BYTES

@@ -19,7 +19,7 @@ from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Token
 from edgeshard.gateway.access.auth import Caller, unending
 

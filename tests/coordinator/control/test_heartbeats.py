@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.runtime import registrations
-from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
+from edgeshard_coordinator.control.runtime import node_reports
 from edgeshard_coordinator.control.runtime.hub import ControlStream
+from edgeshard_coordinator.control.runtime.node_reports import HeartbeatBatches
 from edgeshard_coordinator.core.nodes import node_events
 from edgeshard_coordinator.core.values.events import CommandAnswered, Event, HeartbeatsReceived
 from edgeshard_coordinator.core.values.state import KnownNode, State
@@ -247,7 +247,7 @@ async def test_a_stream_without_a_hello_has_a_deadline(
 async def test_a_node_that_registers_all_the_time_is_refused_and_others_are_not(site: Any, failing: Any) -> None:
     """Each registration is a write to the disk."""
     (agent,) = await site.connected("a")
-    for _ in range(int(registrations.BURST_S)):
+    for _ in range(int(node_reports.BURST_S)):
         await agent.register()
     async with failing(ResourceExhaustedError) as caught:
         for _ in range(5):
@@ -262,7 +262,7 @@ async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of them so quickly that the new process is there before the old one's stream has ended."""
-    monkeypatch.setattr(registrations, "BURST_S", 1000.0)
+    monkeypatch.setattr(node_reports, "BURST_S", 1000.0)
     agent = site.agent("a")
     await agent.connect()
     calls = []

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.requests.prefixes import TOKEN_BLOCK, PrefixBook
 from edgeshard_coordinator.control.requests.quotas import QuotaBook
+from edgeshard_coordinator.control.requests.replicas import TOKEN_BLOCK, PrefixBook
 from edgeshard_coordinator.control.requests.request_meter import KeyCounts, RequestMeter
-from edgeshard_coordinator.control.services.api_key_auth import ApiKeyAuthenticator
+from edgeshard_coordinator.control.services.gateway import ApiKeyAuthenticator
 from edgeshard_coordinator.core.values.quotas import Quota, Quotas
-from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
-from edgeshard_coordinator.membership.api_keys import KeyBook
+from edgeshard_coordinator.membership.api_keys import ApiKeyStore, KeyBook
 
 from edgeshard.domain.errors import ResourceExhaustedError, UnauthenticatedError
 from edgeshard.domain.identity import ApiKey, shown_identity

@@ -20,8 +20,14 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Token
-from edgeshard.domain.requests.listening import UNREAD_TOKENS
+from edgeshard.domain.requests.generation import (
+    UNREAD_TOKENS,
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationEvent,
+    Token,
+)
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from tests.support.scripted_agent import DEADLINE_S
 

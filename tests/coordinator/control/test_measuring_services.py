@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.runtime import profile_checks
+from edgeshard_coordinator.control.runtime import node_reports
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.values.measurements import MAX_PROFILES, Measurements
@@ -37,12 +37,16 @@ from edgeshard.domain.nodes.profile import (
 )
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.common_pb2 import DATA_TYPE_FLOAT32
-from edgeshard.wire.common import node_from_wire
+from edgeshard.wire.codec import from_failure
 from edgeshard.wire.control import report_from_wire, report_to_wire
-from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
-from edgeshard.wire.failure import from_failure
-from edgeshard.wire.profile import compute_profile_from_wire, link_from_wire
-from edgeshard.wire.site import node_details_from_wire
+from edgeshard.wire.site import (
+    compute_profile_from_wire,
+    deployment_from_wire,
+    link_from_wire,
+    node_details_from_wire,
+    node_from_wire,
+    placement_from_wire,
+)
 
 pytestmark = pytest.mark.timing
 
@@ -407,7 +411,7 @@ async def test_a_fit_is_off_the_event_loop_and_one_at_a_time_for_a_node(
         begun.set()
         assert end.wait(DEADLINE_S)
 
-    monkeypatch.setattr(profile_checks, "check_profile", slow)
+    monkeypatch.setattr(node_reports, "check_profile", slow)
     first = a.stub.ReportProfile(report, timeout=DEADLINE_S)
     await asyncio.to_thread(begun.wait, DEADLINE_S)
     async with failing(UnavailableError) as caught:

@@ -12,8 +12,7 @@ from edgeshard_coordinator.control.runtime.conditions import TWIN_KEPT_S, TWIN_Q
 
 from edgeshard.domain.errors import NotFoundError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import StageExperts, StagePhase, StageStatus
+from edgeshard.domain.nodes.device import Condition, StageExperts, StagePhase, StageStatus
 
 TALE = DeploymentName("tale")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.services.packed import Packed
+from edgeshard_coordinator.control.services.questions import Packed
 
 from edgeshard.domain.control.commands import DropPacked, ListPacked
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
-from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.wire.site import packed_unit_from_wire
 from edgeshard.wire.status import from_rpc_error

@@ -9,8 +9,8 @@ import pytest
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 
 from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.placement import ExplicitStage
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -20,7 +20,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.deployment import replan_from_wire
+from edgeshard.wire.site import replan_from_wire
 from tests.coordinator.control.test_full_disk import refusing
 from tests.support.scripted_agent import DEADLINE_S, FakeAgent, FakeHead
 

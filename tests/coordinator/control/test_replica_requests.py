@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from edgeshard_coordinator.control.requests import prefixes
+from edgeshard_coordinator.control.requests import replicas
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
@@ -125,8 +125,8 @@ def test_a_conversation_stays_where_its_beginning_is_cached_unless_others_wait_l
 
 
 def test_beginnings_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "MOST_KNOWN", 8)
-    book = prefixes.PrefixBook()
+    monkeypatch.setattr(replicas, "MOST_KNOWN", 8)
+    book = replicas.PrefixBook()
     kept = [book.marks(DeploymentName("tale"), "x", (number,) * 200) for number in range(4)]
     for marks in kept:
         assert len(marks) == 3

@@ -20,7 +20,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import DeploymentName, ModelName
 from edgeshard.proto.v1 import admin_pb2, head_pb2, inference_pb2
-from edgeshard.wire.deployment import traffic_to_wire
+from edgeshard.wire.site import traffic_to_wire
 from edgeshard.wire.status import from_rpc_error
 
 pytestmark = pytest.mark.timing

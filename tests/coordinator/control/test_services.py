@@ -30,10 +30,14 @@ from edgeshard.domain.ids import DeploymentName, Epoch, ModelName, NodeId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, inference_pb2
-from edgeshard.wire.common import facts_to_wire, node_from_wire
 from edgeshard.wire.control import agent_message_to_wire
-from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
-from edgeshard.wire.site import site_event_from_wire
+from edgeshard.wire.site import (
+    deployment_from_wire,
+    facts_to_wire,
+    node_from_wire,
+    placement_from_wire,
+    site_event_from_wire,
+)
 from edgeshard.wire.status import from_rpc_error
 from tests.support.scripted_agent import held_of
 

@@ -8,28 +8,27 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.placement.fresh_plan import planned_again
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, with_held
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
-from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.events import HeartbeatsReceived, NodeConnected, NodeRegistered
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.values.state import State
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, layer_unit
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, UnitForm, layer_unit
 from edgeshard.domain.control.commands import Heartbeat
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
+from edgeshard.domain.models.packed_units import NOTHING_HELD, PackedParts
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import LinkProfile
 

@@ -22,8 +22,7 @@ from edgeshard_coordinator.core.values.events import (
 from edgeshard_coordinator.core.values.state import State, node_view
 
 from edgeshard.debugging.ring import rough_bytes
-from edgeshard.domain.control.commands import MOST_STAGES, Heartbeat, Registration, ReleaseStage
-from edgeshard.domain.control.heartbeats import IDLE_INTERVAL_S
+from edgeshard.domain.control.commands import IDLE_INTERVAL_S, MOST_STAGES, Heartbeat, Registration, ReleaseStage
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.models.model import LayerRange

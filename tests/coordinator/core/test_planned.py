@@ -16,7 +16,7 @@ from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.replicated import only_on, place_replicas
-from edgeshard_coordinator.core.placement.sources import place_from_any
+from edgeshard_coordinator.core.placement.source_choice import place_from_any
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, disk_of, key_of
 from hypothesis import given, settings

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.core.placement.fresh_plan import judged, planned_again
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
-from edgeshard_coordinator.core.placement.replan import judged, planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import NodeId, NodeName

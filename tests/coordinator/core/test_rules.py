@@ -14,7 +14,7 @@ from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem, of_nodes_there
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.ruled import allowed_sets, conditions_of
-from edgeshard_coordinator.core.placement.sources import place_from_any
+from edgeshard_coordinator.core.placement.source_choice import place_from_any
 from edgeshard_coordinator.core.values.candidate import Candidate
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

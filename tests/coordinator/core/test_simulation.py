@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.deployments.deployments import new_record, restored_record
-from edgeshard_coordinator.core.machine.apply import apply
-from edgeshard_coordinator.core.machine.machine import machine
+from edgeshard_coordinator.core.machine.apply import apply, machine
 from edgeshard_coordinator.core.machine.reconcile import reconcile
 from edgeshard_coordinator.core.nodes.lost_nodes import started
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer

@@ -20,7 +20,7 @@ from edgeshard_coordinator.core.values.events import (
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State, SuspectLink, fresh_progress
 
 from edgeshard.domain.control.commands import Heartbeat, ProfileReport, Registration
-from edgeshard.domain.control.site_event import Subject
+from edgeshard.domain.control.site import Subject
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import UnavailableError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placement.sources import place_from_any, with_source
+from edgeshard_coordinator.core.placement.source_choice import place_from_any, with_source
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
@@ -15,7 +15,7 @@ from edgeshard.domain.deployments.placement import PlacedStage, Placement, Predi
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import PackedParts
+from edgeshard.domain.models.packed_units import PackedParts
 from edgeshard.domain.nodes.device import DeviceFacts
 
 SPEC = parse_spec({"name": "tale", "model": "tiny"})

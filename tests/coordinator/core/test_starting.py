@@ -36,7 +36,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, Operatio
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
-from edgeshard.views.words import node_status
+from edgeshard.views import node_status
 
 TALE = DeploymentName("tale")
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)

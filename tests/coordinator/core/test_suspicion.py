@@ -24,8 +24,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.control.commands import Heartbeat
-from edgeshard.domain.control.heartbeats import IDLE_INTERVAL_S
+from edgeshard.domain.control.commands import IDLE_INTERVAL_S, Heartbeat
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement

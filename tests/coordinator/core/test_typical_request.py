@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placement.typical_request import typical_request
+from edgeshard_coordinator.core.placement.problem import typical_request
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.additions.state import NO_ADDITIONS, Addition, Phase
-from edgeshard_coordinator.dashboard.adding import ADD, CANCEL, OperatorAdding, OperatorAdditions
+from edgeshard_coordinator.additions.addition_state import NO_ADDITIONS, Addition, Phase
+from edgeshard_coordinator.dashboard.operator import ADD, CANCEL, OperatorAdding, OperatorAdditions
 
 from edgeshard.domain.audit import BEGUN, OK
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnauthenticatedError
-from edgeshard.importing.sources import Source
+from edgeshard.importing.model_sources import Source
 from edgeshard.rpc.access import CallFrom
 
 WHO = "operator/ann"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.dashboard.camera import Camera
-from edgeshard_coordinator.dashboard.differences import difference
+from edgeshard_coordinator.dashboard.feed import difference
 
 from tests.support.scripted_agent import DEADLINE_S
 

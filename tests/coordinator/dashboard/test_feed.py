@@ -8,8 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.dashboard.differences import difference
-from edgeshard_coordinator.dashboard.feed import CHANGE, WHOLE, Feed
+from edgeshard_coordinator.dashboard.feed import CHANGE, WHOLE, Feed, difference
 from hypothesis import given
 from hypothesis import strategies as st
 

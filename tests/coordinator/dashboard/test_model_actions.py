@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.dashboard.model_actions import CONTEXTS, fits, fitting_specs
+from edgeshard_coordinator.dashboard.operator_actions import CONTEXTS, fits, fitting_specs
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement

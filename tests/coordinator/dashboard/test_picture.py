@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.control.requests.request_meter import RequestMeter
 from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
+from edgeshard_coordinator.dashboard.camera import RECENT_S, Recent
 from edgeshard_coordinator.dashboard.picture import (
     DRAWN_STEPS,
     MOST_REQUESTS,
@@ -19,7 +20,6 @@ from edgeshard_coordinator.dashboard.picture import (
     requests_picture,
     timeline_picture,
 )
-from edgeshard_coordinator.dashboard.recent import RECENT_S, Recent
 
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange

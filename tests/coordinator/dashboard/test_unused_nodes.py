@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.dashboard.unused_nodes import cause_of_plan, cause_without_plan, is_used
+from edgeshard_coordinator.dashboard.member_actions import cause_of_plan, cause_without_plan, is_used
 
+from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
-from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.ids import Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import Node

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
+from edgeshard_coordinator.membership.api_keys import ApiKeyStore
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.membership.tokens import TokenRecord
 

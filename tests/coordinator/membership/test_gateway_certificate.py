@@ -15,7 +15,7 @@ import pytest_asyncio
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from edgeshard_coordinator.daemon import _http_listen, _origins, _renewing, _site
-from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
+from edgeshard_coordinator.membership.membership import GatewayCertificate
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError

@@ -22,27 +22,27 @@ from edgeshard.proto.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
 from edgeshard.rpc.renewal import renew_now
 from edgeshard.rpc.tls_files import write_files
 from edgeshard.wire.identity import enrolment_to_wire
-from tests.support.membership import Mill, joined, opened
+from tests.support.membership import SecureSite, joined
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mill]:
-    async with opened(tmp_path_factory.mktemp("mill")) as site:
+async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecureSite]:
+    async with SecureSite(tmp_path_factory.mktemp("mill")) as site:
         yield site
 
 
-async def test_who_joined_is_who_the_token_says(mill: Mill) -> None:
+async def test_who_joined_is_who_the_token_says(mill: SecureSite) -> None:
     files = await joined(mill, Role.OPERATOR, "kim")
     assert principal_of(files.cert.read_bytes()) == Principal("mill", Role.OPERATOR, "kim")
     async with mill.client_with(files) as client:
         assert await client.nodes() == ()
 
 
-async def test_a_token_is_for_one_process(mill: Mill) -> None:
+async def test_a_token_is_for_one_process(mill: SecureSite) -> None:
     """A later holder gets nothing; the process itself may repeat its request, if the answer was lost."""
-    async with mill.client() as admin:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     invitation = invitation_from_text(invitation_to_text(token.invitation))
     key = new_key()
@@ -53,8 +53,8 @@ async def test_a_token_is_for_one_process(mill: Mill) -> None:
     assert refusal.value.reason == "TOKEN_USED"
 
 
-async def test_made_up_tokens_are_refused(mill: Mill) -> None:
-    async with mill.client() as admin:
+async def test_made_up_tokens_are_refused(mill: SecureSite) -> None:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     with pytest.raises(DeniedError) as refusal:
         await enrol(replace(token.invitation, secret=b"x" * 16), new_key())
@@ -66,18 +66,18 @@ async def test_made_up_tokens_are_refused(mill: Mill) -> None:
     assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_a_role_cannot_be_asked_for(mill: Mill) -> None:
+async def test_a_role_cannot_be_asked_for(mill: SecureSite) -> None:
     """A joiner's own claims are ignored: only the key in its request counts."""
-    async with mill.client() as admin:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.CLIENT, "app")
     key = new_key()
     certificate, _ = await enrol(replace(token.invitation, principal=Principal("mill", Role.OPERATOR, "admin")), key)
     assert principal_of(certificate) == Principal("mill", Role.CLIENT, "app")
 
 
-async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: Mill, tmp_path: Path) -> None:
+async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: SecureSite, tmp_path: Path) -> None:
     """A listener at the address with a certificate of another authority learns nothing."""
-    async with mill.client() as admin:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     other = Authority.create("mill", authority.now())
     (certificate,) = ders_of(other.certificate_pem)
@@ -105,8 +105,8 @@ class Stranger(identity_pb2_grpc.EnrolmentServiceServicer):
 
 
 @pytest.mark.parametrize("shows", ["a certificate of its own", "a member's certificate"])
-async def test_a_stranger_who_knows_the_authority_hears_no_secret(mill: Mill, tmp_path: Path, shows: str) -> None:
-    async with mill.client() as admin:
+async def test_a_stranger_who_knows_the_authority_hears_no_secret(mill: SecureSite, tmp_path: Path, shows: str) -> None:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     stranger, server, key = Stranger(mill.identities.authority.certificate_pem), grpc.aio.server(), new_key()
     issuer, principal = Authority.create("mill", authority.now()), coordinator_of("mill")
@@ -125,16 +125,16 @@ async def test_a_stranger_who_knows_the_authority_hears_no_secret(mill: Mill, tm
     assert stranger.told == []
 
 
-async def test_a_coordinator_of_another_name_is_no_coordinator(mill: Mill) -> None:
+async def test_a_coordinator_of_another_name_is_no_coordinator(mill: SecureSite) -> None:
     """A member of the site cannot take joiners in: it has no certificate of the coordinator's name."""
-    async with mill.client() as admin:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     with pytest.raises(EdgeShardError):
         await enrol(replace(token.invitation, principal=replace(token.principal, site="other")), new_key())
 
 
-async def test_the_listener_for_joiners_serves_nothing_else(mill: Mill) -> None:
-    async with mill.client() as admin:
+async def test_the_listener_for_joiners_serves_nothing_else(mill: SecureSite) -> None:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     for path, request in [
         ("/edgeshard.proto.v1.AdminService/ListNodes", admin_pb2.ListNodesRequest()),
@@ -147,7 +147,7 @@ async def test_the_listener_for_joiners_serves_nothing_else(mill: Mill) -> None:
         assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def entrance(mill: Mill, token: JoinToken) -> grpc.aio.Channel:
+def entrance(mill: SecureSite, token: JoinToken) -> grpc.aio.Channel:
     """A channel to the listener for joiners, without a certificate."""
     trusted = grpc.ssl_channel_credentials(mill.identities.authority.certificate_pem)
     options = [("grpc.ssl_target_name_override", "coordinator.coordinator.mill")]
@@ -155,8 +155,8 @@ def entrance(mill: Mill, token: JoinToken) -> grpc.aio.Channel:
 
 
 @pytest.mark.parametrize("request_pem", [b"", b"x" * 5000, b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n"])
-async def test_what_is_no_request_uses_no_token_up(mill: Mill, request_pem: bytes) -> None:
-    async with mill.client() as admin:
+async def test_what_is_no_request_uses_no_token_up(mill: SecureSite, request_pem: bytes) -> None:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     async with entrance(mill, token) as channel:
         stub = identity_pb2_grpc.EnrolmentServiceStub(channel)
@@ -169,8 +169,8 @@ async def test_what_is_no_request_uses_no_token_up(mill: Mill, request_pem: byte
 
 
 @pytest.mark.parametrize(("role", "name"), [(Role.AGENT, "b"), (Role.CLIENT, "app")])
-async def test_only_operators_let_in_and_put_out(mill: Mill, role: Role, name: str) -> None:
-    async with mill.client(role, name) as client:
+async def test_only_operators_let_in_and_put_out(mill: SecureSite, role: Role, name: str) -> None:
+    async with mill.client_of(role, name) as client:
         for call in (
             client.create_token(Role.OPERATOR, "me"),
             client.open_tokens(),
@@ -182,7 +182,7 @@ async def test_only_operators_let_in_and_put_out(mill: Mill, role: Role, name: s
                 await call
 
 
-async def test_a_certificate_is_renewed_for_its_own_principal(mill: Mill) -> None:
+async def test_a_certificate_is_renewed_for_its_own_principal(mill: SecureSite) -> None:
     files = await joined(mill, Role.CLIENT, "app")
     before = files.cert.read_bytes()
     async with mill.client_with(files) as client:
@@ -192,10 +192,10 @@ async def test_a_certificate_is_renewed_for_its_own_principal(mill: Mill) -> Non
         assert await client.served_models() == ()
 
 
-async def test_what_was_revoked_is_refused_and_may_join_again(mill: Mill) -> None:
+async def test_what_was_revoked_is_refused_and_may_join_again(mill: SecureSite) -> None:
     """Also its renewal. An unseen certificate that was made by hand is refused like the others."""
     files, by_hand = await joined(mill, Role.CLIENT, "eve"), mill.identities.of(Role.CLIENT, "eve")
-    async with mill.client() as admin, mill.client_with(files) as eve, mill.client_with(by_hand) as twin:
+    async with mill.client_of() as admin, mill.client_with(files) as eve, mill.client_with(by_hand) as twin:
         await eve.served_models()
         await twin.served_models()
         token = await admin.create_token(Role.CLIENT, "eve")
@@ -217,9 +217,9 @@ async def test_what_was_revoked_is_refused_and_may_join_again(mill: Mill) -> Non
 
 
 async def test_what_was_revoked_stays_so_over_a_restart(tmp_path: Path) -> None:
-    async with opened(tmp_path) as site:
+    async with SecureSite(tmp_path) as site:
         files = await joined(site, Role.CLIENT, "eve")
-        async with site.client() as admin:
+        async with site.client_of() as admin:
             pending = await admin.create_token(Role.CLIENT, "app")
             await admin.revoke(Role.CLIENT, "eve")
         await site.coordinator.kill()
@@ -232,7 +232,7 @@ async def test_what_was_revoked_stays_so_over_a_restart(tmp_path: Path) -> None:
         assert pending.secret.hex().encode() not in secrets_on_disk
 
 
-async def test_expired_certificates_are_refused(mill: Mill) -> None:
+async def test_expired_certificates_are_refused(mill: SecureSite) -> None:
     """By the server; a client that notices it fails by itself."""
     principal, key = Principal("mill", Role.OPERATOR, "late"), new_key()
     long_ago = authority.now() - timedelta(days=2)
@@ -256,7 +256,7 @@ async def test_expired_certificates_are_refused(mill: Mill) -> None:
 async def test_two_authorities_are_trusted_while_one_takes_over(tmp_path: Path) -> None:
     """A coordinator that trusts both admits certificates of both. It issues with the authority
     whose key it has, and sends the bundle to processes that join or renew."""
-    async with opened(tmp_path) as site:
+    async with SecureSite(tmp_path) as site:
         old, new = site.identities.authority, Authority.create("mill", authority.now())
         files = await joined(site, Role.CLIENT, "app")
         await site.coordinator.stop()
@@ -272,20 +272,20 @@ async def test_two_authorities_are_trusted_while_one_takes_over(tmp_path: Path) 
             await app.served_models()
         newcomer = await joined(site, Role.CLIENT, "other")
         assert newcomer.ca.read_bytes() == bundle
-        async with site.client() as admin:
+        async with site.client_of() as admin:
             token = await admin.create_token(Role.CLIENT, "last")
         assert token.authorities == ders_of(old.certificate_pem + new.certificate_pem), "first who signed what it shows"
 
 
 async def test_a_site_without_the_authoritys_key_makes_no_certificates(tmp_path: Path) -> None:
-    async with opened(tmp_path) as site:
+    async with SecureSite(tmp_path) as site:
         await site.coordinator.stop()
         command = site.coordinator._command
         for option in ("--ca-key", "--enrol-listen"):
             at = command.index(option)
             del command[at : at + 2]
         await site.start()
-        async with site.client() as admin:
+        async with site.client_of() as admin:
             for call in (admin.create_token(Role.AGENT, "b"), renewal_of(admin)):
                 with pytest.raises(FailedPreconditionError):
                     await call
@@ -297,9 +297,9 @@ async def renewal_of(client: object) -> None:
 
 
 async def test_a_clock_before_the_authority_has_an_error_of_its_own(
-    mill: Mill, monkeypatch: pytest.MonkeyPatch
+    mill: SecureSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with mill.client() as admin:
+    async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     early = authority.now() - timedelta(days=20_000)
     monkeypatch.setattr("edgeshard.client.joining.now", lambda: early)
@@ -309,7 +309,7 @@ async def test_a_clock_before_the_authority_has_an_error_of_its_own(
 
 
 async def test_a_certificate_lives_as_long_as_it_is_set(tmp_path: Path) -> None:
-    async with opened(tmp_path, "--certificate-life", "2h") as site:
+    async with SecureSite(tmp_path, "--certificate-life", "2h") as site:
         files = await joined(site, Role.CLIENT, "app")
     validity = validity_of(files.cert.read_bytes())
     assert validity.ends - validity.begins == timedelta(hours=2)

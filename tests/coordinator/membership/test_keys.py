@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from edgeshard_coordinator.core.values.quotas import Quota, parse_quotas
-from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
-from edgeshard_coordinator.membership.api_keys import KeyBook
+from edgeshard_coordinator.membership.api_keys import ApiKeyStore, KeyBook
 
 from edgeshard.domain.errors import (
     AlreadyExistsError,

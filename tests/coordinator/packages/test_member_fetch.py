@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.client.upgrades import site_wheels
-from edgeshard.client.upgrades.site_wheels import SiteWheels
+from edgeshard.client import upgrades
+from edgeshard.client.upgrades import SiteWheels
 from edgeshard.domain.errors import FailedPreconditionError, UnavailableError
 from edgeshard.domain.identity import Denial, Principal, Role
 from edgeshard.rpc.addresses import free_port
@@ -24,7 +24,7 @@ MACHINE = {"platform": "x86_64", "pythons": "3.11", "accelerator": "cpu"}
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    monkeypatch.setattr(site_wheels, "_machine", lambda: MACHINE)
+    monkeypatch.setattr(upgrades, "_machine", lambda: MACHINE)
     async with started(tmp_path) as found:
         yield found
 
@@ -70,7 +70,7 @@ async def test_another_site_is_not_believed(site: Site, tmp_path: Path) -> None:
 
 
 async def test_a_site_without_wheels_for_this_machine_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_wheels, "_machine", lambda: MACHINE | {"platform": "riscv64"})
+    monkeypatch.setattr(upgrades, "_machine", lambda: MACHINE | {"platform": "riscv64"})
     with pytest.raises(FailedPreconditionError, match="this machine is riscv64"):
         await asyncio.to_thread(wheels_of(site).folder)
 

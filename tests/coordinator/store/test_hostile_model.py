@@ -15,7 +15,7 @@ import grpc
 import pytest
 from edgeshard_coordinator.store.models import _PARSED_BYTES
 
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.proto.v1 import store_pb2 as pb

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from edgeshard.client.models import AddPhase, add_model
+from edgeshard.client.uploads import AddPhase, add_model
 from edgeshard.domain.control.site import LocalAdding, LocalModel, LocalPlace, WeightsFile
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
@@ -102,7 +102,7 @@ async def test_files_that_are_not_these_here_are_sent(
         assert error.reason == NOT_THIS_MACHINE and str(directory) not in error.message
     assert server.store.list() == () and not [*server.store.blobs.linked._files()]
     monkeypatch.setattr(
-        "edgeshard.client.models.local_model", lambda *_: replace(model, files=(others[0], *model.files[1:]))
+        "edgeshard.client.uploads.local_model", lambda *_: replace(model, files=(others[0], *model.files[1:]))
     )
     shown: set[AddPhase] = set()
     await add_model(channel, directory, "tiny", lambda phase, *_: shown.add(phase), here=True)

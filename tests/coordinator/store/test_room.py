@@ -12,7 +12,7 @@ import grpc
 import pytest
 from edgeshard_coordinator.store import ModelStore
 
-from edgeshard.client.models import add_model
+from edgeshard.client.uploads import add_model
 from edgeshard.domain.errors import Code, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import TensorInfo

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edgeshard.client.models import AddPhase, add_model
+from edgeshard.client.uploads import AddPhase, add_model
 from edgeshard.domain.errors import (
     AlreadyExistsError,
     Code,
@@ -114,7 +114,7 @@ async def test_a_name_that_is_not_valid_is_refused_before_the_model_is_opened(
     def open_nothing(*_: object) -> None:
         raise AssertionError("the model was opened")
 
-    monkeypatch.setattr("edgeshard.client.models.opened", open_nothing)
+    monkeypatch.setattr("edgeshard.client.uploads.opened", open_nothing)
     server = await run_store()
     with pytest.raises(InvalidArgumentError, match="not a valid name") as caught:
         await add_model(connect(server.address), make_checkpoint(), "Big-Q4")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edgeshard.domain.errors import invalid
-from edgeshard.planning.inputs.fields import check_number
+from edgeshard.planning.inputs.table_fields import check_number
 
 
 @dataclass(frozen=True, slots=True)

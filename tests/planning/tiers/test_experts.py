@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from edgeshard_agent.experts.cache import ForecastCache
-from edgeshard_agent.experts.table import ExpertTable
+from edgeshard_agent.experts import ExpertTable, ForecastCache
 
 from edgeshard.architectures.units import place_of_expert, tensors_of_units
 from edgeshard.domain.models.dtypes import DType, Quantisation

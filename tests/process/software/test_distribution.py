@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.errors import FailedPreconditionError
-from edgeshard.process.software.distribution import Managed, Scripted, distribution_of, program_words
+from edgeshard.process.distribution import Managed, Scripted, distribution_of, program_words
 
 
 def test_a_version_of_the_script_knows_its_prefix(tmp_path: Path) -> None:

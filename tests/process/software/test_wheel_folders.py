@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPreconditionError, InvalidArgumentError
-from edgeshard.process.software.wheel_folders import CHECKSUMS, check_folder, unpack
+from edgeshard.process.wheel_folders import CHECKSUMS, check_folder, unpack
 from tests.support.forms import in_form
 from tools.release.archives import Entry, checksums, write_tar
 

@@ -510,8 +510,7 @@ class KvPool:
             and not grant.filled
         ):
             raise FailedPreconditionError(
-                f"a grant to request {grant.request} has {len(grant.blocks)} blocks "
-                f"for {swapped_length} positions kept aside",
+                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {swapped_length} positions kept aside",
                 field="grants.swapped",
                 reason="KV_SWAPPED",
             )

@@ -18,7 +18,7 @@ import torch
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.models.residency import in_disk_blocks
 from edgeshard.domain.nodes.device import StageExperts
-from edgeshard_agent.experts.cache import Expert, ExpertCache, Use
+from edgeshard_agent.experts import Expert, ExpertCache, Use
 from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, unit_checksum, unit_memory
 from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError

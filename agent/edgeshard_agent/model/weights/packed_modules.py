@@ -15,7 +15,7 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, SMALL_WEIGHTS, mapped
 from edgeshard_agent.ops.linear import PackedForm, PackedLinear
 from edgeshard_agent.ops.native import crc32c
-from edgeshard_agent.store.packed import PackedEntry, PackedFile, UnitBytes, checksum, laid_out
+from edgeshard_agent.store.packed_files import PackedEntry, PackedFile, UnitBytes, checksum, laid_out
 
 SMALL_TENSOR_BYTES = 64 << 10
 """Plain tensors up to this size stay in memory if a unit is streamed, as biases do."""

@@ -20,7 +20,7 @@ from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPrecond
 from edgeshard.domain.ids import COUNTED_EPOCHS, DeploymentName, Epoch, ModelName, NodeId, OperationId
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
 from edgeshard.forms import Forms
-from edgeshard.profiles.texts import ProfileT, parse_profile, profile_text
+from edgeshard.profiles.report import ProfileT, parse_profile, profile_text
 from edgeshard_coordinator.core.deployments.deployments import restored_record
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings

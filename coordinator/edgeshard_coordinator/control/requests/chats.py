@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgeshard.chat.process import ChatProcess, ModelFiles
+from edgeshard.chat.template_process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import text_bytes
-from edgeshard_coordinator.control.requests.models import Models, max_context
+from edgeshard_coordinator.control.requests.site_models import Models, max_context
 from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 COUNTED_LIMIT_BYTES = 1 << 20

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, UnavailableError
-from edgeshard.domain.requests.generation import Finished, Listener, Token
-from edgeshard.domain.requests.listening import UNREAD_TOKENS, Heard
+from edgeshard.domain.requests.generation import UNREAD_TOKENS, Finished, Heard, Listener, Token
 from edgeshard_coordinator.control.requests.running_request import MESSAGE_CHARACTERS, RunningRequest, characters_of
 
 MOST_TOKENS = 512

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import Node
-from edgeshard.process.machine import utc_s
+from edgeshard.domain.nodes.device import Condition, Node
+from edgeshard.process.machine_facts import utc_s
 
 TWIN_KEPT_S = 120.0
 """Seconds that a twin is shown after its last try. Agents try at least every half minute."""

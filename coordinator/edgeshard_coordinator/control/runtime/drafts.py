@@ -11,7 +11,7 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.forms import TOKENIZER
 from edgeshard_coordinator.control.requests.chats import Chats
-from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.core.placement.drafts import check_draft, check_same_tokens, may_draft, placed_draft
 
 

@@ -15,9 +15,9 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.request_front import RequestFront
-from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.measure_calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.core.values import actions, events
 from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice

@@ -13,8 +13,7 @@ import structlog
 
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.requests.head import HeadBeacon
-from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch
-from edgeshard.rpc.ticking import next_tick
+from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch, next_tick
 from edgeshard_coordinator.control.requests.running_request import Attachment
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.events import HeadReported

@@ -5,27 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from edgeshard.domain.control.site import ReplanResult
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import PlacedDraft, Placement
-from edgeshard.domain.deployments.replan import ReplanResult
-from edgeshard.domain.deployments.traffic import Outlook, Traffic
+from edgeshard.domain.deployments.traffic import Loss, Outlook, Traffic
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.control.runtime.solver import Solver
 from edgeshard_coordinator.core.deployments.losses import Repaired, loss_of
 from edgeshard_coordinator.core.deployments.standby import choose
 from edgeshard_coordinator.core.placement.by_memory import checked_shape, sizes_of
+from edgeshard_coordinator.core.placement.fresh_plan import planned_again
 from edgeshard_coordinator.core.placement.nearest_placement import with_held
-from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer, of_nodes_there
+from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer, of_nodes_there, typical_request
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
-from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.placement.replicated import place_replicas, without_siblings
-from edgeshard_coordinator.core.placement.sources import place_from_any
-from edgeshard_coordinator.core.placement.typical_request import typical_request
+from edgeshard_coordinator.core.placement.source_choice import place_from_any
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice, State
 

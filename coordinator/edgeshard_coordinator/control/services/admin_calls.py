@@ -9,14 +9,14 @@ from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.operations import Operations
 from edgeshard_coordinator.control.persistence.persistence import StateStore
-from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.requests.request_front import RequestFront
+from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.drafts import Drafts
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
+from edgeshard_coordinator.control.services.admin_replans import Replans
 from edgeshard_coordinator.control.services.questions import Questions
-from edgeshard_coordinator.control.services.replan import Replans
 from edgeshard_coordinator.control.services.site_events import SiteEvents
 
 

@@ -15,18 +15,18 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import ModelName
 from edgeshard.domain.nodes.profile import Effort
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.site import (
     drop_call_from_wire,
     label_call_from_wire,
     measure_request_from_wire,
     node_details_to_wire,
     node_progress_to_wire,
+    node_to_wire,
     packed_unit_to_wire,
     site_to_wire,
 )
 from edgeshard_coordinator.control.persistence.operations import answered, check_same, fingerprint_of
-from edgeshard_coordinator.control.runtime.calls import MeasureCall
+from edgeshard_coordinator.control.runtime.measure_calls import MeasureCall
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.core.profiling.measuring import chosen_nodes

@@ -15,7 +15,7 @@ from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain import errors
 from edgeshard.domain.control import commands
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
-from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import Condition
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
@@ -26,11 +26,9 @@ from edgeshard.rpc.hello import first_message
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire import control as wire
 from edgeshard_coordinator.control.runtime.conditions import Conditions
-from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
-from edgeshard_coordinator.control.runtime.profile_checks import ProfileChecks
-from edgeshard_coordinator.control.runtime.registrations import Registrations
+from edgeshard_coordinator.control.runtime.node_reports import HeartbeatBatches, ProfileChecks, Registrations
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.core.nodes.node_events import check_is_alone

@@ -18,10 +18,9 @@ from edgeshard.debugging.dump import ProcessDump, to_text
 from edgeshard.domain.control.commands import CommandResult, DumpPart, TakeDump
 from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
-from edgeshard_coordinator.control.runtime.hub import ControlHub
+from edgeshard_coordinator.control.runtime.hub import ControlHub, NodeRequests
 from edgeshard_coordinator.control.runtime.loop import StateLoop
-from edgeshard_coordinator.control.runtime.node_requests import NodeRequests
-from edgeshard_coordinator.core.machine.machine import machine
+from edgeshard_coordinator.core.machine.apply import machine
 from edgeshard_coordinator.core.values.state import KnownNode
 
 ANSWER_LIMIT_S = 10.0

@@ -17,7 +17,7 @@ from edgeshard.proto.v1 import head_pb2_grpc
 from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.hello import first_message
-from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
+from edgeshard.wire.head_stream import head_command_to_wire, head_message_from_wire
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.running_request import Attachment
 from edgeshard_coordinator.control.runtime.head_watch import HeadWatch, WatchedHead

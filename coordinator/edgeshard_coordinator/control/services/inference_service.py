@@ -13,20 +13,24 @@ import grpc
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, shown_identity
 from edgeshard.domain.ids import RequestId, check_id
-from edgeshard.domain.requests.generation import Finished, Started
-from edgeshard.domain.requests.listening import ListenerHello, TokensRead
+from edgeshard.domain.requests.generation import Finished, ListenerHello, Started, TokensRead
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
 from edgeshard.rpc.access import call_from, caller
 from edgeshard.rpc.hello import first_message
-from edgeshard.wire.chat import chat_prompt_to_wire, conversation_from_wire, tokenize_request_from_wire
-from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
+from edgeshard.wire.generation import (
+    chat_prompt_to_wire,
+    conversation_from_wire,
+    event_to_wire,
+    generate_request_from_wire,
+    tokenize_request_from_wire,
+)
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
 from edgeshard_coordinator.control.requests.chats import Chats
 from edgeshard_coordinator.control.requests.listeners import ListenerFeed, Listeners, listener_lost
-from edgeshard_coordinator.control.requests.models import Models, served_model
 from edgeshard_coordinator.control.requests.request_front import RequestFront
+from edgeshard_coordinator.control.requests.site_models import Models, served_model
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.services.auditing import CallAudit
 

@@ -16,14 +16,12 @@ from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, NodeName
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.device import Condition, StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import LinkProfile
-from edgeshard.metrics.families import counter, gauge, histogram
-from edgeshard.metrics.tiers import EXPERTS
-from edgeshard_coordinator.control.requests.models import Models
+from edgeshard.metrics.families import EXPERTS, counter, gauge, histogram
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
+from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.core.values.quotas import most_requests
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
-from edgeshard.domain.control.site_event import MOST_EVENTS, SiteEvent
+from edgeshard.domain.control.site import MOST_EVENTS, SiteEvent
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard_coordinator.core.machine.site_events import news
 from edgeshard_coordinator.core.values.state import State

@@ -8,10 +8,10 @@ from typing import Any
 
 from edgeshard.domain.control.site import NodeDetails, Site, StoredLink, StoredProfile, UnknownFigures, UnknownProfile
 from edgeshard.domain.ids import ModelName, NodeId
-from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.models.packed_units import PackedOn
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.profile import MeasuredLink, config_hash
-from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.requests.site_models import Models
 from edgeshard_coordinator.core.profiling.missing_profiles import Unknown
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey
 from edgeshard_coordinator.core.values.state import KnownNode, State, node_view

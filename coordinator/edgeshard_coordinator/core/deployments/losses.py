@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeshard.domain.deployments.loss import Loss, Pause
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+from edgeshard.domain.deployments.traffic import Loss, Pause
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard_coordinator.core.placement.problem import Typical
 from edgeshard_coordinator.core.placement.repair import cold_layers
-from edgeshard_coordinator.core.placement.typical_request import Typical
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 

@@ -1,14 +1,19 @@
-"""The changes of the state: one pure step for every event, then the transitions that follow for each deployment.
+"""The changes of the state: one pure step for every event, then the transitions that follow for each
+deployment.
 
 `apply` raises a typed error for a request that cannot be granted; the state is then the one before.
+`machine` is the step for dumps, with the JSON of state and events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeVar, assert_never
 
+from edgeshard.debugging.codec import Codec
+from edgeshard.debugging.dump import StateMachine
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
@@ -20,6 +25,7 @@ from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion,
 from edgeshard_coordinator.core.nodes.node_events import with_measurements
 from edgeshard_coordinator.core.profiling import measuring
 from edgeshard_coordinator.core.values import actions, authority, events
+from edgeshard_coordinator.core.values.events import Event
 from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     KnownNode,
@@ -375,3 +381,9 @@ _STEPS: Mapping[type, Callable[[State, Any], State]] = {
     events.Ticked: _ticked,
 }
 """The pure step of each event; a test holds it to all there are."""
+
+
+@cache
+def machine() -> StateMachine[State, Event]:
+    """Made at the first dump; nothing else needs it."""
+    return StateMachine(Codec(State), Codec(Event), apply)

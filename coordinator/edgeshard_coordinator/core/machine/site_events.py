@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgeshard.domain.control.site_event import Subject
+from edgeshard.domain.control.site import Subject
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard_coordinator.core.profiling.missing_profiles import is_whole
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from edgeshard.domain.control.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S
+from edgeshard.domain.control.commands import HOLDING_INTERVAL_S, IDLE_INTERVAL_S
 from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.values.state import KnownNode, State
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeshard.domain.control.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S
+from edgeshard.domain.control.commands import HOLDING_INTERVAL_S, IDLE_INTERVAL_S
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.requests.link import LinkSuspected

@@ -31,7 +31,7 @@ from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, Unit,
 from edgeshard.domain.models.residency import choose_residency, in_disk_blocks, room_for_experts
 from edgeshard.planning.costs.costs import Load
 from edgeshard.planning.inputs.shapes import model_from_config
-from edgeshard.planning.inputs.site import node_starting
+from edgeshard.planning.inputs.site_cluster import node_starting
 from edgeshard.planning.inputs.workspace import largest_step_tokens, logits_bytes, workspace_bytes
 from edgeshard.planning.report.speculation import speculation_of
 from edgeshard_coordinator.core.placement.ruled import MOST_SETS, allowed_sets, check_rules, conditions_of, conflict

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import LengthsFrom, Placement, Prediction
 from edgeshard.planning.inputs.measured import doubtful, doubts_line
-from edgeshard.planning.inputs.site import SiteCluster, listed, profile_command
+from edgeshard.planning.inputs.site_cluster import SiteCluster, listed, profile_command
 from edgeshard.planning.report import explain
 from edgeshard.planning.search.plan import PlanResult
 from edgeshard_coordinator.core.values.candidate import Candidate

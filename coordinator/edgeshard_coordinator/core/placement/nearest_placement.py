@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm, held_of
+from edgeshard.architectures.units import UnitForm, held_of
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.planning.search.locality import is_near
 from edgeshard_coordinator.core.values.candidate import Candidate
 

@@ -21,14 +21,14 @@ from edgeshard.domain.deployments.traffic import WORTH_SAYING, Outlook
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.dtypes import Quantisation
-from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.models.packed_units import NOTHING_HELD
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.shortage import Shortage
 from edgeshard.planning.costs.step_budget import stage_costs
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import model_from_config
-from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
+from edgeshard.planning.inputs.site_cluster import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
 from edgeshard.planning.report.describe_tiers import advice_without_streaming, describe_offer, describe_streaming
 from edgeshard.planning.report.speculation import weighed
 from edgeshard.planning.search.load_search import loads
@@ -40,10 +40,9 @@ from edgeshard.planning.solvers.linear import Prover
 from edgeshard.planning.solvers.scoring import violations
 from edgeshard_coordinator.core.placement import by_memory, describe_planned, repair
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
-from edgeshard_coordinator.core.placement.problem import PlacementProblem
+from edgeshard_coordinator.core.placement.problem import PlacementProblem, typical_request
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.ruled import allowed_sources, conditions_of
-from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
 

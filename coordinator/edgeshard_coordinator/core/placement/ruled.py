@@ -41,8 +41,7 @@ def conditions_of(spec: DeploymentSpec, candidates: Collection[Candidate]) -> tu
 def check_rules(conditions: Sequence[RuleCondition], used: Collection[str]) -> None:
     """Raise PlacementError naming the rules that a placement on these nodes would break."""
     if broken_rules := broken(conditions, used):
-        nodes = ", ".join(sorted(used))
-        why = f"layers on {nodes} break {_quoted(broken_rules)}; place them otherwise, or change the rule"
+        why = f"layers on {', '.join(sorted(used))} break {_quoted(broken_rules)}; place them otherwise, or change the rule"
         raise PlacementError.about("rule", why, "RULE_BROKEN")
 
 

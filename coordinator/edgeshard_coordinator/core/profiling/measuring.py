@@ -23,7 +23,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.domain.nodes.profile import Effort, at_least, config_hash
-from edgeshard.planning.inputs.site import node_starting
+from edgeshard.planning.inputs.site_cluster import node_starting
 from edgeshard.profiles.profile_quality import busy, may_improve
 from edgeshard_coordinator.core.profiling import missing_profiles
 from edgeshard_coordinator.core.values.actions import Action, SendCommand, TellMeasured

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from edgeshard.domain.control import commands
 from edgeshard.domain.control.commands import CommandKey, CommandKind
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.nodes.condition import Condition
-from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.device import Condition, StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import MeasuredLink
 from edgeshard.domain.requests import head
 from edgeshard.domain.requests.link import LinkSuspected

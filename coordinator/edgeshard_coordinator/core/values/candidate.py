@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.deployments.placement import PlacedStage
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
+from edgeshard.domain.models.packed_units import NOTHING_HELD, PackedParts
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import DiskProfile
 

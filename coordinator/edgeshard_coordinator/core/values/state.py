@@ -7,9 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeshard.domain.control.commands import NO_TERM, Term
-from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
+from edgeshard.domain.deployments.deployment import (
+    Deployment,
+    DeploymentPhase,
+    DeploymentSpec,
+    SuspectHop,
+    running_requests,
+)
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.deployments.running_requests import running_requests
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange

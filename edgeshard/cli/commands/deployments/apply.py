@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.command_options import option, spec_file, switch
 from edgeshard.cli.commands.deployments.deploy import read_spec
-from edgeshard.cli.commands.options import option, spec_file, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import (

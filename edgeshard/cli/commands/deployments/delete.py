@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName, argument, switch, wait_timeout
+from edgeshard.cli.commands.command_options import DeploymentName, ModelName, NodeName, argument, switch, wait_timeout
+from edgeshard.cli.completion import NounGroup
 from edgeshard.cli.connect import ask
-from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, show_data, show_text
 
 app = typer.Typer(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.command_options import argument, option, spec_file, switch, wait_timeout, with_option_groups
 from edgeshard.cli.commands.deployments.model import add_model
-from edgeshard.cli.commands.options import argument, option, spec_file, switch, wait_timeout, with_option_groups
 from edgeshard.cli.commands.spec_options import KEYS, flag_of, read_texts, spec_options
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
@@ -22,7 +22,7 @@ from edgeshard.storage.inputs import read_json, read_toml
 if TYPE_CHECKING:
     from edgeshard.client import Client
     from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
-    from edgeshard.importing.sources import Source
+    from edgeshard.importing.model_sources import Source
 
 MEASURE_S = 10.0
 """The longest that a deployment waits for measurements, unless --measure sets another limit."""
@@ -76,7 +76,7 @@ def model_source(model: str | None) -> Source | None:
     if there is none."""
     if model is None:
         return None
-    from edgeshard.importing.sources import is_source, parse_source
+    from edgeshard.importing.model_sources import is_source, parse_source
 
     return parse_source(model) if is_source(model) else None
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName
+from edgeshard.cli.commands.command_options import DeploymentName, ModelName, NodeName
+from edgeshard.cli.completion import NounGroup
 from edgeshard.cli.connect import ask
-from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import (
     TABLES,
     Column,
@@ -81,13 +81,13 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
     would replace it if it died and how long requests would pause. If a name has replicas, the output shows each of
     them.
     """
-    from edgeshard.cli.render.tier_views import tier_tables
     from edgeshard.cli.render.views import (
         LOSS_COLUMNS,
         PLACED_COLUMNS,
         RUNNING_COLUMNS,
         deployment_fields,
         running_stages,
+        tier_tables,
     )
 
     replicas = ask(context, lambda client: client.replicas(name, outlook=True))

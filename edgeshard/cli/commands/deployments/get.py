@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.commands.command_options import option, switch
+from edgeshard.cli.completion import NounGroup
 from edgeshard.cli.connect import ask
-from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, show_list
 from edgeshard.cli.render.watch import WatchOption, follow, show
 from edgeshard.domain.errors import DataLossError

@@ -1,4 +1,4 @@
-"""edgectl model: the contents of the coordinator's store."""
+"""edgectl model: the contents of the coordinator's store, and whether a model that is not in it would fit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.commands.command_options import argument, option, switch
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import Output, OutputOption, show_list, stderr_console
+from edgeshard.cli.render.output import Output, OutputOption, human_bytes, show_list, show_text, stderr_console
 from edgeshard.cli.render.watch import show
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import DType, weights_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeshard.client import Client, StoredModel
-    from edgeshard.client.models import AddPhase
+    from edgeshard.client.uploads import AddPhase
     from edgeshard.domain.ids import Digest
     from edgeshard.importing.blocks import Width
 
@@ -77,9 +78,7 @@ def add(
     """
     weight_width = chosen_width(width)
     if dry_run:
-        from edgeshard.cli.commands.deployments import model_plan
-
-        model_plan.dry_run(context, model, weight_width, cluster, source, output)
+        _plan_only(context, model, weight_width, cluster, source, output)
     elif cluster is not None or source is not None:
         raise InvalidArgumentError("--cluster and --source go with --dry-run", field="dry_run")
     else:
@@ -156,7 +155,7 @@ def add_model(context: typer.Context, model: str) -> None:
 
 
 async def _upload(client: Client, model: str, name: str | None, width: Width | None = None) -> Digest:
-    from edgeshard.client.models import Adding
+    from edgeshard.client.uploads import Adding
 
     console = stderr_console()
     with adding_bars(console) as report:
@@ -166,3 +165,39 @@ async def _upload(client: Client, model: str, name: str | None, width: Width | N
 
         adding = Adding(on_note=note) if width is None else Adding(width, note)
         return await client.add_model(model, name, report, adding)
+
+
+def _plan_only(
+    context: typer.Context, model: str, width: Width, cluster: Path | None, source: str | None, output: Output
+) -> None:
+    """Plan a model by only its config.json, on the site or on the nodes of a file; exits 1 if it does not fit."""
+    from edgeshard.cli.commands.deployments.plan_inputs import Asked, planned_offline, unstored_problem
+    from edgeshard.cli.render.plan_views import show_plan
+    from edgeshard.importing.imported import notes_of
+    from edgeshard.importing.model_sources import parse_source
+    from edgeshard.importing.outlook import config_of, further_notes
+    from edgeshard.planning.inputs.shapes import model_from_config
+
+    where = parse_source(model)
+    config = config_of(where, width)
+    spec = model_from_config(where.name, config)
+    stored_as, dtype = spec.shape.stored_as, DType.BFLOAT16
+    weights = sum(block.weight_bytes(dtype, stored_as) for block in spec.blocks) + spec.head_bytes(dtype, stored_as)
+    weights += spec.embedding_bytes(dtype, stored_as) - spec.shared_bytes(dtype, stored_as)
+    show_text(
+        f"note: {where.name} is a {spec.shape.architecture} of {spec.parameter_count / 1e6:,.0f} M parameters; as "
+        f"{weights_text(dtype, stored_as)} its weights take {human_bytes(weights)}",
+        err=True,
+    )
+    for note in notes_of(config) + further_notes(where, config):
+        show_text(f"note: {note}", err=True)
+    options = {} if source is None else {"source": source}
+    request = Asked(spec.name, None if cluster is None else stored_as, options)
+    if cluster is not None:
+        problem, _ = planned_offline(cluster, spec, request)
+    else:
+        problem, notes = unstored_problem(context, spec, request)
+        for note in notes:
+            show_text(f"note: {note}", err=True)
+    if not show_plan(problem, None, False, output):
+        raise typer.Exit(1)

@@ -96,7 +96,7 @@ def fitting_context(model: ModelSpec, nodes: Sequence[Node]) -> int | None:
     from edgeshard.planning.inputs.catalogue import DeviceSpec
     from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link
     from edgeshard.planning.inputs.problem import PlanProblem
-    from edgeshard.planning.inputs.site import LOADING_ITEMSIZE
+    from edgeshard.planning.inputs.site_cluster import LOADING_ITEMSIZE
     from edgeshard.planning.inputs.workspace import largest_step_tokens
     from edgeshard.planning.search.plan import plan
 

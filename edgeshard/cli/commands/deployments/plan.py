@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch, with_option_groups
+from edgeshard.cli.commands.command_options import option, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import pairs, quantise_option, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption, show_text
 from edgeshard.domain.deployments.rules import Rule
@@ -127,7 +127,7 @@ class QuestionOptions:
         found, or only one that is not the best."""
         from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
         from edgeshard.cli.render.plan_views import show_plan
-        from edgeshard.cpsat.process import VERIFY_S, CpSat, check_installed
+        from edgeshard.cpsat.solver_process import VERIFY_S, CpSat, check_installed
         from edgeshard.planning.inputs.what_if import changed
 
         if self.verify:

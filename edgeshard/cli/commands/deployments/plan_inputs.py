@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.unit_forms import UnitForm, held_of
+from edgeshard.architectures.units import UnitForm, held_of
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_rate, human_seconds
 from edgeshard.domain.deployments.rules import RuledNode, resolve
@@ -21,12 +21,12 @@ from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, NodeId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
-from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
+from edgeshard.domain.models.packed_units import NOTHING_HELD, PackedParts
 from edgeshard.planning.inputs.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.inputs.measured import doubtful, doubts_line
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
-from edgeshard.planning.inputs.site import (
+from edgeshard.planning.inputs.site_cluster import (
     NOT_MEASURED,
     SiteCluster,
     has_times,
@@ -127,7 +127,7 @@ def online_problem(context: typer.Context, request: Asked) -> tuple[PlanProblem,
     source, has figures; NotFoundError or UnavailableError for the model, the source and a site without nodes;
     InvalidArgumentError naming the option at fault.
     """
-    from edgeshard.importing.sources import is_source
+    from edgeshard.importing.model_sources import is_source
 
     if is_source(request.model):
         return *unstored_problem(context, read_model(request.model), request), None
@@ -379,8 +379,8 @@ def read_model(name: str) -> ModelSpec:
     No weights are read or fetched. Raises InvalidArgumentError naming the key at fault, and as adding it does.
     """
     from edgeshard.importing.blocks import Width
+    from edgeshard.importing.model_sources import names_program, parse_source
     from edgeshard.importing.outlook import config_of
-    from edgeshard.importing.sources import names_program, parse_source
 
     built_in_spec = built_in_model(name)
     if built_in_spec is not None:

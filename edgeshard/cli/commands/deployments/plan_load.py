@@ -26,7 +26,7 @@ from edgeshard.cli.render.output import (
 from edgeshard.cli.render.plan_compare import draw
 from edgeshard.cli.render.plan_views import describe_load, describe_plan, plan_data
 from edgeshard.cli.render.views import percent
-from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.inputs.problem import PlanProblem, Rate
 from edgeshard.planning.report.explain import bottleneck

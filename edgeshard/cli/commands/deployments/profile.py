@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import argument, switch
+from edgeshard.cli.commands.command_options import argument, switch
 from edgeshard.cli.commands.spec_options import quantise_option, spec_option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, show_text, stderr_console

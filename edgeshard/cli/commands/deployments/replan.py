@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import argument, switch, wait_timeout
+from edgeshard.cli.commands.command_options import argument, switch, wait_timeout
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     TABLES,
@@ -25,8 +25,8 @@ from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
+    from edgeshard.domain.control.site import ReplanResult
     from edgeshard.domain.deployments.placement import Placement, Prediction
-    from edgeshard.domain.deployments.replan import ReplanResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def sentence_of_gain(outcome: ReplanResult) -> str:
 def sentence(name: str, outcome: ReplanResult, *, wait: bool) -> str:
     """The outcome in one sentence."""
     from edgeshard.cli.render.views import layers_text
-    from edgeshard.domain.deployments.replan import ReplanReason
+    from edgeshard.domain.control.site import ReplanReason
 
     then = layers_text(outcome.found)
     match outcome.reason:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.commands.command_options import argument, option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_bytes, show_text, writing
 from edgeshard.debugging.dump import ProcessDump, site_document, site_parts

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.command_options import option
 from edgeshard.cli.commands.observing.doctor_checks import (
     ADVICE,
     COORDINATOR,
@@ -23,7 +24,6 @@ from edgeshard.cli.commands.observing.doctor_checks import (
     TriedPort,
     diagnose,
 )
-from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.kernel_views import kernel_lines
 from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, print_table, show_text, show_value, table
@@ -87,8 +87,8 @@ def show_findings(findings: list[Finding], output: Output) -> None:
 
 async def _gathered(connect: Connect) -> Facts:
     from edgeshard import __version__
-    from edgeshard.client.settings import access, directory
-    from edgeshard.process.machine import Machine, utc_s
+    from edgeshard.client.site_access import access, directory
+    from edgeshard.process.machine_facts import Machine, utc_s
     from edgeshard.rpc.tls import is_loopback, split_address, tls_from_options
 
     target, tls, refused = "", None, ""

@@ -10,8 +10,7 @@ from edgeshard.cli.render.kernel_views import kernel_problem
 from edgeshard.cli.render.output import human_bytes, human_rate, human_seconds
 from edgeshard.domain.control.site import Site
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
-from edgeshard.domain.nodes.condition import Condition, Support
-from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.nodes.device import Condition, Node, Support
 
 HERE = "this machine"
 COORDINATOR = "coordinator"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.commands.command_options import option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
-    from edgeshard.views.rates import Look
+    from edgeshard.views import Look
 
 BETWEEN_S = 2.0
 """Seconds between the two snapshots of a printed view: rates are for this time."""
@@ -60,7 +60,7 @@ def check_textual() -> None:
 async def look(client: Client) -> Look:
     """The site as it is now."""
     from edgeshard.process.clock import SystemClock
-    from edgeshard.views.rates import Look
+    from edgeshard.views import Look
 
     site = await client.site()
     deployments = await client.deployments()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import print_table, show_below, show_text, stderr_console, table, writing
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError

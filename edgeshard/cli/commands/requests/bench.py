@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, with_option_groups
+from edgeshard.cli.commands.command_options import argument, option, with_option_groups
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     TABLES,

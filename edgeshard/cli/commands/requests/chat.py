@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, with_option_groups
+from edgeshard.cli.commands.command_options import argument, option, with_option_groups
 from edgeshard.cli.commands.requests.generate import read_stdin, write_text
 from edgeshard.cli.commands.requests.generation_options import CHAT_GENERATION, OPTIONS
 from edgeshard.cli.connect import connect_of
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
-from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta
+from edgeshard.domain.requests.conversation import ChatFinished, ContentDelta, ReasoningDelta
 
 if TYPE_CHECKING:
     from edgeshard.client import GenerateOptions, SyncClient

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
-from edgeshard.cli.commands.requests.generation_options import GENERATION
-from edgeshard.cli.commands.requests.guide_options import GuideOptions
+from edgeshard.cli.commands.command_options import argument, option, switch, with_option_groups
+from edgeshard.cli.commands.requests.generation_options import GENERATION, GuideOptions
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     Column,

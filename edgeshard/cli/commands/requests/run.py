@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.commands.deployments.deploy import interrupted, model_source, spec_of
 from edgeshard.cli.commands.deployments.model import add_model
-from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.commands.requests.generate import generate, prompt_of, read_stdin
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter

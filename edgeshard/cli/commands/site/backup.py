@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.commands.command_options import argument, option, switch
 from edgeshard.cli.render.output import human_bytes, show_text
 from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.local.user_files import state_home, write_client_settings
@@ -117,8 +117,7 @@ def _show_restored(backup: Backup, file: Path) -> None:
     show_text(f"- Nodes, clients, operators and API keys that were revoked after {backup_time} are valid again:")
     show_text("  revoke them again with edgectl node revoke NAME and edgectl key revoke NAME.")
     show_text(
-        f"- Keys and deployments that were created after {backup_time} are unknown, "
-        f"and those deleted since exist again."
+        f"- Keys and deployments that were created after {backup_time} are unknown, and those deleted since exist again."
     )
     for name, digest in sorted(backup.models.items()):
         show_text(f"- Add model {name} again: edgectl model add SOURCE --name {name} (manifest sha256 {digest})")
@@ -126,7 +125,7 @@ def _show_restored(backup: Backup, file: Path) -> None:
 
 
 def _show_next(backup: Backup, place: Path) -> None:
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
     from edgeshard.local.cluster import own_address
     from edgeshard.rpc.tls_files import tls_files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
@@ -102,7 +102,7 @@ def certificate(
 
 def _write_settings(directory: Path, host: str, port: int, http_listen: str | None) -> None:
     """The coordinator's configuration, and the settings of this user's edgectl."""
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
     from edgeshard.rpc.tls import join_address
     from edgeshard.rpc.tls_files import tls_files, write_private
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.commands.command_options import argument, option, switch
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.process.installation import CONFIGURATION, config_path
 from edgeshard.process.systemd_units import Daemon
 
 if TYPE_CHECKING:
-    from edgeshard.process.config import DaemonSettings
-    from edgeshard.process.config_files import Setting
+    from edgeshard.process.config import DaemonSettings, Setting
 
 app = typer.Typer(help="Check, show and list the daemons' settings.", no_args_is_help=True)
 
@@ -31,7 +30,7 @@ def check(
     ] = None,
 ) -> None:
     """Check settings files for errors before you start or reload a daemon with them."""
-    from edgeshard.process.config_files import problems
+    from edgeshard.process.config import problems
 
     faults = []
     for file in files or _installed():
@@ -50,8 +49,7 @@ def show(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the settings that a daemon would use, and the source of each: a file, the environment or a default."""
-    from edgeshard.process.config import given
-    from edgeshard.process.config_files import settings_of
+    from edgeshard.process.config import given, settings_of
 
     kind = _kind(daemon)
     settings = settings_of(kind, given(kind, config, {}))
@@ -70,8 +68,7 @@ def docs(daemon: DaemonName, output: OutputOption = Output.TABLE) -> None:
     """List all settings: the key in a file, its default, and whether a reload applies it to a running daemon (edgectl
     config check, then systemctl reload).
     """
-    from edgeshard.process.config import Given
-    from edgeshard.process.config_files import settings_of
+    from edgeshard.process.config import Given, settings_of
 
     kind = _kind(daemon)
     settings = settings_of(kind, Given({}, {}, {}, None, kind.section))

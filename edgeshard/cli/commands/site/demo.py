@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.commands.command_options import option, switch
 from edgeshard.cli.commands.requests.generation_options import generation_option
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import (

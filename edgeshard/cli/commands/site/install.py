@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.commands.command_options import option, switch
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import (
     DataLossError,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
+from edgeshard.cli.commands.command_options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import show_text
@@ -114,7 +114,7 @@ def join(
 
 
 def _join_user(token: Invitation, force: bool) -> None:
-    from edgeshard.client.settings import configuration, directory
+    from edgeshard.client.site_access import configuration, directory
 
     if configuration().exists() and not force:
         raise AlreadyExistsError(

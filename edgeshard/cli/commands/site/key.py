@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text, time_of
 

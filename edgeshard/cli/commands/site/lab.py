@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.connect import run as run_async
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import argument
+from edgeshard.cli.commands.command_options import argument
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.nodes.labels import labels_text, parse_changes

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.commands.site.lab import DEFAULT_DIRECTORY
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import show_text

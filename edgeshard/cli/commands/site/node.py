@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.identity import Role

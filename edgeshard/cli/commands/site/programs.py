@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.commands.command_options import option, switch
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
-from edgeshard.process.software.distribution import Managed, Scripted, this_distribution
+from edgeshard.process.distribution import Managed, Scripted, this_distribution
 
 if TYPE_CHECKING:
-    from edgeshard.local.node_files import Member
+    from edgeshard.local.user_files import Member
 
 
 def uninstall_programs(purge: bool, yes: bool, dry_run: bool) -> None:
@@ -80,8 +80,8 @@ def _upgrade_from_site(distribution: Scripted, connect: Connect, address: str) -
     """Install the programs that the site of this machine's node offers, from host:port `address`
     ("": the coordinator's).
     """
-    from edgeshard.client.upgrades.site_wheels import SiteWheels, find_wheels
-    from edgeshard.process.software.wheel_folders import REQUIREMENTS
+    from edgeshard.client.upgrades import SiteWheels, find_wheels
+    from edgeshard.process.wheel_folders import REQUIREMENTS
 
     member = _member(connect)
     address = address or run(find_wheels(member.coordinator, member.files))
@@ -99,8 +99,8 @@ def _upgrade_from_site(distribution: Scripted, connect: Connect, address: str) -
 
 
 def _member(connect: Connect) -> Member:
-    from edgeshard.client.settings import access
-    from edgeshard.local.node_files import Member, member_of_machine
+    from edgeshard.client.site_access import access
+    from edgeshard.local.user_files import Member, member_of_machine
     from edgeshard.rpc.tls import tls_from_options
 
     files = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
@@ -111,8 +111,8 @@ def _member(connect: Connect) -> Member:
 
 
 def _upgrade_from_web(distribution: Scripted, url: str) -> None:
-    from edgeshard.client.upgrades.downloads import download
-    from edgeshard.process.software.wheel_folders import unpack
+    from edgeshard.client.upgrades import download
+    from edgeshard.process.wheel_folders import unpack
 
     with _directory("upgrade", fresh=True) as directory:
         show_text(f"fetching {url}", err=True)
@@ -122,7 +122,7 @@ def _upgrade_from_web(distribution: Scripted, url: str) -> None:
 
 
 def _upgrade_from_file(distribution: Scripted, source: Path) -> None:
-    from edgeshard.process.software.wheel_folders import check_folder, unpack
+    from edgeshard.process.wheel_folders import check_folder, unpack
 
     show_text(f"comparing the files of {source} with their SHA-256", err=True)
     if source.is_dir():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.command_options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.deployments.deploy import (
     MEASURE_S,
     deploy_measured,
@@ -23,7 +24,6 @@ from edgeshard.cli.commands.deployments.deploy import (
     spec_of,
 )
 from edgeshard.cli.commands.deployments.model import adding_bars
-from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
@@ -43,9 +43,9 @@ from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
-    from edgeshard.client.models import AddPhase
+    from edgeshard.client.uploads import AddPhase
     from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
-    from edgeshard.importing.sources import Source
+    from edgeshard.importing.model_sources import Source
 
 DEMO = "demo"
 """Names the model that ships with EdgeShard."""
@@ -248,7 +248,7 @@ def _found(model: str) -> Iterator[tuple[Source | None, str]]:
         source = model_source(model)
         yield source, model if source is None else source.name
         return
-    from edgeshard.importing.sources import Source
+    from edgeshard.importing.model_sources import Source
 
     with model_directory(None) as shipped:
         yield Source(path=shipped), DEMO_MODEL
@@ -324,7 +324,7 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
             shown_s = time.monotonic()
             narrator.say(f"{phase.value} {name}: {human_bytes(done)} of {human_bytes(total)}")
 
-    from edgeshard.client.models import Adding
+    from edgeshard.client.uploads import Adding
 
     console = stderr_console()
     adding = Adding(on_note=lambda text: narrator.say(f"note: {text}"))
@@ -351,8 +351,7 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
             return await deploy_measured(client, spec, reporter, MEASURE_S if measures else 0.0)
         if deployment.spec.model != options.stored:
             raise InvalidArgumentError(
-                f"--name {options.name}: the site has a deployment of this name, "
-                f"of model {deployment.spec.model}; choose "
+                f"--name {options.name}: the site has a deployment of this name, of model {deployment.spec.model}; choose "
                 f"another --name, or first run edgectl delete deployment {options.name}",
                 field="name",
             )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.command_options import argument, option
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError
@@ -30,7 +30,7 @@ def set_coordinator(
     service and restarts it. As another user, it changes the nodes that `edgectl join` runs for this user, and this
     user's edgectl.
     """
-    from edgeshard.client.settings import configuration
+    from edgeshard.client.site_access import configuration
     from edgeshard.rpc.tls import split_address
 
     split_address(address, "coordinator")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from edgeshard.cli.commands.deployments.replan import sentence_of_gain
 from edgeshard.cli.render.views import layers_text
+from edgeshard.domain.control.site import ReplanReason
 from edgeshard.domain.deployments.deployment import EVERY_NODE
-from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, UnavailableError
 from edgeshard.domain.identity import Role
 

@@ -1,1 +1,0 @@
-"""Emulation of another device and other links."""

@@ -1,1 +1,0 @@
-"""What edgectl upgrade fetches: the wheels of a site, or a bundle of the web."""

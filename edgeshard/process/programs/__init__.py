@@ -1,1 +1,0 @@
-"""What every installed program does before and after its own work."""
