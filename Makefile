@@ -85,6 +85,7 @@ rules: $(STAMP)
 	$(BIN)/python tools/lint_forbidden.py
 	$(BIN)/python tools/lint_families.py
 	$(BIN)/python tools/lint_names.py
+	$(BIN)/python tools/lint_shape.py
 	$(BIN)/python tools/lint_words.py
 	$(BIN)/python tools/lint_commits.py
 	$(BIN)/python tools/find_unused.py
