@@ -56,7 +56,7 @@ _PLAIN = {
 def read_array(tensor: StoredTensor) -> NDArray[Any]:
     """The tensor's numbers, of its shape. Floats are read as float32, integers as they are, F8_E8M0 as bytes.
 
-    Raises DataLossError naming the tensor where its file ends too early.
+    Raises DataLossError naming the tensor if its file ends too early.
     """
     with open_regular(tensor.file) as file:
         file.seek(tensor.offset)
@@ -111,7 +111,7 @@ Parts = dict[str, StoredTensor]
 
 
 def quantisation_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The settings in config.json by which its weights were quantised; None where they were not."""
+    """The settings in config.json by which its weights were quantised; None if they were not."""
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, Mapping) else {}):
         for key in _KEYS:
@@ -265,7 +265,7 @@ class Converter:
     def stored(self, name: str, parts: Parts) -> StoredTensor:
         """The place of a weight that was read from `parts` and written anew.
 
-        Raises InvalidArgumentError naming the tensor where its parts contradict one another.
+        Raises InvalidArgumentError naming the tensor if its parts contradict one another.
         """
         try:
             return self._stored(name, parts)
@@ -332,7 +332,7 @@ class Converter:
         raise _refused(f"tensor {name} is stored as {', '.join(sorted(parts))}, which is not read")
 
     def _block(self) -> tuple[int, int] | None:
-        """The (rows, columns) that share a scale of FP8, where config.json says so."""
+        """The (rows, columns) that share a scale of FP8, if config.json has one."""
         if str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO":  # a name that says the size
             return 128, 128
         groups = self.settings.get("config_groups")
