@@ -1,9 +1,9 @@
 """Compiles the CPU kernels of the agent when EdgeShard is installed.
 
-They are plain C++ without dependencies (`agent/edgeshard_agent/ops/kernels`), compiled once for each instruction set;
-the library chooses one when it is loaded. A checkout gets the sets that this machine's processor runs, a wheel all sets
-of the machine's family. Without a compiler the installation succeeds all the same, and the agent computes with torch's
-own operators.
+They are plain C++ without dependencies (`agent/edgeshard_agent/ops/kernels`), compiled once for
+each instruction set; the library chooses one when it is loaded. A checkout gets the sets that this
+machine's processor runs, a wheel all sets of the machine's family. Without a compiler the
+installation succeeds all the same, and the agent computes with torch's own operators.
 
     python hatch_build.py     compiles them into the checkout, if they are out of date
 
@@ -37,14 +37,14 @@ SOURCES = OPS / "kernels"
 LIBRARY = OPS / "libedgeshard_ops.so"
 IN_THE_WHEEL = "edgeshard_agent/ops/libedgeshard_ops.so"
 
-# What decides about bits, and the rest. Only what the sources fuse (fma16 in vectors.h) is fused, so that compilers
-# agree on every bit.
+# What decides about bits, and the rest. Only what the sources fuse (fma16 in vectors.h) is fused,
+# so that compilers agree on every bit.
 DECIDING = ("-O3", "-fno-math-errno", "-ffp-contract=off")
 FLAGS = (*DECIDING, "-std=c++17", "-fPIC", "-Wno-psabi", "-Wno-ignored-attributes")
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
-# Instruction sets by the kernels' name, for each family of machines; PORTABLE for those that are not named. cpu.h lists
-# the sets that a processor runs.
+# Instruction sets by the kernels' name, for each family of machines; PORTABLE for those that are
+# not named. cpu.h lists the sets that a processor runs.
 PORTABLE: dict[str, tuple[str, ...]] = {"portable": ()}
 INSTRUCTION_SETS = {
     "x86_64": {
@@ -68,7 +68,8 @@ int main() {
 }
 """
 _NO_COMPILER = (
-    "no C++ compiler found: the agent will compute with torch's operators, which are several times slower. "
+    "no C++ compiler found: the agent will compute with torch's operators, which are several times "
+    "slower. "
     "Install one (on Debian: g++) and install EdgeShard again (in a checkout: make setup)."
 )
 
@@ -100,8 +101,8 @@ class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
 def build(all_sets: bool = False) -> str:
     """Bring the library up to date. Returns what is wrong if there is none afterwards, or ''.
 
-    It has the instruction sets that this processor runs, or all of the machine's family with `all_sets` or if
-    EDGESHARD_KERNEL_SETS is "all".
+    It has the instruction sets that this processor runs, or all of the machine's family with
+    `all_sets` or if EDGESHARD_KERNEL_SETS is "all".
     """
     all_sets = all_sets or os.environ.get(SETS_SWITCH) == ALL_SETS
     if _is_up_to_date(all_sets):
@@ -127,7 +128,9 @@ def _make_by(command: Sequence[str], all_sets: bool) -> str:
     # A running agent keeps the file it has mapped: the new one takes its place as a whole.
     staged = LIBRARY.with_suffix(".new")
     try:
-        names = family_sets(_machine()) if all_sets else sets_to_compile(_machine(), _probe(command))
+        names = (
+            family_sets(_machine()) if all_sets else sets_to_compile(_machine(), _probe(command))
+        )
         compile_library(command, _machine(), staged, names)
     except OSError as error:
         return f"the C++ compiler does not run: {error}. {_NO_COMPILER}"
@@ -143,7 +146,8 @@ def family_sets(machine: str) -> tuple[str, ...]:
 
 
 def sets_to_compile(machine: str, runnable: Sequence[str]) -> tuple[str, ...]:
-    """The sets for a processor that runs those in `runnable` (the best first): what it may need, no more than four.
+    """The sets for a processor that runs those in `runnable` (the best first): what it may need, no
+    more than four.
 
     AVX-VNNI is left out if there is AVX-512, which has the same instruction for wider registers.
     """
@@ -154,7 +158,8 @@ def sets_to_compile(machine: str, runnable: Sequence[str]) -> tuple[str, ...]:
 
 
 def _probe(command: Sequence[str]) -> tuple[str, ...]:
-    """Names of the sets that this processor runs, the best first, by a small program of cpu.h; all if it fails."""
+    """Names of the sets that this processor runs, the best first, by a small program of cpu.h; all
+    if it fails."""
     with tempfile.TemporaryDirectory() as directory:
         source, program = Path(directory) / "probe.cpp", Path(directory) / "probe"
         source.write_text(_PROBE)
@@ -166,7 +171,9 @@ def _probe(command: Sequence[str]) -> tuple[str, ...]:
         if compiled.returncode:
             return family_sets(_machine())
         try:
-            output = subprocess.run((str(program),), capture_output=True, text=True, check=False).stdout
+            output = subprocess.run(
+                (str(program),), capture_output=True, text=True, check=False
+            ).stdout
         except OSError:  # of another machine's family
             output = ""
     return tuple(output.split()) or family_sets(_machine())
@@ -178,10 +185,11 @@ def _machine() -> str:
 
 
 def _compilers() -> list[str]:
-    """Commands of the compilers to try, in this order: that of CXX, or else those that are installed.
+    """Commands of the compilers to try, in this order: that of CXX, or else those that are
+    installed.
 
-    Clang's kernels are the faster ones (docs/kernels.md). If it does not compile, because it lacks a C++ library for
-    instance, the next is tried.
+    Clang's kernels are the faster ones (docs/kernels.md). If it does not compile, because it lacks
+    a C++ library for instance, the next is tried.
     """
     if chosen := os.environ.get("CXX"):
         return [chosen]
@@ -196,7 +204,10 @@ def _is_up_to_date(all_sets: bool) -> bool:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         sources, requested, runnable = _functions(library)
-    except (OSError, AttributeError):  # of another machine that shares the checkout, or older than a function
+    except (
+        OSError,
+        AttributeError,
+    ):  # of another machine that shares the checkout, or older than a function
         return False
     if sources() != _digest().encode():
         return False
@@ -205,7 +216,11 @@ def _is_up_to_date(all_sets: bool) -> bool:
 
 
 def _functions(library: ctypes.CDLL) -> tuple[Any, Any, Any]:
-    functions = library.edgeshard_sources, library.edgeshard_requested_kernels, library.edgeshard_cpu_kernels
+    functions = (
+        library.edgeshard_sources,
+        library.edgeshard_requested_kernels,
+        library.edgeshard_cpu_kernels,
+    )
     for function in functions:
         function.restype = ctypes.c_char_p
     return functions
@@ -223,13 +238,16 @@ def _digest() -> str:
     return digest
 
 
-def compile_library(command: Sequence[str], machine: str, linked: Path, names: Sequence[str] = ()) -> tuple[str, ...]:
+def compile_library(
+    command: Sequence[str], machine: str, linked: Path, names: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Compile the kernels for a machine's family ("x86_64", "aarch64") into one library.
 
-    `command` is the compiler and the options that it needs besides FLAGS and those of an instruction set; `names` are
-    the sets to compile, all of the family if empty. Returns the instruction sets that the library has: a compiler too
-    old for one leaves it out. Raises CompileError, with the compiler's output, if it has none, and OSError if the
-    compiler does not run.
+    `command` is the compiler and the options that it needs besides FLAGS and those of an
+    instruction set; `names` are the sets to compile, all of the family if empty. Returns the
+    instruction sets that the library has: a compiler too old for one leaves it out. Raises
+    CompileError, with the compiler's output, if it has none, and OSError if the compiler does not
+    run.
     """
     names = names or family_sets(machine)
     with tempfile.TemporaryDirectory() as directory:
@@ -243,31 +261,56 @@ def compile_library(command: Sequence[str], machine: str, linked: Path, names: S
             errors = dict(zip(names, pool.map(compile_set, names), strict=True))
         if errors["portable"] is not None:
             text = errors["portable"]
-            raise CompileError(f"the kernels do not compile, and the agent will be several times slower:\n{text}")
-        # The portable one first: of functions that several have, the linker takes the first, which runs on any CPU.
+            raise CompileError(
+                f"the kernels do not compile, and the agent will be several times slower:\n{text}"
+            )
+        # The portable one first: of functions that several have, the linker takes the first, which
+        # runs on any CPU.
         built = tuple(name for name in names if errors[name] is None)
         shared = [str(SOURCES / name) for name in ("library.cpp", "blocks.cpp", "checksum.cpp")]
         texts = {"SOURCES": _digest(), "FLAGS": " ".join(DECIDING), "REQUESTED": " ".join(names)}
         defined = [f'-DES_{name}="{text}"' for name, text in texts.items()]
         defined.append("-DES_COMPILED=" + " ".join(f"ES_KERNELS({name})" for name in built))
         linked_objects = [objects[name] for name in built]
-        link = (*command, *FLAGS, *defined, "-shared", *shared, *linked_objects, "-pthread", "-o", str(linked))
+        link = (
+            *command,
+            *FLAGS,
+            *defined,
+            "-shared",
+            *shared,
+            *linked_objects,
+            "-pthread",
+            "-o",
+            str(linked),
+        )
         result = subprocess.run(link, capture_output=True, check=False)
     if result.returncode != 0:
         text = result.stderr.decode(errors="replace")
-        raise CompileError(f"the kernels do not link, and the agent will be several times slower:\n{text}")
+        raise CompileError(
+            f"the kernels do not link, and the agent will be several times slower:\n{text}"
+        )
     return built
 
 
 def compile_kernels(command: Sequence[str], machine: str, name: str, target: str) -> str | None:
     """Compile the kernels of one instruction set into the object file `target`.
 
-    Returns the compiler's output if it fails, else None. Raises OSError if the compiler does not run.
+    Returns the compiler's output if it fails, else None. Raises OSError if the compiler does not
+    run.
     """
     own = INSTRUCTION_SETS.get(machine, PORTABLE)[name]
     if "ziglang" in command:
         own = tuple(_BY_ZIGLANG.get(option, option) for option in own)
-    compile_one = (*command, *FLAGS, *own, f"-DES_ISA=kernels_{name}", "-c", str(SOURCES / "kernels.cpp"), "-o", target)
+    compile_one = (
+        *command,
+        *FLAGS,
+        *own,
+        f"-DES_ISA=kernels_{name}",
+        "-c",
+        str(SOURCES / "kernels.cpp"),
+        "-o",
+        target,
+    )
     result = subprocess.run(compile_one, capture_output=True, check=False)
     return None if result.returncode == 0 else result.stderr.decode(errors="replace")
 

@@ -1,4 +1,5 @@
-"""Control groups, for processes that must get by with less than the machine has: memory (cgroup v1), or a core."""
+"""Control groups, for processes that must get by with less than the machine has: memory (cgroup
+v1), or a core."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _PERIOD_US = 100_000
 
 @contextmanager
 def capped(name: str, limit: int) -> Iterator[Path]:
-    """A group with a limit in bytes, page cache included; gone afterwards, when its processes are."""
+    """A group with a limit in bytes, page cache included; gone afterwards, when its processes
+    are."""
     group = GROUPS / f"edgeshard-{os.getpid()}-{name}"
     group.mkdir()
     try:

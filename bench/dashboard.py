@@ -87,7 +87,9 @@ Turn = Sequence[Callable[[], Awaitable[None]]]
 """The simultaneous actions of viewers."""
 
 
-async def shares(pid: int, turns: dict[str, Turn], rounds: int, seconds: float) -> dict[str, list[float]]:
+async def shares(
+    pid: int, turns: dict[str, Turn], rounds: int, seconds: float
+) -> dict[str, list[float]]:
     """The process's share of a core in each turn, round after round."""
     found: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
@@ -106,11 +108,16 @@ async def shares(pid: int, turns: dict[str, Turn], rounds: int, seconds: float) 
     return found
 
 
-def row(nodes: int, found: dict[str, list[float]], seconds: float, viewers: Sequence[Viewer]) -> dict[str, Any]:
+def row(
+    nodes: int, found: dict[str, list[float]], seconds: float, viewers: Sequence[Viewer]
+) -> dict[str, Any]:
     """The cost of each turn compared with the first, round by round."""
     plain, *others = found
     cost = {
-        name: [round(with_them - without, 5) for with_them, without in zip(found[name], found[plain], strict=True)]
+        name: [
+            round(with_them - without, 5)
+            for with_them, without in zip(found[name], found[plain], strict=True)
+        ]
         for name in others
     }
     return {
@@ -118,7 +125,10 @@ def row(nodes: int, found: dict[str, list[float]], seconds: float, viewers: Sequ
         "nodes": nodes,
         "viewers": VIEWERS,
         "share_without": round(statistics.median(found[plain]), 5),
-        "cost": {name: {"median": round(statistics.median(each), 5), "rounds": each} for name, each in cost.items()},
+        "cost": {
+            name: {"median": round(statistics.median(each), 5), "rounds": each}
+            for name, each in cost.items()
+        },
         "load_1_minute": os.getloadavg()[0],
         "viewer_bytes_per_s": round(
             statistics.mean(viewer.received_bytes for viewer in viewers)
@@ -134,7 +144,11 @@ async def asked(client: Client) -> AsyncIterator[None]:
     async def ask() -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(client.complete("tales", "Once upon a time", max_new_tokens=TOKENS, ignore_eos=True))
+                group.create_task(
+                    client.complete(
+                        "tales", "Once upon a time", max_new_tokens=TOKENS, ignore_eos=True
+                    )
+                )
                 await asyncio.sleep(REQUEST_EVERY_S)
 
     asking = asyncio.create_task(ask())
@@ -150,7 +164,13 @@ async def near(rounds: int, seconds: float) -> list[dict[str, Any]]:
     async with demo_site(NODES, coordinator_arguments=GATEWAY) as site:
         client = site.client
         layers = even_layers((await client.stored_model("demo")).layer_count, NODES)
-        spec = {"name": "tales", "model": "demo", "source": "a", "dtype": "float32", "layers": layers}
+        spec = {
+            "name": "tales",
+            "model": "demo",
+            "source": "a",
+            "dtype": "float32",
+            "layers": layers,
+        }
         await client.deploy(parse_spec(spec), timeout_s=60)
         url = site.gateway
         viewers = [await Viewer.of(client, url) for _ in range(VIEWERS)]
@@ -170,7 +190,9 @@ async def near(rounds: int, seconds: float) -> list[dict[str, Any]]:
 async def boxes(nodes: int, deployments: int) -> AsyncIterator[tuple[Served, Client]]:
     """A site of many nodes without engines."""
     async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeshard-bench-")))
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeshard-bench-"))
+        )
         model = stack.enter_context(model_directory(None))
         served = Served(directory, GATEWAY)
         await served.start()
@@ -185,7 +207,9 @@ async def boxes(nodes: int, deployments: int) -> AsyncIterator[tuple[Served, Cli
         yield served, client
 
 
-async def cost_of(served: Served, client: Client, nodes: int, rounds: int, seconds: float) -> dict[str, Any]:
+async def cost_of(
+    served: Served, client: Client, nodes: int, rounds: int, seconds: float
+) -> dict[str, Any]:
     viewers = [await Viewer.of(client, served.gateway) for _ in range(VIEWERS)]
     assert served.pid is not None
     turns: dict[str, Turn] = {"nobody": (), "viewers": [viewer.follow for viewer in viewers]}
@@ -199,7 +223,8 @@ async def far(rounds: int, seconds: float) -> dict[str, Any]:
 
 
 async def large(rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Fewer nodes with as many deployments, and many keys; and how long a page takes for a change of all figures."""
+    """Fewer nodes with as many deployments, and many keys; and how long a page takes for a change
+    of all figures."""
     async with boxes(LARGE, LARGE_DEPLOYMENTS) as (served, client):
         for number in range(KEYS):
             await client.create_key(f"application-{number}")
@@ -208,9 +233,13 @@ async def large(rounds: int, seconds: float) -> list[dict[str, Any]]:
 
 
 async def updates(client: Client) -> dict[str, Any]:
-    """Seconds from the arrival of a change of all figures until each screen is drawn and laid out, in Chromium."""
+    """Seconds from the arrival of a change of all figures until each screen is drawn and laid out,
+    in Chromium."""
     if lacks_browser():
-        return {"benchmark": "dashboard update", "left_out": "there is no chromium, or no playwright"}
+        return {
+            "benchmark": "dashboard update",
+            "left_out": "there is no chromium, or no playwright",
+        }
     from tests.support.browser import chromium, screens, show
     from tests.support.cuts import PICTURE, SCRIPTED_STREAM, busy_change, update_s
 
@@ -227,7 +256,10 @@ async def updates(client: Client) -> dict[str, Any]:
         await page.evaluate("picture => streaming.then(() => send('picture', picture))", picture)
         for screen in await screens(page):
             await show(page, screen)
-            times = [await update_s(page, busy_change(picture, number)) for number in range(1, UPDATES + 1)]
+            times = [
+                await update_s(page, busy_change(picture, number))
+                for number in range(1, UPDATES + 1)
+            ]
             drawn = sorted(one for one in times if one is not None)
             if drawn:
                 found[screen] = {
@@ -240,9 +272,15 @@ async def updates(client: Client) -> dict[str, Any]:
 def files() -> dict[str, Any]:
     """All that a page may load, each file compressed by gzip."""
     sizes = [
-        len(gzip.compress(path.read_bytes())) for path in ASSETS.rglob("*") if path.suffix in (".js", ".css", ".html")
+        len(gzip.compress(path.read_bytes()))
+        for path in ASSETS.rglob("*")
+        if path.suffix in (".js", ".css", ".html")
     ]
-    return {"benchmark": "dashboard files", "files": len(sizes), "compressed_kB": round(sum(sizes) / 1000, 1)}
+    return {
+        "benchmark": "dashboard files",
+        "files": len(sizes),
+        "compressed_kB": round(sum(sizes) / 1000, 1),
+    }
 
 
 def lacks_browser() -> bool:
@@ -250,10 +288,14 @@ def lacks_browser() -> bool:
 
 
 async def seen(client: Client) -> dict[str, Any]:
-    """Seconds from opening a link, in a browser that has nothing yet, until something and until the site is seen."""
+    """Seconds from opening a link, in a browser that has nothing yet, until something and until the
+    site is seen."""
     chromium = shutil.which("chromium")
     if lacks_browser():
-        return {"benchmark": "dashboard paint", "left_out": "there is no chromium, or no playwright"}
+        return {
+            "benchmark": "dashboard paint",
+            "left_out": "there is no chromium, or no playwright",
+        }
     from playwright.async_api import async_playwright
 
     first, site = [], []
@@ -278,11 +320,18 @@ async def seen(client: Client) -> dict[str, Any]:
 
 
 async def measure(rounds: int, seconds: float) -> list[dict[str, Any]]:
-    return [files(), *await near(rounds, seconds), *await large(rounds, seconds), await far(rounds, seconds)]
+    return [
+        files(),
+        *await near(rounds, seconds),
+        *await large(rounds, seconds),
+        await far(rounds, seconds),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each turn")
     parser.add_argument("-o", "--output", type=Path)

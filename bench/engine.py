@@ -48,7 +48,9 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
     began = time.monotonic()
     async with PinnedSite(scratch) as site:
         if plan.limit:
-            await site.profile()  # while they are empty: figures measured while stages run are doubtful
+            await (
+                site.profile()
+            )  # while they are empty: figures measured while stages run are doubtful
         await hold(site, setups(plan.cases), ())
         with (
             others(scratch, llama_cpp) as beside,
@@ -57,7 +59,9 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
             rows = Rows(stages)
             for number in range(plan.rounds):
                 round_began = time.monotonic()
-                await measure_cases(site, plan.cases, plan.new_tokens, rows, f"{number + 1}/{plan.rounds}")
+                await measure_cases(
+                    site, plan.cases, plan.new_tokens, rows, f"{number + 1}/{plan.rounds}"
+                )
                 await beside.measure(plan, rows)
                 await asyncio.to_thread(stages.measure)
                 ended = time.monotonic()
@@ -92,13 +96,16 @@ async def hold(site: PinnedSite, wanted: Sequence[Setup], held: Sequence[Setup])
             await site.deploy(setup)
 
 
-async def measure_cases(site: PinnedSite, cases: Sequence[Case], new_tokens: int, rows: Rows, name: str) -> None:
+async def measure_cases(
+    site: PinnedSite, cases: Sequence[Case], new_tokens: int, rows: Rows, name: str
+) -> None:
     """Each case once, in their order."""
     for case in cases:
         sample, used_s = await measure(site, case, new_tokens)
         rows.add(case, sample, used_s)
         tell(
-            f"{name} {case.setup.name} x{case.streams} p{case.prompt_tokens}: {sample.tokens_per_s:.1f} tok/s, "
+            f"{name} {case.setup.name} x{case.streams} p{case.prompt_tokens}: "
+            f"{sample.tokens_per_s:.1f} tok/s, "
             f"first token after {sample.ttft_s:.2f} s"
         )
 
@@ -109,7 +116,9 @@ async def measure(site: PinnedSite, case: Case, new_tokens: int) -> tuple[Sample
     before = site.processor_s_by_process()
     sample = sample_of(await site.streams(case.setup, case.streams, case.prompt_tokens, new_tokens))
     tokens = case.streams * new_tokens
-    return sample, {name: (used - before[name]) / tokens for name, used in site.processor_s_by_process().items()}
+    return sample, {
+        name: (used - before[name]) / tokens for name, used in site.processor_s_by_process().items()
+    }
 
 
 def described(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -120,20 +129,36 @@ def described(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and tokens, up to 2 rounds: under 5 minutes")
-    parser.add_argument("--limit", action="store_true", help="only the long prompt among streams, under 3 minutes")
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where its ggml-rpc-server is")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer cases and tokens, up to 2 rounds: under 5 minutes",
+    )
+    parser.add_argument(
+        "--limit", action="store_true", help="only the long prompt among streams, under 3 minutes"
+    )
+    parser.add_argument(
+        "--llama-cpp", type=Path, metavar="DIR", help="where its ggml-rpc-server is"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=True)
     options = parser.parse_args()
     llama_cpp = usable_llama_cpp(options.llama_cpp)
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-engine-") as scratch:
         if options.limit:
-            known = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
+            known = (
+                json.loads(options.output.read_text(encoding="utf-8"))
+                if options.output.exists()
+                else []
+            )
             kept = [row for row in known if row["section"] != "limit"]
             report = [*kept, *described([asyncio.run(run_limit(Path(scratch)))])]
         else:
-            report = described(asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp)))
+            report = described(
+                asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp))
+            )
     options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -21,7 +21,8 @@ AUTO = Setup(2, micro_batches=0)
 """As users run it: the head chooses the number of micro-batches."""
 SPLIT = Setup(2, micro_batches=2)
 RING = Setup(2, micro_batches=1)
-"""Only one micro-batch circulates: the time of a hop with this number of streams if nothing else runs."""
+"""Only one micro-batch circulates: the time of a hop with this number of streams if nothing else
+runs."""
 BUBBLES = Setup(2, "bubbles", micro_batches=2)
 SPLIT_4 = Setup(2, micro_batches=4)
 BUBBLES_4 = Setup(2, "bubbles", micro_batches=4)
@@ -45,7 +46,8 @@ class Plan:
     """The extent of a run: `prompt_tokens` and `new_tokens` of every stream; llama.cpp compares at
     `streams` and after the longest prompt, transformers at `transformers_streams`.
 
-    No further round begins that would probably end later than `decoding_s` seconds after the run's begin.
+    No further round begins that would probably end later than `decoding_s` seconds after the run's
+    begin.
     """
 
     rounds: int
@@ -79,11 +81,18 @@ FULL = Plan(
         *(Case(BUBBLES, streams) for streams in (8, 16)),
         *(Case(setup, 16) for setup in (SPLIT_4, BUBBLES_4)),
         Case(SEQUENTIAL, 1),
-        *(Case(setup, streams) for stages in (1, 2) for setup in quantised(stages) for streams in (1, 8)),
+        *(
+            Case(setup, streams)
+            for stages in (1, 2)
+            for setup in quantised(stages)
+            for streams in (1, 8)
+        ),
     ),
     long_rounds=3,
     long_cases=tuple(
-        Case(s, 1, tokens, PROMPTS) for tokens in LONG_PROMPTS for s in (LONG_WHOLE, LONG_SPLIT, SEQUENTIAL)
+        Case(s, 1, tokens, PROMPTS)
+        for tokens in LONG_PROMPTS
+        for s in (LONG_WHOLE, LONG_SPLIT, SEQUENTIAL)
     ),
     streams=(1, 8, 16),
     transformers_streams=(1, 8, 16),
@@ -95,13 +104,19 @@ QUICK = Plan(
     prompt_tokens=SHORT_PROMPT_TOKENS,
     new_tokens=16,
     cases=(
-        *(Case(setup, streams, SHORT_PROMPT_TOKENS) for streams in QUICK_STREAMS for setup in (WHOLE, AUTO, SPLIT)),
+        *(
+            Case(setup, streams, SHORT_PROMPT_TOKENS)
+            for streams in QUICK_STREAMS
+            for setup in (WHOLE, AUTO, SPLIT)
+        ),
         Case(RING, QUICK_STREAMS[1], SHORT_PROMPT_TOKENS),
         Case(BUBBLES, QUICK_STREAMS[2], SHORT_PROMPT_TOKENS),
         *(Case(setup, 1, SHORT_PROMPT_TOKENS) for setup in (SEQUENTIAL, *quantised(1))),
     ),
     long_rounds=1,
-    long_cases=tuple(Case(setup, 1, QUICK_LONG_PROMPT, PROMPTS) for setup in (LONG_SPLIT, SEQUENTIAL)),
+    long_cases=tuple(
+        Case(setup, 1, QUICK_LONG_PROMPT, PROMPTS) for setup in (LONG_SPLIT, SEQUENTIAL)
+    ),
     streams=QUICK_STREAMS,
     transformers_streams=QUICK_STREAMS[:2],  # 16 streams take half a minute without AVX-512
     limit=False,

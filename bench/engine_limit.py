@@ -19,7 +19,8 @@ _SHORT = sized(128, 16)
 
 
 async def measure_limit(site: PinnedSite, limit_s: float, max_context: int) -> dict[str, Any]:
-    """A row: the time between tokens of 8 streams while the prompt is run, and its time to first token.
+    """A row: the time between tokens of 8 streams while the prompt is run, and its time to first
+    token.
 
     `ttft_alone_s` is the time to first token with only a single stream running: its chunks are
     sized by the same promise, and next to nothing else delays it.

@@ -1,4 +1,5 @@
-"""The engines for comparison: `transformers.generate` and, if there is a build, llama.cpp's RPC backend."""
+"""The engines for comparison: `transformers.generate` and, if there is a build, llama.cpp's RPC
+backend."""
 
 from __future__ import annotations
 
@@ -17,9 +18,13 @@ from bench.engine_worker import Worker
 from bench.llama_cpp import LlamaCppRpc, is_build, write_gguf
 
 
-def transformers_sample(worker: Worker, streams: int, prompt_tokens: int, new_tokens: int) -> Sample:
+def transformers_sample(
+    worker: Worker, streams: int, prompt_tokens: int, new_tokens: int
+) -> Sample:
     worker.ask({"streams": 1, "prompt_tokens": 16, "new_tokens": 2})  # warms up
-    answer = worker.ask({"streams": streams, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens})
+    answer = worker.ask(
+        {"streams": streams, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    )
     arrivals = tuple(Arrival(at) for at in answer["arrivals_s"])
     return sample_of([Stream(answer["began_s"], arrivals)] * streams)
 
@@ -33,7 +38,9 @@ class Others:
     async def measure(self, plan: Plan, rows: Rows) -> None:
         tokens = plan.prompt_tokens, plan.new_tokens
         for streams in plan.transformers_streams:
-            sample = await asyncio.to_thread(transformers_sample, self._transformers, streams, *tokens)
+            sample = await asyncio.to_thread(
+                transformers_sample, self._transformers, streams, *tokens
+            )
             rows.add_other(TRANSFORMERS, streams, plan.prompt_tokens, sample)
             tell(f"transformers x{streams}: {sample.tokens_per_s:.1f} tok/s")
         if self._llama_cpp is None:
@@ -49,7 +56,9 @@ class Others:
         self, prompt_tokens: int, new_tokens: int, streams: Sequence[int], rows: Rows, section: str
     ) -> None:
         assert self._llama_cpp is not None
-        for rate in await asyncio.to_thread(self._llama_cpp.rates, prompt_tokens, new_tokens, streams):
+        for rate in await asyncio.to_thread(
+            self._llama_cpp.rates, prompt_tokens, new_tokens, streams
+        ):
             each_s = rate.streams / rate.tokens_per_s
             sample = Sample(rate.tokens_per_s, each_s, rate.prompt_s)
             rows.add_other(LLAMA_CPP, rate.streams, prompt_tokens, sample, section)
@@ -63,7 +72,9 @@ def others(scratch: Path, llama_cpp: Path | None) -> Iterator[Others]:
         servers = None
         if llama_cpp is not None:
             write_gguf(scratch / "model.gguf")
-            servers = stack.enter_context(LlamaCppRpc(llama_cpp, scratch / "model.gguf", range(len(NODES))))
+            servers = stack.enter_context(
+                LlamaCppRpc(llama_cpp, scratch / "model.gguf", range(len(NODES)))
+            )
         worker.receive()
         yield Others(worker, servers)
 

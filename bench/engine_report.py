@@ -66,7 +66,9 @@ def document(rows: Sequence[Row]) -> str:
     """The page. Sections that the rows have nothing for are left out."""
     quick = " --quick" if _rounds(rows) < FULL.rounds else ""
     rounds = f"medians of {_rounds(rows)} rounds" if _rounds(rows) > 1 else "of one round"
-    introduction = INTRODUCTION.format(quick=quick, rounds=rounds, load=_load(rows), machine=_machine(rows))
+    introduction = INTRODUCTION.format(
+        quick=quick, rounds=rounds, load=_load(rows), machine=_machine(rows)
+    )
     parts = [
         introduction,
         _speed(rows),
@@ -82,33 +84,56 @@ def document(rows: Sequence[Row]) -> str:
 
 def _speed(rows: Sequence[Row]) -> str:
     counts = sorted({row["streams"] for row in rows if _is_short(row)})
-    table = [["tokens per second", *(f"{count} streams" if count > 1 else "1 stream" for count in counts)]]
+    table = [
+        [
+            "tokens per second",
+            *(f"{count} streams" if count > 1 else "1 stream" for count in counts),
+        ]
+    ]
     tokens = next(row["prompt_tokens"] for row in rows if _is_short(row))
     for label in _labels(rows):
         table.append([label, *(_cell(rows, label, count) for count in counts)])
     if any(row["engine"] == LLAMA_CPP for row in rows):
         for name, mine in ((DEFAULT, [DEFAULT]), ("best of 2 stages, m by hand,", _by_hand(rows))):
-            table.append([f"{name} over {LLAMA_CPP}", *(_over_llama_cpp(rows, mine, count) for count in counts)])
+            table.append(
+                [
+                    f"{name} over {LLAMA_CPP}",
+                    *(_over_llama_cpp(rows, mine, count) for count in counts),
+                ]
+            )
     text = (
-        f"## Tokens per second\n\nbf16, prompts of {tokens} tokens. Brackets have the ratio to `transformers.generate` "
-        "with the same number of streams. *The default* is what users get: the head chooses the number of "
-        "micro-batches, m, at run time. In other rows of 2 stages m is set by hand; *best of* takes the best of these "
+        f"## Tokens per second\n\nbf16, prompts of {tokens} tokens. Brackets have the ratio to "
+        "`transformers.generate` "
+        "with the same number of streams. *The default* is what users get: the head chooses the "
+        "number of "
+        "micro-batches, m, at run time. In other rows of 2 stages m is set by hand; *best of* "
+        "takes the best of these "
         "for each number of streams.\n"
     )
     return f"{text}\n{_figures(rows, table)}"
 
 
 def _cell(rows: Sequence[Row], label: str, streams: int) -> str:
-    found = next((r for r in rows if _is_short(r) and _label(r) == label and r["streams"] == streams), None)
+    found = next(
+        (r for r in rows if _is_short(r) and _label(r) == label and r["streams"] == streams), None
+    )
     if found is None:
         return ""
-    other = next((r for r in rows if r["engine"] == "transformers" and r["streams"] == streams), None)
-    ratio = f" ({found['tokens_per_s'] / other['tokens_per_s']:.1f}x)" if other and found is not other else ""
+    other = next(
+        (r for r in rows if r["engine"] == "transformers" and r["streams"] == streams), None
+    )
+    ratio = (
+        f" ({found['tokens_per_s'] / other['tokens_per_s']:.1f}x)"
+        if other and found is not other
+        else ""
+    )
     return f"{found['tokens_per_s']:.1f}{ratio}"
 
 
 def _over_llama_cpp(rows: Sequence[Row], labels: Collection[str], streams: int) -> str:
-    found = [row for row in rows if _is_short(row) and row["streams"] == streams and row["stages"] == 2]
+    found = [
+        row for row in rows if _is_short(row) and row["streams"] == streams and row["stages"] == 2
+    ]
     theirs = [row["tokens_per_s"] for row in found if row["engine"] == LLAMA_CPP]
     ours = [row["tokens_per_s"] for row in found if _label(row) in labels]
     return f"{max(ours) / theirs[0]:.2f}x" if theirs and ours else ""
@@ -127,7 +152,10 @@ def _slower(rows: Sequence[Row]) -> str:
         if label == WHOLE and (DEFAULT, count) in rates
     ]
     return (
-        f"\nHere the default reaches these shares of one node's rate: {', '.join(shares)} streams.\n" if shares else ""
+        f"\nHere the default reaches these shares of one node's rate: {', '.join(shares)} "
+        "streams.\n"
+        if shares
+        else ""
     )
 
 
@@ -147,7 +175,9 @@ def _theory(rows: Sequence[Row]) -> str:
             "x whole at 8",
         ]
     ]
-    whole = next((r for r in rows if _is_short(r) and _label(r) == WHOLE and r["streams"] == 8), None)
+    whole = next(
+        (r for r in rows if _is_short(r) and _label(r) == WHOLE and r["streams"] == 8), None
+    )
     for row in rows:
         if not _is_short(row) or not _is_cut(row) or row["efficiency"] is None:
             continue
@@ -173,9 +203,15 @@ def _theory(rows: Sequence[Row]) -> str:
 def _weights(rows: Sequence[Row]) -> str:
     table = [["one stream", "weights", "tokens/s", "x bf16"]]
     for row in _single_by_weights(rows):
-        base = next(r for r in _single_by_weights(rows) if r["dtype"] == "bf16" and r["stages"] == row["stages"])
+        base = next(
+            r
+            for r in _single_by_weights(rows)
+            if r["dtype"] == "bf16" and r["stages"] == row["stages"]
+        )
         ratio = row["tokens_per_s"] / base["tokens_per_s"]
-        table.append([_cut(row["stages"]), row["dtype"], f"{row['tokens_per_s']:.1f}", f"{ratio:.2f}"])
+        table.append(
+            [_cut(row["stages"]), row["dtype"], f"{row['tokens_per_s']:.1f}", f"{ratio:.2f}"]
+        )
     return f"## Weights of 8 and 4 bits\n\n{_figures(rows, table)}"
 
 
@@ -189,16 +225,25 @@ def _prompts(rows: Sequence[Row]) -> str:
             (
                 r
                 for r in found
-                if _is_cut(r) and r["mode"] == "sequential" and r["prompt_tokens"] == row["prompt_tokens"]
+                if _is_cut(r)
+                and r["mode"] == "sequential"
+                and r["prompt_tokens"] == row["prompt_tokens"]
             ),
             None,
         )
         ratio = f"{row['ttft_s'] / unsliced['ttft_s']:.2f}" if unsliced and _is_cut(row) else ""
         table.append(
-            [f"{row['prompt_tokens']:,}", _label(row), f"{row['ttft_s']:.2f}", ratio, f"{row['tokens_per_s']:.1f}"]
+            [
+                f"{row['prompt_tokens']:,}",
+                _label(row),
+                f"{row['ttft_s']:.2f}",
+                ratio,
+                f"{row['tokens_per_s']:.1f}",
+            ]
         )
     text = (
-        "## Long prompts\n\nOne stream. *Unsliced* is the mode `sequential`: each chunk of 512 tokens passes all "
+        "## Long prompts\n\nOne stream. *Unsliced* is the mode `sequential`: each chunk of 512 "
+        "tokens passes all "
         "stages before the next begins. The last column is the rate of the 16 tokens that follow.\n"
     )
     return f"{text}\n{_figures(found, table)}"
@@ -210,11 +255,16 @@ def _limit(rows: Sequence[Row]) -> str:
         return ""
     measured = figures_comment(f"{COMMAND} --limit", [row])
     return (
-        f"## A long prompt among streams\n\n{measured}\n\nBy itself: `python -m bench.engine --limit`. "
-        f"{row['streams'] - 1} streams generate when a prompt of {row['prompt_tokens']:,} tokens arrives; "
-        f"`max_inter_token_latency_s` is {row['max_inter_token_latency_s']:g}. Meanwhile the time between their tokens "
-        f"was {row['inter_token_latency_s']:.3f} s in the median, {row['p99_inter_token_latency_s']:.3f} s at the 99th "
-        f"percentile and {row['largest_inter_token_latency_s']:.3f} s at most. The prompt's first token took "
+        f"## A long prompt among streams\n\n{measured}\n\nBy itself: `python -m bench.engine "
+        "--limit`. "
+        f"{row['streams'] - 1} streams generate when a prompt of {row['prompt_tokens']:,} tokens "
+        "arrives; "
+        f"`max_inter_token_latency_s` is {row['max_inter_token_latency_s']:g}. Meanwhile the time "
+        "between their tokens "
+        f"was {row['inter_token_latency_s']:.3f} s in the median, "
+        f"{row['p99_inter_token_latency_s']:.3f} s at the 99th "
+        f"percentile and {row['largest_inter_token_latency_s']:.3f} s at most. The prompt's first "
+        "token took "
         f"{row['ttft_s']:.1f} s; with only one other stream and chunks sized by the same promise, "
         f"{row['ttft_alone_s']:.1f} s.\n"
     )
@@ -232,10 +282,15 @@ def _beside(rows: Sequence[Row]) -> str:
         ):
             used = row["processor_s_per_token"]
             table.append(
-                [_label(row), str(row["streams"]), *(f"{1e3 * used[name]:.2f}" for name in ("coordinator", "client"))]
+                [
+                    _label(row),
+                    str(row["streams"]),
+                    *(f"{1e3 * used[name]:.2f}" for name in ("coordinator", "client")),
+                ]
             )
     text = (
-        "## What client and coordinator take\n\nProcessor time for each token, requests and prompts included. It is "
+        "## What client and coordinator take\n\nProcessor time for each token, requests and "
+        "prompts included. It is "
         "taken from the same two cores; a site with other machines for them is faster by it.\n"
     )
     return f"{text}\n{_figures(rows, table)}"
@@ -265,7 +320,9 @@ def _single_by_weights(rows: Sequence[Row]) -> list[Row]:
         and row["stages"] in stages
         and row["placed_micro_batches"]
     ]
-    return sorted(found, key=lambda row: (row["stages"], ("bf16", "int8", "int4").index(row["dtype"])))
+    return sorted(
+        found, key=lambda row: (row["stages"], ("bf16", "int8", "int4").index(row["dtype"]))
+    )
 
 
 def _label(row: Row) -> str:
@@ -277,7 +334,9 @@ def _label(row: Row) -> str:
         return "2 stages, unsliced" if row["mode"] == "sequential" else "2 stages, sliced"
     if row["mode"] == "no-bubbles" and not row["placed_micro_batches"]:
         return DEFAULT
-    return f"2 stages, {row['mode']}" + (f", m = {row['placed_micro_batches']}" if row["mode"] != "sequential" else "")
+    return f"2 stages, {row['mode']}" + (
+        f", m = {row['placed_micro_batches']}" if row["mode"] != "sequential" else ""
+    )
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
@@ -306,7 +365,9 @@ def _figures(rows: Sequence[Row], table: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", type=Path)
     parser.add_argument("document", type=Path)
     options = parser.parse_args()

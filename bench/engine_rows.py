@@ -1,4 +1,5 @@
-"""The report of `bench.engine`: rows of medians, with what theory and simulator say of the same pipeline."""
+"""The report of `bench.engine`: rows of medians, with what theory and simulator say of the same
+pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Rows:
         self._beside[case].append(beside)
         self._loads.append(os.getloadavg()[0])
 
-    def add_other(self, engine: str, streams: int, prompt_tokens: int, sample: Sample, section: str = DECODING) -> None:
+    def add_other(
+        self, engine: str, streams: int, prompt_tokens: int, sample: Sample, section: str = DECODING
+    ) -> None:
         self._others[engine, streams, prompt_tokens, section].append(sample)
 
     def report(self) -> list[dict[str, Any]]:
@@ -49,7 +52,9 @@ class Rows:
             if setup.dtype == "bf16" and decoding:
                 stage_s, hop_s = self._theory(case, rows)
             ideal = ideal_tokens_per_s(case.streams, in_flight, stage_s, hop_s)
-            simulated = simulated_tokens_per_s(Mode(setup.mode), case.streams, in_flight, stage_s, hop_s)
+            simulated = simulated_tokens_per_s(
+                Mode(setup.mode), case.streams, in_flight, stage_s, hop_s
+            )
         figures = _figures("edgeshard", setup.stages, case.streams, case.prompt_tokens, samples)
         figures.update(
             mode=setup.mode,
@@ -81,9 +86,13 @@ class Rows:
         fewer = [streams for streams in alone if streams <= rows]
         hop_s = median_sample(alone[max(fewer)] if fewer else self._samples[case]).hop_s
         in_flight = case.setup.in_flight(case.streams)
-        return (self._kernels.together_s(rows) if in_flight > 1 else self._kernels.alone_s(rows)), hop_s
+        return (
+            self._kernels.together_s(rows) if in_flight > 1 else self._kernels.alone_s(rows)
+        ), hop_s
 
-    def _other_row(self, engine: str, streams: int, prompt_tokens: int, section: str) -> dict[str, Any]:
+    def _other_row(
+        self, engine: str, streams: int, prompt_tokens: int, section: str
+    ) -> dict[str, Any]:
         stages = 2 if engine == LLAMA_CPP else 1
         samples = self._others[engine, streams, prompt_tokens, section]
         figures = _figures(engine, stages, streams, prompt_tokens, samples)
@@ -92,13 +101,21 @@ class Rows:
 
 
 def _is_alone(case: Case) -> bool:
-    """Whether a single micro-batch is under way, in the mode and on the deployment that are compared."""
+    """Whether a single micro-batch is under way, in the mode and on the deployment that are
+    compared."""
     setup = case.setup
-    is_compared = (setup.stages, setup.mode, setup.dtype, case.section) == (2, SPLIT.mode, "bf16", DECODING)
+    is_compared = (setup.stages, setup.mode, setup.dtype, case.section) == (
+        2,
+        SPLIT.mode,
+        "bf16",
+        DECODING,
+    )
     return is_compared and setup.in_flight(case.streams) == 1
 
 
-def _figures(engine: str, stages: int, streams: int, prompt_tokens: int, samples: list[Sample]) -> dict[str, Any]:
+def _figures(
+    engine: str, stages: int, streams: int, prompt_tokens: int, samples: list[Sample]
+) -> dict[str, Any]:
     sample = median_sample(samples)
     return {
         "engine": engine,

@@ -1,4 +1,5 @@
-"""Two real agents of one thread and one core each, deployments of the random Llama on them, and client streams."""
+"""Two real agents of one thread and one core each, deployments of the random Llama on them, and
+client streams."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Setup:
 
 def prompt_of(number: int, tokens: int) -> list[int]:
     return [
-        (7919 * number + 31 * position + position * position) % int(CONFIG["vocab_size"]) for position in range(tokens)
+        (7919 * number + 31 * position + position * position) % int(CONFIG["vocab_size"])
+        for position in range(tokens)
     ]
 
 
@@ -97,7 +99,14 @@ class PinnedSite(Site):
     ) -> None:
         self._random_model = scratch / "model" if model is None else None
         models = {MODEL: model or scratch / "model"}
-        super().__init__(scratch, NODES, models=models, first_core=0, agent_arguments=agent_arguments, secure=secure)
+        super().__init__(
+            scratch,
+            NODES,
+            models=models,
+            first_core=0,
+            agent_arguments=agent_arguments,
+            secure=secure,
+        )
 
     async def start(self) -> None:
         if self._random_model is not None:
@@ -114,7 +123,8 @@ class PinnedSite(Site):
                 os.sched_setaffinity(int(thread.name), {core})
 
     async def profile(self) -> None:
-        """Have both nodes measure themselves with the model. Raises the error of a node that could not."""
+        """Have both nodes measure themselves with the model. Raises the error of a node that could
+        not."""
         await profiled(self.client, MODEL, quick=True)
 
     async def deploy(self, setup: Setup) -> None:
@@ -126,20 +136,31 @@ class PinnedSite(Site):
 
     async def stream(self, setup: Setup, prompt: Sequence[int], new_tokens: int) -> Stream:
         """One request from its beginning to its end."""
-        return seen(await answered(self.client, setup.name, prompt, max_new_tokens=new_tokens, ignore_eos=True))
+        return seen(
+            await answered(
+                self.client, setup.name, prompt, max_new_tokens=new_tokens, ignore_eos=True
+            )
+        )
 
     async def warm_up(self, setup: Setup) -> None:
         """A short request: weights that were not read for a while are slow at first."""
         await self.stream(setup, prompt_of(0, 16), 4)
 
-    async def streams(self, setup: Setup, count: int, prompt_tokens: int, new_tokens: int) -> list[Stream]:
+    async def streams(
+        self, setup: Setup, count: int, prompt_tokens: int, new_tokens: int
+    ) -> list[Stream]:
         """So many at once, each with a prompt of its own."""
         prompts = [prompt_of(number, prompt_tokens) for number in range(count)]
-        return list(await asyncio.gather(*(self.stream(setup, prompt, new_tokens) for prompt in prompts)))
+        return list(
+            await asyncio.gather(*(self.stream(setup, prompt, new_tokens) for prompt in prompts))
+        )
 
     def processor_s_by_process(self) -> dict[str, float]:
         """Processor time of every process so far, by name."""
-        return {**{name: process_s(pid) for name, pid in self.pids().items()}, "client": time.process_time()}
+        return {
+            **{name: process_s(pid) for name, pid in self.pids().items()},
+            "client": time.process_time(),
+        }
 
 
 def seen(stream: load.Stream) -> Stream:
@@ -149,7 +170,12 @@ def seen(stream: load.Stream) -> Stream:
 
 
 def process_s(pid: int) -> float:
-    """Processor time of all threads, to the nanosecond: other counters of the kernel tick a hundred times a second, and
-    some tokens have less."""
+    """Processor time of all threads, to the nanosecond: other counters of the kernel tick a hundred
+    times a second, and some tokens have less."""
     threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
+    return (
+        sum(
+            int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads
+        )
+        / 1e9
+    )

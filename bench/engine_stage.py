@@ -1,4 +1,5 @@
-"""Some layers of a random Llama in this process, decoding: how long a step takes with nothing around it."""
+"""Some layers of a random Llama in this process, decoding: how long a step takes with nothing
+around it."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class DecodingStage:
     """`rows` requests with prompts of `context` tokens, some or all of which repeatedly decode
     `steps` tokens.
 
-    Each request has room for `max_prompt` tokens, if that is more. Weights are bfloat16 without a `quantisation`, and
-    random ones of `config` without a `source`.
+    Each request has room for `max_prompt` tokens, if that is more. Weights are bfloat16 without a
+    `quantisation`, and random ones of `config` without a `source`.
     """
 
     def __init__(
@@ -53,14 +54,17 @@ class DecodingStage:
             device="cpu",
             quantisation=quantisation,
         )
-        self._model = StageModel.with_kv(weights, KvMemory(DType.BFLOAT16, blocks * rows, BLOCK_TOKENS))
+        self._model = StageModel.with_kv(
+            weights, KvMemory(DType.BFLOAT16, blocks * rows, BLOCK_TOKENS)
+        )
         for row in range(rows):
             grant = KvGrant(row, 0, tuple(range(row * blocks, (row + 1) * blocks)))
             span = Span(row, 0, context, sample=True, sampling=Sampling())
             self._timed(StepPlan(grants=(grant,), spans=(span,)), context)
 
     def decode(self, rows: int, seconds: float) -> list[float]:
-        """Decode the first `rows` requests for `seconds`, all steps at least once; return the seconds of each step."""
+        """Decode the first `rows` requests for `seconds`, all steps at least once; return the
+        seconds of each step."""
         taken: list[float] = []
         give_up = time.perf_counter() + seconds
         while not taken or time.perf_counter() < give_up:
@@ -68,7 +72,8 @@ class DecodingStage:
         return taken
 
     def prompt(self, tokens: int) -> float:
-        """Seconds of the first request's prompt of `tokens` tokens, which replaces the request's former data."""
+        """Seconds of the first request's prompt of `tokens` tokens, which replaces the request's
+        former data."""
         span = Span(0, 0, tokens, sample=True, sampling=Sampling())
         return self._timed(StepPlan(spans=(span,)), tokens)
 

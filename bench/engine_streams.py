@@ -1,8 +1,8 @@
 """The engine's figures as client streams see them: rates, latencies, how busy the stages were.
 Pure.
 
-Rates are taken from the time at which all streams generate: after the last one's first token, before the first one's
-last. Prompts and those who have finished weigh on nothing then.
+Rates are taken from the time at which all streams generate: after the last one's first token,
+before the first one's last. Prompts and those who have finished weigh on nothing then.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Stream:
 class Sample:
     """One run of some streams at once. Seconds are medians over tokens; lists are by stage.
 
-    hop_s          of each hop: what a token's round takes beyond waiting and computing, in equal parts
-    bubble_share   part of the stages' time in which they do not compute; None if the pipeline has a
+    hop_s of each hop: what a token's round takes beyond waiting and computing, in equal parts
+    bubble_share part of the stages' time in which they do not compute; None if the pipeline has a
     single stage
     """
 
@@ -64,10 +64,20 @@ def sample_of(streams: Sequence[Stream]) -> Sample:
     if any(len(arrivals) < 2 for arrivals in within):
         raise ValueError("at no time did all streams generate: ask for more tokens")
     rates = [(len(arrivals) - 1) / (arrivals[-1].at_s - arrivals[0].at_s) for arrivals in within]
-    gaps = [later.at_s - earlier.at_s for arrivals in within for earlier, later in pairwise(arrivals)]
-    steps = {arrival.timings for arrivals in within for arrival in arrivals if begin < arrival.at_s <= end}
+    gaps = [
+        later.at_s - earlier.at_s for arrivals in within for earlier, later in pairwise(arrivals)
+    ]
+    steps = {
+        arrival.timings
+        for arrivals in within
+        for arrival in arrivals
+        if begin < arrival.at_s <= end
+    }
     stages = sorted({timing.stage for step in steps for timing in step})
-    compute = [[timing.compute_s for step in steps for timing in step if timing.stage == stage] for stage in stages]
+    compute = [
+        [timing.compute_s for step in steps for timing in step if timing.stage == stage]
+        for stage in stages
+    ]
     busy = [min(1.0, sum(seconds) / (end - begin)) for seconds in compute]
     return Sample(
         tokens_per_s=sum(rates),
@@ -83,7 +93,9 @@ def _hops(within: Sequence[Sequence[Arrival]], stages: int) -> tuple[float, ...]
     if stages < 2:
         return ()
     rests = [
-        later.at_s - earlier.at_s - sum(timing.wait_s + timing.compute_s for timing in later.timings)
+        later.at_s
+        - earlier.at_s
+        - sum(timing.wait_s + timing.compute_s for timing in later.timings)
         for arrivals in within
         for earlier, later in pairwise(arrivals)
     ]

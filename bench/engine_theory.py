@@ -12,8 +12,11 @@ from edgeshard.planning.simulation.timing import Pipeline, SimulatedTraffic
 _TOKENS = 64
 
 
-def ideal_tokens_per_s(streams: int, micro_batches: int, stage_s: Sequence[float], hop_s: Sequence[float]) -> float:
-    """m b / max(R, m B): all tokens of a round over the round, or over all turns at the busiest station.
+def ideal_tokens_per_s(
+    streams: int, micro_batches: int, stage_s: Sequence[float], hop_s: Sequence[float]
+) -> float:
+    """m b / max(R, m B): all tokens of a round over the round, or over all turns at the busiest
+    station.
 
     docs/papers.md#rates-of-a-pipeline
     """
@@ -27,5 +30,7 @@ def simulated_tokens_per_s(
     """The same by the simulator, whose modes differ in when a micro-batch continues."""
     stages = tuple(steady_stage(0.0, seconds) for seconds in stage_s)
     hops = tuple(linear_hop(0.0, seconds) for seconds in hop_s)
-    traffic = SimulatedTraffic(1, micro_batches, prompt_tokens=1, new_tokens=_TOKENS, decode_only=True)
+    traffic = SimulatedTraffic(
+        1, micro_batches, prompt_tokens=1, new_tokens=_TOKENS, decode_only=True
+    )
     return streams / micro_batches * simulate(Pipeline(stages, hops), traffic, mode).tokens_per_s

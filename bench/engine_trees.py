@@ -58,28 +58,46 @@ class CaseRow:
     def report(self) -> dict[str, Any]:
         ratios = sorted(self.ratios)
         best = max(self.after) / max(self.before)
-        return asdict(self) | {"ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1], "best": best}
+        return asdict(self) | {
+            "ratio": statistics.median(ratios),
+            "least": ratios[0],
+            "most": ratios[-1],
+            "best": best,
+        }
 
 
 def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) -> list[CaseRow]:
-    """The quick cases that both trees have, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
+    """The quick cases that both trees have, or those `wanted` ("NAME xSTREAMS"), `rounds` times in
+    turns."""
     theirs, ours = (
-        {(name, streams): index for index, (name, streams) in enumerate(t.receive())} for t in (before, after)
+        {(name, streams): index for index, (name, streams) in enumerate(t.receive())}
+        for t in (before, after)
     )
     if theirs.keys() ^ ours.keys():
-        print(f"in one tree only: {sorted(theirs.keys() ^ ours.keys())}", file=sys.stderr, flush=True)
+        print(
+            f"in one tree only: {sorted(theirs.keys() ^ ours.keys())}", file=sys.stderr, flush=True
+        )
     rows = [
-        CaseRow(*case) for case in sorted(theirs) if case in ours and (not wanted or f"{case[0]} x{case[1]}" in wanted)
+        CaseRow(*case)
+        for case in sorted(theirs)
+        if case in ours and (not wanted or f"{case[0]} x{case[1]}" in wanted)
     ]
     if not rows:
-        raise RuntimeError(f"none of the cases that both trees have is wanted: {sorted(theirs.keys() & ours.keys())}")
+        raise RuntimeError(
+            "none of the cases that both trees have is wanted: "
+            f"{sorted(theirs.keys() & ours.keys())}"
+        )
     for row in rows:
         case = row.case, row.streams
         for number in range(rounds):
             turns = [(before, theirs[case], row.before), (after, ours[case], row.after)]
             for tree, index, rates in turns if number % 2 == 0 else reversed(turns):
                 rates.append(float(tree.ask(index)))
-            print(f"{number + 1}/{rounds} {row.case} x{row.streams}: {row.ratios[-1]:.3f}", file=sys.stderr, flush=True)
+            print(
+                f"{number + 1}/{rounds} {row.case} x{row.streams}: {row.ratios[-1]:.3f}",
+                file=sys.stderr,
+                flush=True,
+            )
     return rows
 
 
@@ -87,15 +105,23 @@ async def work() -> None:
     """A worker: the site of this process's tree, at the command of standard input."""
     decoding = (*QUICK.cases, Case(LONG_WHOLE, 1, DEEP_PROMPT))
     prompts = (LONG_WHOLE, LONG_SPLIT)
-    names = [*((case.setup.name, case.streams) for case in decoding), *((f"prompt {s.name}", 1) for s in prompts)]
+    names = [
+        *((case.setup.name, case.streams) for case in decoding),
+        *((f"prompt {s.name}", 1) for s in prompts),
+    ]
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
-        # Weights are read from blobs: a tree of before may not be able to load all of these from packed files.
+        # Weights are read from blobs: a tree of before may not be able to load all of these from
+        # packed files.
         async with PinnedSite(Path(scratch), ("--pack", "never")) as site:
             print(json.dumps(names), flush=True)
             asked, held, measured = 0, None, set[Quantisation | None]()
             while line := await asyncio.to_thread(sys.stdin.readline):
                 index = int(line)
-                setup = decoding[index].setup if index < len(decoding) else prompts[index - len(decoding)]
+                setup = (
+                    decoding[index].setup
+                    if index < len(decoding)
+                    else prompts[index - len(decoding)]
+                )
                 if setup != held:
                     if held is not None:
                         await site.delete(held)
@@ -106,10 +132,14 @@ async def work() -> None:
                     await site.deploy(setup)
                 if index < len(decoding):
                     case = decoding[index]
-                    sample, _ = await measure(site, case, sized(max(16, 64 // case.streams), QUICK.new_tokens))
+                    sample, _ = await measure(
+                        site, case, sized(max(16, 64 // case.streams), QUICK.new_tokens)
+                    )
                     rate = sample.tokens_per_s
                 else:
-                    asked += 1  # another prompt each time: the blocks of a repeated prompt are cached
+                    asked += (
+                        1  # another prompt each time: the blocks of a repeated prompt are cached
+                    )
                     prompt = prompt_of(100 + asked, NEW_PROMPT)
                     await site.warm_up(setup)
                     stream = await site.stream(setup, prompt, 1)
@@ -118,10 +148,20 @@ async def work() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", type=Path, nargs="?", metavar="DIR", help="the other checkout, set up")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "before", type=Path, nargs="?", metavar="DIR", help="the other checkout, set up"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--case", action="append", default=[], metavar='"NAME xSTREAMS"', help="this one only; repeat")
+    parser.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar='"NAME xSTREAMS"',
+        help="this one only; repeat",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

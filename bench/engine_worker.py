@@ -1,7 +1,8 @@
-"""A process of its own on one core that answers questions, one JSON object a line: what `bench.engine` compares with.
+"""A process of its own on one core that answers questions, one JSON object a line: what
+`bench.engine` compares with.
 
-python -m bench.engine_worker transformers DIRECTORY     a Hugging Face directory under `generate`, one thread
-python -m bench.engine_worker stage FIRST:END ROWS PROMPT_TOKENS NEW_TOKENS
+python -m bench.engine_worker transformers DIRECTORY a Hugging Face directory under `generate`, one
+thread python -m bench.engine_worker stage FIRST:END ROWS PROMPT_TOKENS NEW_TOKENS
                                                          some layers of the random Llama, and how long a step takes
 """
 
@@ -26,12 +27,23 @@ class Worker(LineProcess):
     """This module with some arguments, on one core and with one thread."""
 
     def __init__(self, core: int, *arguments: str) -> None:
-        command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.engine_worker", *arguments]
-        super().__init__(command, {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"})
+        command = [
+            "taskset",
+            "-c",
+            str(core),
+            sys.executable,
+            "-m",
+            "bench.engine_worker",
+            *arguments,
+        ]
+        super().__init__(
+            command, {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        )
 
 
 def transformers_answers(directory: str) -> Answer:
-    """{streams, prompt_tokens, new_tokens} -> {began_s, arrivals_s}: when each step's tokens were there."""
+    """{streams, prompt_tokens, new_tokens} -> {began_s, arrivals_s}: when each step's tokens were
+    there."""
     import torch
     from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
@@ -46,7 +58,9 @@ def transformers_answers(directory: str) -> Answer:
             return torch.zeros(len(ids), dtype=torch.bool)
 
         shape = (question["streams"], question["prompt_tokens"])
-        ids = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(shape[0]))
+        ids = torch.randint(
+            model.config.vocab_size, shape, generator=torch.Generator().manual_seed(shape[0])
+        )
         began = time.perf_counter()
         model.generate(
             ids,
@@ -66,11 +80,15 @@ def stage_answers(layers: str, rows: int, context: int, steps: int) -> Answer:
 
     first, end = (int(part) for part in layers.split(":"))
     stage = DecodingStage(LayerRange(first, end), rows, context, steps)
-    return lambda question: {"step_s": statistics.median(stage.decode(question["rows"], question["seconds"]))}
+    return lambda question: {
+        "step_s": statistics.median(stage.decode(question["rows"], question["seconds"]))
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=("transformers", "stage"))
     parser.add_argument("what", metavar="DIRECTORY|FIRST:END")
     parser.add_argument("numbers", metavar="ROWS PROMPT_TOKENS NEW_TOKENS", type=int, nargs="*")

@@ -1,4 +1,5 @@
-"""Whether a site that has run for long still uses the same resources: memory, threads, open files, KV. Pure."""
+"""Whether a site that has run for long still uses the same resources: memory, threads, open files,
+KV. Pure."""
 
 from __future__ import annotations
 
@@ -58,14 +59,17 @@ def growth(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def problems(samples: Sequence[Sample]) -> list[str]:
-    """Descriptions of everything that grew although it should not have; empty for a site that stayed the same."""
+    """Descriptions of everything that grew although it should not have; empty for a site that
+    stayed the same."""
     judged = after_warm_up(samples)
     found = [
-        f"{name} grew by {rate * 600 / MIB:.2f} MiB in ten minutes, more than {GROWTH_LIMIT * 600 / MIB:g}"
+        f"{name} grew by {rate * 600 / MIB:.2f} MiB in ten minutes, more than "
+        f"{GROWTH_LIMIT * 600 / MIB:g}"
         for name, rate in growth(samples).items()
         if rate > GROWTH_LIMIT
     ]
-    # Threads and files come and go with streams, one or two at a time; a leak adds one for many a request.
+    # Threads and files come and go with streams, one or two at a time; a leak adds one for many a
+    # request.
     counts: dict[str, Callable[[ProcessSample], int]] = {
         "threads": lambda process: process.threads,
         "open files": lambda process: process.files,

@@ -35,15 +35,21 @@ def body(path: str, tokens: int) -> bytes:
         "/api/chat": {"messages": messages, "options": {"num_predict": tokens}},
     }
     text = json.dumps({"model": "m", "stream": True, **asked[path]}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(text)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
+        f"{len(text)}\r\n\r\n"
+    )
     return head.encode() + text
 
 
 async def read(port: int, path: str, tokens: int, pause_s: float = 0.0) -> float:
-    """One stream to its end; its longest gap in seconds. With `pause_s`, a slow reader: a kilobyte, then a pause."""
+    """One stream to its end; its longest gap in seconds. With `pause_s`, a slow reader: a kilobyte,
+    then a pause."""
     dialled = socket.socket()
     if pause_s:
-        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # or the kernel would read for it
+        dialled.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
+        )  # or the kernel would read for it
     dialled.setblocking(False)
     await asyncio.get_running_loop().sock_connect(dialled, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=dialled, limit=4096)
@@ -78,7 +84,18 @@ async def measure(path: str, streams: int, tokens: int, slow: int = 0) -> dict[s
     server = GatewayServer(make_app(backend, Open()), HttpListen("127.0.0.1:0"))
     await server.start()
     port = server.url.rpartition(":")[2]
-    arguments = ["--port", port, "--path", path, "--streams", streams, "--tokens", tokens, "--slow", slow]
+    arguments = [
+        "--port",
+        port,
+        "--path",
+        path,
+        "--streams",
+        streams,
+        "--tokens",
+        tokens,
+        "--slow",
+        slow,
+    ]
     idle_began, began = time.process_time(), time.monotonic()
     await asyncio.sleep(sized(1, 0.1))
     idle_s = (time.process_time() - idle_began) / (time.monotonic() - began)
@@ -113,7 +130,9 @@ async def main() -> None:
     rows = {}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat"):
         rows[path] = await measure(path, asked.streams, asked.tokens)
-    rows["slow readers"] = await measure("/v1/chat/completions", asked.streams, asked.tokens, asked.slow)
+    rows["slow readers"] = await measure(
+        "/v1/chat/completions", asked.streams, asked.tokens, asked.slow
+    )
     print(json.dumps({"python": Path(sys.executable).name, "rows": rows}, indent=2))
 
 

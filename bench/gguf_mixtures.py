@@ -1,4 +1,5 @@
-"""GGUF files in the mixtures of llama-quantize: their quality, their memory and their speed, next to llama.cpp's.
+"""GGUF files in the mixtures of llama-quantize: their quality, their memory and their speed, next
+to llama.cpp's.
 
 Quality is measured with the demo model on text it was not trained on, against the file's own
 numbers in float32. It is perplexity, and the rms of the log-probabilities of the ten likeliest
@@ -9,8 +10,9 @@ weights over the file's tensors.
     python -m bench.gguf_mixtures [--llama-cpp DIR] [--logits-by PYTHON] [--mixtures Q4_K_M,...] [--shapes 316m,1b]
                                   [--turns N] [-o FILE]
 
-DIR is a build of llama.cpp (`bench/llama_cpp.py`). PYTHON is an interpreter with the package llama-cpp-python; its
-library is that of DIR. Without a build only Q8_0 is measured, which the package `gguf` writes.
+DIR is a build of llama.cpp (`bench/llama_cpp.py`). PYTHON is an interpreter with the package
+llama-cpp-python; its library is that of DIR. Without a build only Q8_0 is measured, which the
+package `gguf` writes.
 """
 
 from __future__ import annotations
@@ -94,9 +96,16 @@ class Model:
     def stage(self, dtype: DType, quantisation: Quantisation | None) -> StageModel:
         """All layers in one stage, with room for one text."""
         weights = StageWeights.load(
-            self.source, self.config, self.layers, dtype=dtype, device="cpu", quantisation=quantisation
+            self.source,
+            self.config,
+            self.layers,
+            dtype=dtype,
+            device="cpu",
+            quantisation=quantisation,
         )
-        return StageModel.with_kv(weights, KvMemory(dtype, -(-TEXT_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS))
+        return StageModel.with_kv(
+            weights, KvMemory(dtype, -(-TEXT_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS)
+        )
 
 
 def opened(path: Path, scratch: Path) -> Model:
@@ -119,7 +128,8 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the demo model. `memory` is bytes of the stage's weights over bytes of the file's tensors."""
+    """A file of the demo model. `memory` is bytes of the stage's weights over bytes of the file's
+    tensors."""
 
     mixture: str
     bytes: int
@@ -130,7 +140,8 @@ class File:
 
 
 def write_mixture(build: Path | None, source: Path, mixture: str, target: Path) -> None:
-    """Write the bfloat16 file `source` in a mixture, by llama-quantize, or Q8_0 by the package `gguf`."""
+    """Write the bfloat16 file `source` in a mixture, by llama-quantize, or Q8_0 by the package
+    `gguf`."""
     if build is not None:
         write_quantised(build, source, mixture, target)
         return
@@ -172,15 +183,28 @@ def log_probabilities(stage: StageModel, tokens: np.ndarray) -> torch.Tensor:
     return torch.stack(found)
 
 
-def llama_cpp_log_probabilities(build: Path, python: str, model: Path, tokens: np.ndarray) -> torch.Tensor:
+def llama_cpp_log_probabilities(
+    build: Path, python: str, model: Path, tokens: np.ndarray
+) -> torch.Tensor:
     """As `log_probabilities`, by llama.cpp with one thread."""
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder, "tokens.npy")
         found = Path(folder, "logits.npy")
         np.save(given, tokens)
         program = Path(__file__).with_name("llama_cpp_logits.py")
-        environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(build), "LD_LIBRARY_PATH": str(build)}
-        command = [python, "-P", str(program), str(model), str(given), str(found)]  # bench has a llama_cpp, too
+        environment = {
+            **os.environ,
+            "LLAMA_CPP_LIB_PATH": str(build),
+            "LD_LIBRARY_PATH": str(build),
+        }
+        command = [
+            python,
+            "-P",
+            str(program),
+            str(model),
+            str(given),
+            str(found),
+        ]  # bench has a llama_cpp, too
         subprocess.run(command, env=environment, capture_output=True, timeout=600, check=True)
         return torch.log_softmax(torch.from_numpy(np.load(found)), -1)
 
@@ -197,7 +221,9 @@ def quality(found: torch.Tensor, exact: torch.Tensor, tokens: np.ndarray) -> Qua
     return Quality(perplexity(found, tokens), float(difference.square().mean().sqrt()))
 
 
-def measure_quality(build: Path | None, python: str | None, mixtures: Sequence[str], folder: Path) -> list[File]:
+def measure_quality(
+    build: Path | None, python: str | None, mixtures: Sequence[str], folder: Path
+) -> list[File]:
     """A row for each mixture of the demo model."""
     config = json.loads((MODEL / "config.json").read_text())
     write_gguf(folder / "demo.gguf", config, SafetensorsDirectory(MODEL))
@@ -212,14 +238,22 @@ def measure_quality(build: Path | None, python: str | None, mixtures: Sequence[s
         size = sum(tensor.size for tensor in read_gguf(path).tensors.values())
         theirs = None
         if build is not None and python is not None:
-            theirs = quality(llama_cpp_log_probabilities(build, python, path, tokens), exact, tokens)
+            theirs = quality(
+                llama_cpp_log_probabilities(build, python, path, tokens), exact, tokens
+            )
         ours = quality(log_probabilities(stage, tokens), exact, tokens)
-        files.append(File(mixture, size, stage.parameter_bytes / size, perplexity(exact, tokens), ours, theirs))
+        files.append(
+            File(
+                mixture, size, stage.parameter_bytes / size, perplexity(exact, tokens), ours, theirs
+            )
+        )
         print(quality_line(files[-1]), flush=True)
     return files
 
 
-def measure_speed(build: Path | None, mixture: str, shape: str, turns: int, core: int, folder: Path) -> list[Row]:
+def measure_speed(
+    build: Path | None, mixture: str, shape: str, turns: int, core: int, folder: Path
+) -> list[Row]:
     """The rows of one file; ours and llama.cpp's in turns."""
     source = folder / f"{shape}.gguf"
     if not source.exists():
@@ -239,7 +273,9 @@ def measure_speed(build: Path | None, mixture: str, shape: str, turns: int, core
     )
     head = head_format(path)
     rows = [Row(f"{mixture} {shape} ", workload, head, head) for workload in WORKLOADS]
-    take_turns(rows, stage, turns, None if build is None else lambda: measure_llama_cpp(build, path, core))
+    take_turns(
+        rows, stage, turns, None if build is None else lambda: measure_llama_cpp(build, path, core)
+    )
     path.unlink()
     for row in rows:
         print(line(row), flush=True)
@@ -247,7 +283,10 @@ def measure_speed(build: Path | None, mixture: str, shape: str, turns: int, core
 
 
 def quality_line(row: File) -> str:
-    text = f"{row.mixture:<8}{row.bytes / 1e6:>7.2f} MB, memory {row.memory:.3f}, perplexity {row.perplexity:.3f}; "
+    text = (
+        f"{row.mixture:<8}{row.bytes / 1e6:>7.2f} MB, memory {row.memory:.3f}, perplexity "
+        f"{row.perplexity:.3f}; "
+    )
     text += f"ours {row.ours.perplexity:.3f}, rms {row.ours.rms:.4f}"
     if row.llama_cpp is not None:
         text += f"; llama.cpp {row.llama_cpp.perplexity:.3f}, rms {row.llama_cpp.rms:.4f}"
@@ -255,12 +294,24 @@ def quality_line(row: File) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="the folder of its llama-quantize")
-    parser.add_argument("--logits-by", metavar="PYTHON", help="an interpreter with llama-cpp-python")
-    parser.add_argument("--mixtures", default=",".join(MIXTURES), metavar="NAME,...", help="default: %(default)s")
-    parser.add_argument("--shapes", default=",".join(SHAPES), metavar="NAME,...", help="default: %(default)s")
-    parser.add_argument("--turns", type=int, default=sized(5, 1), metavar="N", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--llama-cpp", type=Path, metavar="DIR", help="the folder of its llama-quantize"
+    )
+    parser.add_argument(
+        "--logits-by", metavar="PYTHON", help="an interpreter with llama-cpp-python"
+    )
+    parser.add_argument(
+        "--mixtures", default=",".join(MIXTURES), metavar="NAME,...", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--shapes", default=",".join(SHAPES), metavar="NAME,...", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=sized(5, 1), metavar="N", help="default: %(default)s"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="file for the JSON")
     options = parser.parse_args()
     core = max(os.sched_getaffinity(0))

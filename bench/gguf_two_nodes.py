@@ -1,8 +1,8 @@
 """A GGUF file over two nodes of one core each, next to llama.cpp's RPC backend with the same file.
 
-The file is the random Llama of `bench/random_llama.py` in a mixture of llama-quantize. Each round runs some streams
-over EdgeShard's two agents and then over two RPC servers, all with one thread. A row has the medians of the
-rounds. Coordinator and client share the two cores with the agents.
+The file is the random Llama of `bench/random_llama.py` in a mixture of llama-quantize. Each round
+runs some streams over EdgeShard's two agents and then over two RPC servers, all with one thread. A
+row has the medians of the rounds. Coordinator and client share the two cores with the agents.
 
     python -m bench.gguf_two_nodes [--llama-cpp DIR] [--mixture Q4_K_M] [--rounds N] [-o FILE]
 
@@ -39,7 +39,9 @@ async def ours(site: PinnedSite, setup: Setup, streams: int) -> float:
     return sample_of(await site.streams(setup, streams, PROMPT_TOKENS, NEW_TOKENS)).tokens_per_s
 
 
-async def measure(model: Path, mixture: str, rounds: int, build: Path | None, scratch: Path) -> list[Row]:
+async def measure(
+    model: Path, mixture: str, rounds: int, build: Path | None, scratch: Path
+) -> list[Row]:
     """A row for each number of streams; default options except the cut."""
     head = head_format(model)
     rows = [Row(mixture, f"{streams} streams", head, head) for streams in STREAMS]
@@ -50,7 +52,9 @@ async def measure(model: Path, mixture: str, rounds: int, build: Path | None, sc
             for row, streams in zip(rows, STREAMS, strict=True):
                 row.turns.append(await ours(site, setup, streams))
             if build is not None:
-                for row, rate in zip(rows, await asyncio.to_thread(theirs, build, model), strict=True):
+                for row, rate in zip(
+                    rows, await asyncio.to_thread(theirs, build, model), strict=True
+                ):
                     row.llama_cpp_turns.append(rate)
     return rows
 
@@ -62,10 +66,16 @@ def theirs(build: Path, model: Path) -> Sequence[float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="the folder of its ggml-rpc-server")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--llama-cpp", type=Path, metavar="DIR", help="the folder of its ggml-rpc-server"
+    )
     parser.add_argument("--mixture", default="Q4_K_M", metavar="NAME", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=sized(5, 1), metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--rounds", type=int, default=sized(5, 1), metavar="N", help="default: %(default)s"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="file for the JSON")
     options = parser.parse_args()
     build = usable_llama_cpp(options.llama_cpp)

@@ -31,7 +31,13 @@ PROMPT = "Once upon a time there was a king who had three sons"
 NEW_TOKENS = sized(400, 40)
 STREAMS = 4
 WORDS = ("name", "age", "colour", "house", "wife", "gold", "horse", "wish", "three", "end")
-SPEC = {"name": NAME, "model": NAME, "source": "a", "dtype": "float32", "layers": "a=0:4,b=4:9,c=9:12"}
+SPEC = {
+    "name": NAME,
+    "model": NAME,
+    "source": "a",
+    "dtype": "float32",
+    "layers": "a=0:4,b=4:9,c=9:12",
+}
 SPEC["speculation"] = "off"  # a step is a token
 
 
@@ -58,7 +64,9 @@ def _text(chance: random.Random, depth: int) -> Kind:
 
 
 def _pattern(chance: random.Random, depth: int) -> Kind:
-    pattern = chance.choice(["[a-z]{2,9}", "[A-Z][a-z]{1,7} [A-Z][a-z]{1,7}", "(yes|no|never)!?", "[0-9]{4}-[01][0-9]"])
+    pattern = chance.choice(
+        ["[a-z]{2,9}", "[A-Z][a-z]{1,7} [A-Z][a-z]{1,7}", "(yes|no|never)!?", "[0-9]{4}-[01][0-9]"]
+    )
     return Kind(
         {"type": "string", "pattern": f"^{pattern}$"},
         lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None,
@@ -79,8 +87,12 @@ def _number(chance: random.Random, depth: int) -> Kind:
 
 
 def _enum(chance: random.Random, depth: int) -> Kind:
-    values: list[Any] = chance.sample([*WORDS, 1, 2.5, None, True, 'it\'s "so"', "\n"], chance.randrange(1, 6))
-    return Kind({"enum": values}, lambda value: any(type(value) is type(v) and value == v for v in values))
+    values: list[Any] = chance.sample(
+        [*WORDS, 1, 2.5, None, True, 'it\'s "so"', "\n"], chance.randrange(1, 6)
+    )
+    return Kind(
+        {"enum": values}, lambda value: any(type(value) is type(v) and value == v for v in values)
+    )
 
 
 def _plain(chance: random.Random, depth: int) -> Kind:
@@ -91,7 +103,10 @@ def _plain(chance: random.Random, depth: int) -> Kind:
 
 def _either(chance: random.Random, depth: int) -> Kind:
     kinds = [any_kind(chance, depth + 2) for _ in range(chance.randrange(2, 4))]
-    return Kind({"anyOf": [kind.schema for kind in kinds]}, lambda value: any(kind.holds(value) for kind in kinds))
+    return Kind(
+        {"anyOf": [kind.schema for kind in kinds]},
+        lambda value: any(kind.holds(value) for kind in kinds),
+    )
 
 
 def _array(chance: random.Random, depth: int) -> Kind:
@@ -99,7 +114,9 @@ def _array(chance: random.Random, depth: int) -> Kind:
     most = least + chance.randrange(4)
     return Kind(
         {"type": "array", "items": item.schema, "minItems": least, "maxItems": most},
-        lambda value: isinstance(value, list) and least <= len(value) <= most and all(map(item.holds, value)),
+        lambda value: (
+            isinstance(value, list) and least <= len(value) <= most and all(map(item.holds, value))
+        ),
     )
 
 
@@ -136,7 +153,12 @@ async def prove(client: Client, count: int) -> dict[str, Any]:
         kind = any_kind(random.Random(number))
         async with places:
             answer = await client.complete(
-                NAME, PROMPT, guide=guide_of(kind.schema), max_new_tokens=NEW_TOKENS, temperature=1.0, seed=seed
+                NAME,
+                PROMPT,
+                guide=guide_of(kind.schema),
+                max_new_tokens=NEW_TOKENS,
+                temperature=1.0,
+                seed=seed,
             )
         if answer.finish_reason is not FinishReason.STOP:
             cut += 1
@@ -147,10 +169,18 @@ async def prove(client: Client, count: int) -> dict[str, Any]:
                 return
         except ValueError:
             pass
-        wrong.append(f"schema {number}, seed {seed}: {json.dumps(kind.schema)} gave {answer.text!r}")
+        wrong.append(
+            f"schema {number}, seed {seed}: {json.dumps(kind.schema)} gave {answer.text!r}"
+        )
 
     await asyncio.gather(*(ask(number, seed) for number in range(count) for seed in (1, 2)))
-    return {"schemas": count, "answers": 2 * count, "ended": ended, "cut_by_length": cut, "wrong": wrong}
+    return {
+        "schemas": count,
+        "answers": 2 * count,
+        "ended": ended,
+        "cut_by_length": cut,
+        "wrong": wrong,
+    }
 
 
 LONG = guide_of({"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 100})
@@ -163,7 +193,13 @@ async def cost(client: Client, rounds: int, streams: int) -> dict[str, Any]:
 
     async def ask(guide: Guide | None) -> float:
         answer = await client.complete(
-            NAME, PROMPT, guide=guide, max_new_tokens=200, ignore_eos=guide is None, temperature=0.8, seed=1
+            NAME,
+            PROMPT,
+            guide=guide,
+            max_new_tokens=200,
+            ignore_eos=guide is None,
+            temperature=0.8,
+            seed=1,
         )
         assert len(answer.token_ids) == 200
         return 1000 * answer.inter_token_latency_s
@@ -187,7 +223,13 @@ async def cost(client: Client, rounds: int, streams: int) -> dict[str, Any]:
 async def kill(site: Site) -> dict[str, Any]:
     """The answers of a run in which a node was killed, and of a run without a kill."""
     client = site.client
-    asked: Any = {"guide": LONG, "max_new_tokens": 120, "temperature": 0.8, "seed": 3, "timeout_s": 60}
+    asked: Any = {
+        "guide": LONG,
+        "max_new_tokens": 120,
+        "temperature": 0.8,
+        "seed": 3,
+        "timeout_s": 60,
+    }
     undisturbed = await client.complete(NAME, PROMPT, **asked)
     same = {}
     for index in sized((2, 1, 0), (1,)):

@@ -1,13 +1,13 @@
 """Measure the cost of a hop: two stages in two processes on loopback, compared with the same layers
 in one process.
 
-One site of real processes: a coordinator and the nodes a and b, one compute thread each. The demo model is deployed
-twice, whole on a, and in halves on a and b. Both answer the same greedy request in turns, which of them goes first
-alternating, so that whatever else the machine does weighs on both alike. The compared figure is the
-median time between two tokens, as the client sees it.
+One site of real processes: a coordinator and the nodes a and b, one compute thread each. The demo
+model is deployed twice, whole on a, and in halves on a and b. Both answer the same greedy request
+in turns, which of them goes first alternating, so that whatever else the machine does weighs on
+both alike. The compared figure is the median time between two tokens, as the client sees it.
 
-A token makes two hops in the split pipeline: its activations from a to b, and the sampled token back from b to a. So
-the cost of one is half of what the split adds to a token.
+A token makes two hops in the split pipeline: its activations from a to b, and the sampled token
+back from b to a. So the cost of one is half of what the split adds to a token.
 
     python -m bench.hop [--rounds 8] [--tokens 64] [--check]    JSON on stdout; with --check, exit 1 beyond the limit
 """
@@ -41,7 +41,8 @@ PROMPT = "Once upon a time there was a king who had three daughters"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request: median and 95th percentile of the time between tokens, and each stage's median compute time."""
+    """One request: median and 95th percentile of the time between tokens, and each stage's median
+    compute time."""
 
     inter_token_ms: float
     inter_token_p95_ms: float
@@ -55,7 +56,10 @@ async def measure(client: Client, deployment: str, token_count: int) -> Run:
     tokens, gaps_ms = stream.tokens, sorted(1000 * gap for gap in stream.gaps_s)
     stages = sorted({timing.stage for token in tokens[1:] for timing in token.timings})
     compute_ms = tuple(
-        1000 * statistics.median(t.compute_s for token in tokens[1:] for t in token.timings if t.stage == stage)
+        1000
+        * statistics.median(
+            t.compute_s for token in tokens[1:] for t in token.timings if t.stage == stage
+        )
         for stage in stages
     )
     return Run(
@@ -71,7 +75,13 @@ async def deploy(client: Client) -> None:
     layer_count = (await client.stored_model("demo")).layer_count
     for name, stage_count in STAGES.items():
         layers = even_layers(layer_count, NODES[:stage_count])
-        spec = {"name": name, "model": "demo", "source": NODES[0], "dtype": "float32", "concurrency": 1}
+        spec = {
+            "name": name,
+            "model": "demo",
+            "source": NODES[0],
+            "dtype": "float32",
+            "concurrency": 1,
+        }
         spec["speculation"] = "off"  # a step is a token
         await client.deploy(parse_spec({**spec, "layers": layers}), timeout_s=120)
 
@@ -87,12 +97,16 @@ async def compare(rounds: int, token_count: int) -> dict[str, list[Run]]:
         for number in range(rounds):
             for name in (WHOLE, SPLIT) if number % 2 == 0 else (SPLIT, WHOLE):
                 runs[name].append(await measure(client, name, token_count))
-                print(f"round {number + 1}/{rounds} {name}: {runs[name][-1].inter_token_ms:.2f} ms", file=sys.stderr)
+                print(
+                    f"round {number + 1}/{rounds} {name}: {runs[name][-1].inter_token_ms:.2f} ms",
+                    file=sys.stderr,
+                )
     return runs
 
 
 def report(runs: dict[str, list[Run]], token_count: int) -> dict[str, Any]:
-    """The comparison as JSON types; times in milliseconds. Differences are taken round by round, then their median."""
+    """The comparison as JSON types; times in milliseconds. Differences are taken round by round,
+    then their median."""
     medians = {name: statistics.median(run.inter_token_ms for run in runs[name]) for name in runs}
     pairs = zip(runs[WHOLE], runs[SPLIT], strict=True)
     added = [split.inter_token_ms - whole.inter_token_ms for whole, split in pairs]
@@ -110,7 +124,10 @@ def report(runs: dict[str, list[Run]], token_count: int) -> dict[str, Any]:
         "stage_compute_milliseconds": {name: _stage_medians(runs[name]) for name in runs},
         "tokens_per_run": token_count,
         "samples": {
-            name: [{key: value for key, value in asdict(run).items() if key != "tokens"} for run in runs[name]]
+            name: [
+                {key: value for key, value in asdict(run).items() if key != "tokens"}
+                for run in runs[name]
+            ]
             for name in runs
         },
         "added_samples": added,
@@ -125,14 +142,21 @@ def report(runs: dict[str, list[Run]], token_count: int) -> dict[str, Any]:
 
 
 def _stage_medians(runs: Sequence[Run]) -> list[float]:
-    return [statistics.median(times) for times in zip(*(run.stage_compute_ms for run in runs), strict=True)]
+    return [
+        statistics.median(times)
+        for times in zip(*(run.stage_compute_ms for run in runs), strict=True)
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=8, help="runs of each deployment")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each run")
-    parser.add_argument("--check", action="store_true", help=f"exit 1 when a hop costs more than {LIMIT_MS} ms")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit 1 when a hop costs more than {LIMIT_MS} ms"
+    )
     options = parser.parse_args()
     if options.rounds < 1 or options.tokens < 3:
         parser.error("--rounds must be 1 or more and --tokens 3 or more")

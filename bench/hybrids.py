@@ -56,7 +56,10 @@ HYBRID: dict[str, Any] = CONFIG | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
 # Its layers differ from the hybrid's only in the mixer, so that the size is nearly the same.
-LLAMA = CONFIG | {key: HYBRID[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings")}
+LLAMA = CONFIG | {
+    key: HYBRID[key]
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings")
+}
 LLAMA |= {
     "intermediate_size": sized(4352, 320),
     "num_attention_heads": sized(16, 4),
@@ -77,12 +80,21 @@ class Engine:
         chosen = None if quantisation is None else Quantisation(quantisation)
         layers = LayerRange(0, config["num_hidden_layers"])
         weights = StageWeights.load(
-            RandomWeights(config), config, layers, dtype=DType.BFLOAT16, device="cpu", quantisation=chosen
+            RandomWeights(config),
+            config,
+            layers,
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=chosen,
         )
         self.bytes = weights.modules.parameter_bytes
         self._blocks = -(-(max(PROMPT, CONTEXT) + STEPS) // _BLOCK)
         memory = KvMemory(
-            DType.BFLOAT16, self._blocks * max(STREAMS), _BLOCK, slots=max(STREAMS), guess_slots=MOST_GUESSES
+            DType.BFLOAT16,
+            self._blocks * max(STREAMS),
+            _BLOCK,
+            slots=max(STREAMS),
+            guess_slots=MOST_GUESSES,
         )
         self._model = StageModel.with_kv(weights, memory)
 
@@ -101,14 +113,17 @@ class Engine:
         self.prompt_s(CONTEXT, streams)
         taken = []
         for step in range(STEPS):
-            spans = tuple(Span(request, CONTEXT + step, 1, sample=True) for request in range(streams))
+            spans = tuple(
+                Span(request, CONTEXT + step, 1, sample=True) for request in range(streams)
+            )
             began = time.perf_counter()
             self._model.execute(StepPlan(spans=spans), self._tokens(streams))
             taken.append(time.perf_counter() - began)
         return min(taken)
 
     def guessed_s(self, guesses: int) -> float:
-        """Seconds of the fastest step of one request with `guesses` guesses, the first half of them right."""
+        """Seconds of the fastest step of one request with `guesses` guesses, the first half of them
+        right."""
         self.prompt_s(CONTEXT)
         taken, first = [], CONTEXT
         while first + 1 + guesses <= CONTEXT + STEPS:
@@ -130,7 +145,9 @@ class Theirs:
         from transformers.models.qwen3_5 import modeling_qwen3_5 as module
         from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-        config = Qwen3_5TextConfig(**{key: value for key, value in HYBRID.items() if key != "architectures"})
+        config = Qwen3_5TextConfig(
+            **{key: value for key, value in HYBRID.items() if key != "architectures"}
+        )
         with torch.device("meta"):
             model: Any = module.Qwen3_5ForCausalLM(config)
         self._model: Any = model.to(torch.bfloat16).to_empty(device="cpu").eval()
@@ -184,12 +201,17 @@ def measure(rounds: int) -> dict[str, float]:
         "times_transformers_x1": best["transformers_x1_s"] / best["bf16_x1_s"],
         "times_transformers_x8": best["transformers_x8_s"] / best["bf16_x8_s"],
         "int4_times_bf16": best["bf16_x1_s"] / best["int4_x1_s"],
-        "prompts_of_llamas_rate": best["llama_prompt_s"] / llama.bytes / best["prompt_s"] * hybrid.bytes,
+        "prompts_of_llamas_rate": best["llama_prompt_s"]
+        / llama.bytes
+        / best["prompt_s"]
+        * hybrid.bytes,
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()

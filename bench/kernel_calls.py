@@ -48,7 +48,9 @@ def call_rows(libraries: Sequence[Library], limits_by: Library, rounds: int) -> 
             contenders = {TORCH: _repeated(torch_call, None)}
             for library in libraries:
                 contenders[library.label] = _repeated(call, library)
-            results += _rows_of(name, rows, context, contenders, libraries, limits_by, rounds, _REPEATS)
+            results += _rows_of(
+                name, rows, context, contenders, libraries, limits_by, rounds, _REPEATS
+            )
     return results
 
 
@@ -67,7 +69,9 @@ def _small_calls(rows: int) -> list[tuple[str, int, Call, Call]]:
         ("swiglu", 0, gated, gated),
     ]
     for context in CONTEXTS:
-        calls.append(("attention", context, _attention(rows, context), _contiguous_attention(rows, context)))
+        calls.append(
+            ("attention", context, _attention(rows, context), _contiguous_attention(rows, context))
+        )
     return calls
 
 
@@ -116,15 +120,17 @@ def _repeated(call: Call, library: Library | None, repeats: int = _REPEATS) -> C
 
 
 def _attention(requests: int, context: int, tokens: int = 1) -> Callable[[], object]:
-    """Attention of the last `tokens` of the `context` positions of each request, whose blocks lie anywhere in the pool,
-    as in one that was used for long."""
+    """Attention of the last `tokens` of the `context` positions of each request, whose blocks lie
+    anywhere in the pool, as in one that was used for long."""
     slots = requests * context
     arena = PanelArena(slots, KV_HEADS, HEAD_DIM, torch.bfloat16)
     keys, values = (torch.randn(slots, KV_HEADS, HEAD_DIM) for _ in range(2))
     arena.write(torch.arange(slots), keys, values)
     tables = torch.randperm(slots // BLOCK_TOKENS).view(requests, -1).int()
     edges = torch.arange(0, requests * tokens + 1, tokens, dtype=torch.int32)
-    spans = SpanTables(tables, torch.full((requests,), context, dtype=torch.int32), edges, BLOCK_TOKENS)
+    spans = SpanTables(
+        tables, torch.full((requests,), context, dtype=torch.int32), edges, BLOCK_TOKENS
+    )
     packed = torch.randn(requests * tokens, HEADS + 2 * KV_HEADS, HEAD_DIM).bfloat16()
     query, key, value = packed.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
     scoring = Scoring(HEAD_DIM**-0.5)
@@ -140,7 +146,8 @@ def _contiguous_attention(rows: int, context: int) -> Callable[[], object]:
 
 
 def chunk_rows(libraries: Sequence[Library], limits_by: Library, rounds: int) -> list[CallRow]:
-    """The last `_CHUNK` tokens of a prompt of `context`; torch has a mask, and its keys in one piece."""
+    """The last `_CHUNK` tokens of a prompt of `context`; torch has a mask, and its keys in one
+    piece."""
     results = []
     for context in CHUNK_CONTEXTS:
         call = _attention(1, context, _CHUNK)
@@ -148,12 +155,21 @@ def chunk_rows(libraries: Sequence[Library], limits_by: Library, rounds: int) ->
         keys = torch.randn(context, KV_HEADS, HEAD_DIM).bfloat16()
         values = torch.randn(context, KV_HEADS, HEAD_DIM).bfloat16()
         mask = torch.full((_CHUNK, context), -torch.inf).triu(context - _CHUNK + 1).bfloat16()
-        heads, seen_keys, seen_values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, keys, values))
+        heads, seen_keys, seen_values = (
+            tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, keys, values)
+        )
         torch_call = partial(
-            scaled_dot_product_attention, heads, seen_keys, seen_values, attn_mask=mask, enable_gqa=True
+            scaled_dot_product_attention,
+            heads,
+            seen_keys,
+            seen_values,
+            attn_mask=mask,
+            enable_gqa=True,
         )
         contenders = {TORCH: _repeated(torch_call, None, 1)}
         for library in libraries:
             contenders[library.label] = _repeated(call, library, 1)
-        results += _rows_of("attention of a chunk", _CHUNK, context, contenders, libraries, limits_by, rounds, 1)
+        results += _rows_of(
+            "attention of a chunk", _CHUNK, context, contenders, libraries, limits_by, rounds, 1
+        )
     return results

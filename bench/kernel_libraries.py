@@ -1,4 +1,5 @@
-"""Compiled libraries of kernels that take turns in one process: of several compilers, or of several sources."""
+"""Compiled libraries of kernels that take turns in one process: of several compilers, or of several
+sources."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from edgeshard_agent.ops import layouts, native
 Contenders = Mapping[str, Callable[[], object]]
 TORCH = "torch"
 TORCH_S = 10.0
-"""Processor seconds after which torch takes no more turns: on AVX2 one of its turns takes longer than ten of ours."""
+"""Processor seconds after which torch takes no more turns: on AVX2 one of its turns takes longer
+than ten of ours."""
 
 
 class LibraryError(Exception):
@@ -27,7 +29,8 @@ class LibraryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library whose chosen kernels are `kernels`. `name` is its path, or "" for that of this checkout."""
+    """A library whose chosen kernels are `kernels`. `name` is its path, or "" for that of this
+    checkout."""
 
     name: str
     loaded: ctypes.CDLL
@@ -47,7 +50,9 @@ class Library:
     @property
     def measures_limits(self) -> bool:
         """False for a library of sources without the functions."""
-        return hasattr(self.loaded, "edgeshard_fma_rate") and hasattr(self.loaded, "edgeshard_read_rate")
+        return hasattr(self.loaded, "edgeshard_fma_rate") and hasattr(
+            self.loaded, "edgeshard_read_rate"
+        )
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -58,7 +63,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The capacity of one thread: GB/s of a stream from memory, and GFLOP/s of multiply-adds in float32."""
+    """The capacity of one thread: GB/s of a stream from memory, and GFLOP/s of multiply-adds in
+    float32."""
 
     read_gb_per_s: float
     fma_gflop_per_s: float
@@ -66,7 +72,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Processor seconds of each turn of each contender, and the machine's limits in the same rounds."""
+    """Processor seconds of each turn of each contender, and the machine's limits in the same
+    rounds."""
 
     seconds: Mapping[str, list[float]]
     limits: Limits
@@ -79,7 +86,8 @@ class Turns:
 
 
 def library_of_checkout(kernels: str | None) -> Library:
-    """The library that the agent uses. Raises LibraryError if it is missing or lacks these kernels."""
+    """The library that the agent uses. Raises LibraryError if it is missing or lacks these
+    kernels."""
     loaded = native.active()
     if loaded is None:
         raise LibraryError("there are no native kernels to measure: run hatch_build.py")
@@ -89,10 +97,12 @@ def library_of_checkout(kernels: str | None) -> Library:
 def open_library(path: Path, kernels: str | None) -> Library:
     """A compiled library, also of older sources if its structs are the same.
 
-    `kernels` is the name of an instruction set, and the default is the best one. Raises LibraryError.
+    `kernels` is the name of an instruction set, and the default is the best one. Raises
+    LibraryError.
     """
     with tempfile.TemporaryDirectory() as folder:
-        # A copy: of one file the system loads one library, and the choice of kernels would be shared.
+        # A copy: of one file the system loads one library, and the choice of kernels would be
+        # shared.
         copy = shutil.copy(path, Path(folder) / "library.so") if path.is_file() else path
         try:
             loaded = ctypes.CDLL(str(copy))
@@ -115,7 +125,9 @@ def _with_kernels(name: str, loaded: ctypes.CDLL, kernels: str | None) -> Librar
     chosen = names[0] if kernels is None else kernels
     if chosen not in names:
         owner = name or "the library of this checkout"
-        raise LibraryError(f"{owner} has no kernels {chosen!r} for this CPU: use one of {', '.join(names)}")
+        raise LibraryError(
+            f"{owner} has no kernels {chosen!r} for this CPU: use one of {', '.join(names)}"
+        )
     loaded.edgeshard_use_kernels(names.index(chosen))
     return Library(name, loaded, chosen)
 

@@ -1,4 +1,5 @@
-"""Linear layers for `bench.kernels`: the matrices of a decoder block, in schemes and libraries that take turns."""
+"""Linear layers for `bench.kernels`: the matrices of a decoder block, in schemes and libraries that
+take turns."""
 
 from __future__ import annotations
 
@@ -14,14 +15,20 @@ from bench.kernel_libraries import TORCH, Library, Turns, measure
 from bench.sizes import sized
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = sized((1024, 16, 8, 64, 2816), (128, 4, 2, 64, 256))
-SHAPES = (((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
+SHAPES = (
+    ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    (HIDDEN, HIDDEN),
+    (2 * INNER, HIDDEN),
+    (HIDDEN, INNER),
+)
 COPIES = sized(16, 1)
 SCHEMES = (Scheme.BFLOAT16, Scheme.INT8, Scheme.INT4, Scheme.INT2)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRow:
-    """One pass over all matrices. Rates and shares are of the median turn; `best_s` is the fastest one.
+    """One pass over all matrices. Rates and shares are of the median turn; `best_s` is the fastest
+    one.
 
     `library` is a path, or "" for the checkout's own. The fraction of the read rate is set for one
     row, the fraction of the FMA rate for more rows. The other is None; `limit` is that rate, the
@@ -51,8 +58,13 @@ class Matrices:
     def __init__(self, schemes: Sequence[Scheme], copies: int) -> None:
         self._generator = torch.Generator().manual_seed(0)
         shapes = SHAPES * copies
-        self.plain = [(torch.randn(shape, generator=self._generator) * 0.05).bfloat16() for shape in shapes]
-        self.packed = {scheme: [PackedLinear.pack(weight, scheme) for weight in self.plain] for scheme in schemes}
+        self.plain = [
+            (torch.randn(shape, generator=self._generator) * 0.05).bfloat16() for shape in shapes
+        ]
+        self.packed = {
+            scheme: [PackedLinear.pack(weight, scheme) for weight in self.plain]
+            for scheme in schemes
+        }
         self.multiplications = sum(weight.numel() for weight in self.plain)
 
     def layers(self, scheme: Scheme, library: Library) -> list[PackedLinear]:
@@ -67,15 +79,25 @@ class Matrices:
 
     def inputs(self, rows: int) -> dict[int, torch.Tensor]:
         """Rows of every width that a matrix takes."""
-        return {width: torch.randn(rows, width, generator=self._generator).bfloat16() for width in (HIDDEN, INNER)}
+        return {
+            width: torch.randn(rows, width, generator=self._generator).bfloat16()
+            for width in (HIDDEN, INNER)
+        }
 
 
 def linear_rows(
-    matrices: Matrices, libraries: Sequence[Library], limits_by: Library, row_counts: Sequence[int], rounds: int
+    matrices: Matrices,
+    libraries: Sequence[Library],
+    limits_by: Library,
+    row_counts: Sequence[int],
+    rounds: int,
 ) -> list[LinearRow]:
-    """Measure every scheme and library with each number of rows; rows of torch are included if it takes part."""
+    """Measure every scheme and library with each number of rows; rows of torch are included if it
+    takes part."""
     layers = {
-        (scheme, library.name): matrices.layers(scheme, library) for scheme in matrices.packed for library in libraries
+        (scheme, library.name): matrices.layers(scheme, library)
+        for scheme in matrices.packed
+        for library in libraries
     }
     results = []
     for rows in row_counts:
@@ -83,7 +105,9 @@ def linear_rows(
         contenders: dict[str, Callable[[], object]] = {TORCH: _torch_pass(matrices.plain, inputs)}
         for (scheme, name), own in layers.items():
             contenders[f"{scheme} {name}"] = _pass(own, inputs)
-        turns = measure(contenders, rounds if rows <= 64 else max(min(5, rounds), rounds // 3), limits_by)
+        turns = measure(
+            contenders, rounds if rows <= 64 else max(min(5, rounds), rounds // 3), limits_by
+        )
         results.append(_torch_row(matrices, rows, turns))
         for scheme in matrices.packed:
             for library in libraries:
@@ -91,7 +115,9 @@ def linear_rows(
     return results
 
 
-def _torch_pass(weights: Sequence[torch.Tensor], inputs: Mapping[int, torch.Tensor]) -> Callable[[], None]:
+def _torch_pass(
+    weights: Sequence[torch.Tensor], inputs: Mapping[int, torch.Tensor]
+) -> Callable[[], None]:
     def run() -> None:
         for weight in weights:
             linear(inputs[weight.shape[1]], weight)
@@ -128,7 +154,9 @@ def _torch_row(matrices: Matrices, rows: int, turns: Turns) -> LinearRow:
     )
 
 
-def _row(matrices: Matrices, scheme: Scheme, library: Library, rows: int, turns: Turns) -> LinearRow:
+def _row(
+    matrices: Matrices, scheme: Scheme, library: Library, rows: int, turns: Turns
+) -> LinearRow:
     name = f"{scheme} {library.name}"
     median_s = turns.median_s(name)
     best_s = turns.best_s(name)

@@ -1,17 +1,20 @@
-"""How fast the CPU's compute operators are, compared with the machine's limits and with torch: one thread on one core.
+"""How fast the CPU's compute operators are, compared with the machine's limits and with torch: one
+thread on one core.
 
-A pass runs the four matrices of a decoder block (hidden 1024, 16 heads, 8 KV heads of 64, inner 2816) in many copies.
-So weights come from memory and not from a cache, as they do when a model decodes. The contenders take turns in every
-round. Each round also measures the limits of one thread: the read rate of a stream from memory, and the rate of
-multiply-adds in float32. Rates are of the median turn, and the best turn is printed as well.
+A pass runs the four matrices of a decoder block (hidden 1024, 16 heads, 8 KV heads of 64, inner
+2816) in many copies. So weights come from memory and not from a cache, as they do when a model
+decodes. The contenders take turns in every round. Each round also measures the limits of one
+thread: the read rate of a stream from memory, and the rate of multiply-adds in float32. Rates are
+of the median turn, and the best turn is printed as well.
 
     python -m bench.kernels [--quick] [-o FILE]     a table on a terminal, else JSON; with -o both
     python -m bench.kernels --library A.so --library B.so --kernels avx2      compiled libraries in turns
 
-Rows of `op` "linear": `weights_gb_per_s` is bytes of weights and scales read, `gflop_per_s` counts two operations for a
-weight and row, `ratio_to_torch` is how many times faster than `torch.nn.functional.linear` in bfloat16.
-`share_of_read` (one row) and `share_of_fma` (more rows) are shares of the limits; products of integers can exceed the
-second, because one instruction does more of them. Other rows: one call, compared with the same in torch.
+Rows of `op` "linear": `weights_gb_per_s` is bytes of weights and scales read, `gflop_per_s` counts
+two operations for a weight and row, `ratio_to_torch` is how many times faster than
+`torch.nn.functional.linear` in bfloat16. `share_of_read` (one row) and `share_of_fma` (more rows)
+are shares of the limits; products of integers can exceed the second, because one instruction does
+more of them. Other rows: one call, compared with the same in torch.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ def libraries_of(paths: Sequence[Path], kernels: str | None) -> list[Library]:
 
 
 def library_for_limits(libraries: Sequence[Library]) -> Library:
-    """The first library that measures the machine's limits; the checkout's if no library does. Raises LibraryError."""
+    """The first library that measures the machine's limits; the checkout's if no library does.
+    Raises LibraryError."""
     able = next((library for library in libraries if library.measures_limits), None)
     return able or library_of_checkout(None)
 
@@ -56,13 +60,24 @@ def library_for_limits(libraries: Sequence[Library]) -> Library:
 def machine(limits_by: Library) -> dict[str, Any]:
     """The CPU and its limits: GB/s of a stream and GFLOP/s of multiply-adds, each of one thread."""
     with limits_by.in_use():
-        limits = {"read_gb_per_s": native.read_rate_gb_per_s(), "fma_gflop_per_s": native.fma_rate_gflop_per_s()}
-    return {"cpu": processor_name(), "kernels": native.kernel_names(), "torch": torch.__version__, **limits}
+        limits = {
+            "read_gb_per_s": native.read_rate_gb_per_s(),
+            "fma_gflop_per_s": native.fma_rate_gflop_per_s(),
+        }
+    return {
+        "cpu": processor_name(),
+        "kernels": native.kernel_names(),
+        "torch": torch.__version__,
+        **limits,
+    }
 
 
 def table(about: dict[str, Any], rows: Sequence[LinearRow | CallRow]) -> Iterator[str]:
     """Lines for a reader."""
-    yield f"{about['cpu']}: reads {about['read_gb_per_s']:.1f} GB/s, {about['fma_gflop_per_s']:.1f} GFLOP/s of FMA"
+    yield (
+        f"{about['cpu']}: reads {about['read_gb_per_s']:.1f} GB/s, "
+        f"{about['fma_gflop_per_s']:.1f} GFLOP/s of FMA"
+    )
     yield f"{'':26}{'rows':>5}{'context':>9}{'median':>16}{'of limit':>10}{'best':>7}{'x torch':>9}  library"
     for row in rows:
         yield _linear_line(row) if isinstance(row, LinearRow) else _call_line(row)
@@ -80,7 +95,10 @@ def _linear_line(row: LinearRow) -> str:
 def _call_line(row: CallRow) -> str:
     time = f"{row.microseconds:.0f} us"
     context = row.context or ""
-    return f"{row.op:<26}{row.rows:>5}{context:>9}{time:>16}{'':17}{row.ratio_to_torch:>9.2f}  {_origin(row)}"
+    return (
+        f"{row.op:<26}{row.rows:>5}{context:>9}{time:>16}{'':17}{row.ratio_to_torch:>9.2f}  "
+        f"{_origin(row)}"
+    )
 
 
 def _origin(row: LinearRow | CallRow) -> str:
@@ -89,12 +107,29 @@ def _origin(row: LinearRow | CallRow) -> str:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="bench.kernels", description=__doc__.splitlines()[0])
-    made.add_argument("--quick", action="store_true", help="fewer row counts and rounds, about a minute")
-    made.add_argument("--library", type=Path, action="append", default=[], metavar="FILE", help="repeat to compare")
-    made.add_argument("--kernels", metavar="NAME", help="the instruction set, such as avx2; default: the best one")
-    made.add_argument("--rows", type=_integers, metavar="N,N,...", help="row counts of linear layers")
-    made.add_argument("--schemes", type=_schemes, default=SCHEMES, metavar="NAME,...", help="of linear layers")
-    made.add_argument("--copies", type=int, default=COPIES, metavar="N", help="copies of a block's matrices")
+    made.add_argument(
+        "--quick", action="store_true", help="fewer row counts and rounds, about a minute"
+    )
+    made.add_argument(
+        "--library",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="repeat to compare",
+    )
+    made.add_argument(
+        "--kernels", metavar="NAME", help="the instruction set, such as avx2; default: the best one"
+    )
+    made.add_argument(
+        "--rows", type=_integers, metavar="N,N,...", help="row counts of linear layers"
+    )
+    made.add_argument(
+        "--schemes", type=_schemes, default=SCHEMES, metavar="NAME,...", help="of linear layers"
+    )
+    made.add_argument(
+        "--copies", type=int, default=COPIES, metavar="N", help="copies of a block's matrices"
+    )
     made.add_argument("--rounds", type=int, metavar="N", help="turns of each contender")
     made.add_argument("--linear", action="store_true", help="measure linear layers only")
     made.add_argument("-o", "--output", type=Path, metavar="FILE", help="file for the JSON")
@@ -124,7 +159,9 @@ def main() -> int:
     with torch.inference_mode():
         about = machine(limits_by)
         matrices = Matrices(arguments.schemes, arguments.copies)
-        measured: list[LinearRow | CallRow] = [*linear_rows(matrices, libraries, limits_by, counts, rounds)]
+        measured: list[LinearRow | CallRow] = [
+            *linear_rows(matrices, libraries, limits_by, counts, rounds)
+        ]
         if not arguments.linear:
             measured += call_rows(libraries, limits_by, 5 * rounds)
             measured += chunk_rows(libraries, limits_by, rounds)

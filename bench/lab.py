@@ -1,9 +1,9 @@
 """Accuracy of plans: predicted and measured figures in the lab, over placements, links and modes.
 
-Every run is real processes on this machine: agents that take as long as an emulated Jetson would, over links shaped to
-the setting. The emulator knows devices and links only; the placements are the planner's, an even one, one with its
-cuts elsewhere, and two at random. Each is measured a few times and has its medians, because what else the machine does
-delays a token now and then.
+Every run is real processes on this machine: agents that take as long as an emulated Jetson would,
+over links shaped to the setting. The emulator knows devices and links only; the placements are the
+planner's, an even one, one with its cuts elsewhere, and two at random. Each is measured a few times
+and has its medians, because what else the machine does delays a token now and then.
 
     python -m bench.lab [-o FILE] [--table docs/lab-accuracy.md] [--new-tokens 16] [--rounds 3] [--seed 0]
 """
@@ -74,7 +74,8 @@ def stages_of(names: list[str], ends: list[int]) -> tuple[ExplicitStage, ...]:
 
 
 def placements(lab: Lab, seed: int) -> list[tuple[str, tuple[ExplicitStage, ...]]]:
-    """Five placements by name. Every stage holds at least four layers, so that it takes at least 10 ms."""
+    """Five placements by name. Every stage holds at least four layers, so that it takes at least 10
+    ms."""
     rng = random.Random(seed)
     layers, names = lab.model.layer_count, [node.name for node in lab.cluster.nodes]
     planned = plan(lab.problem(), alternatives=0).stages
@@ -95,7 +96,9 @@ def placements(lab: Lab, seed: int) -> list[tuple[str, tuple[ExplicitStage, ...]
 async def measure_median(client: Client, lab: Lab, run: LabRun, rounds: int) -> LabFigures:
     """The median of each figure over several runs."""
     samples = [await measure(client, lab, run) for _ in range(rounds)]
-    return LabFigures(*(statistics.median(values) for values in zip(*map(astuple, samples), strict=True)))
+    return LabFigures(
+        *(statistics.median(values) for values in zip(*map(astuple, samples), strict=True))
+    )
 
 
 async def measure_setting(text: str, label: str, rounds: int, seed: int) -> list[dict[str, Any]]:
@@ -104,7 +107,9 @@ async def measure_setting(text: str, label: str, rounds: int, seed: int) -> list
         for name, stages in placements(lab, seed)[: sized(5, 1)]:
             for run in (LabRun(stages, "sequential", 1), LabRun(stages, "no-bubbles", len(stages))):
                 measured = await measure_median(client, lab, run, rounds)
-                result = Comparison(run.placement, run.mode, run.streams, predicted_of(lab, run), measured)
+                result = Comparison(
+                    run.placement, run.mode, run.streams, predicted_of(lab, run), measured
+                )
                 rows.append({"links": label, "name": name, **result.as_row()})
                 print(describe(label, name, result), file=sys.stderr)
     return rows
@@ -121,7 +126,8 @@ def within(row: dict[str, Any]) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The largest deviations, (predicted - measured) / measured, by link and mode, as a Markdown table."""
+    """The largest deviations, (predicted - measured) / measured, by link and mode, as a Markdown
+    table."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["links"], row["mode"]), []).append(row)
@@ -129,7 +135,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     for (links, mode), found in groups.items():
         worst = [max((row[f"deviation_{name}"] for row in found), key=abs) for name in LIMITS]
         cells.append([links, mode, str(len(found)), *(f"{100 * value:+.1f} %" for value in worst)])
-    inside = f"{sum(within(row) for row in rows)} of {len(rows)} runs are within 10 % (time per token, tokens/s)"
+    inside = (
+        f"{sum(within(row) for row in rows)} of {len(rows)} runs are within 10 % (time per "
+        "token, tokens/s)"
+    )
     head = ["links", "mode", "runs", "time per token off by at most", "tokens/s", "TTFT"]
     return f"{inside} and 15 % (TTFT).\n\n{markdown_table(head, cells)}"
 
@@ -139,9 +148,16 @@ def all_rows(rows: list[dict[str, Any]]) -> str:
     head = ["links", "placement", "mode", "streams", "ms per token, predicted", "measured", "off"]
     cells = []
     for row in rows:
-        predicted, measured = (1000 * row[f"{kind}_time_per_token_s"] for kind in ("predicted", "measured"))
+        predicted, measured = (
+            1000 * row[f"{kind}_time_per_token_s"] for kind in ("predicted", "measured")
+        )
         off = [f"{100 * row[f'deviation_{name}']:+.1f} %" for name in LIMITS]
-        placed = [row["links"], f"{row['name']}: {row['placement']}", row["mode"], str(row["streams"])]
+        placed = [
+            row["links"],
+            f"{row['name']}: {row['placement']}",
+            row["mode"],
+            str(row["streams"]),
+        ]
         cells.append([*placed, f"{predicted:.1f}", f"{measured:.1f}", *off])
     return table_file({"runs": ([*head, "tokens/s off", "TTFT off"], cells)})
 
@@ -156,7 +172,9 @@ def main() -> int:
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for bandwidth, latency in LINKS_MBIT:
-        text = CLUSTER.format(bandwidth=bandwidth * 1e6, latency=latency, new_tokens=arguments.new_tokens)
+        text = CLUSTER.format(
+            bandwidth=bandwidth * 1e6, latency=latency, new_tokens=arguments.new_tokens
+        )
         label = f"{bandwidth} Mb/s, {1000 * latency:g} ms"
         rows += asyncio.run(measure_setting(text, label, arguments.rounds, arguments.seed))
     write_rows(arguments.output, rows)

@@ -12,10 +12,17 @@ from typing import Any, Self
 
 
 class LineProcess:
-    """The process, which runs while the `with` lasts. `send` and `receive` apart let two of them work at once."""
+    """The process, which runs while the `with` lasts. `send` and `receive` apart let two of them
+    work at once."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path | None = None) -> None:
-        self._command, self._environment, self._directory = list(command), dict(environment), directory
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: Path | None = None
+    ) -> None:
+        self._command, self._environment, self._directory = (
+            list(command),
+            dict(environment),
+            directory,
+        )
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -30,7 +37,10 @@ class LineProcess:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.close()  # it ends by itself, with all that it started
@@ -55,7 +65,8 @@ class LineProcess:
 
 
 class Tree(LineProcess):
-    """`python -m MODULE --worker` of the checkout at `root`, with the modules and the environment of that."""
+    """`python -m MODULE --worker` of the checkout at `root`, with the modules and the environment
+    of that."""
 
     def __init__(self, root: Path, module: str) -> None:
         root = root.resolve()

@@ -1,6 +1,8 @@
-"""llama.cpp with the same random weights, for `bench.engine` (its RPC backend) and `bench.one_core`.
+"""llama.cpp with the same random weights, for `bench.engine` (its RPC backend) and
+`bench.one_core`.
 
-A build is a folder with `ggml-rpc-server` and `llama-batched-bench`, and `llama-quantize` for weights as integers:
+A build is a folder with `ggml-rpc-server` and `llama-batched-bench`, and `llama-quantize` for
+weights as integers:
 
     cmake -S llama.cpp -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_RPC=ON
     cmake --build build --target ggml-rpc-server llama-batched-bench llama-quantize
@@ -50,7 +52,8 @@ QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`streams` streams at once: tokens a second while generating, and seconds of the prompts before."""
+    """`streams` streams at once: tokens a second while generating, and seconds of the prompts
+    before."""
 
     streams: int
     tokens_per_s: float
@@ -67,16 +70,19 @@ def has_quantiser(folder: Path) -> bool:
 
 
 def quantise(folder: Path, source: Path, dtype: str, target: Path) -> str:
-    """Write the model of `source`, in bfloat16, as the format of `dtype`. Returns the format of its LM head.
+    """Write the model of `source`, in bfloat16, as the format of `dtype`. Returns the format of its
+    LM head.
 
-    The build chooses the head's format: Q6_K with Q4_0, while our head is int8. So the two are not the same mixture.
+    The build chooses the head's format: Q6_K with Q4_0, while our head is int8. So the two are not
+    the same mixture.
     """
     write_quantised(folder, source, QUANTISED[dtype], target)
     return head_format(target)
 
 
 def write_quantised(folder: Path, source: Path, mixture: str, target: Path) -> None:
-    """Write the model of `source` in a mixture of types that llama-quantize knows, such as "Q4_K_M"."""
+    """Write the model of `source` in a mixture of types that llama-quantize knows, such as
+    "Q4_K_M"."""
     command = [str(folder / "llama-quantize"), str(source), str(target), mixture, "1"]
     subprocess.run(command, env=_environment(folder), capture_output=True, timeout=1800, check=True)
 
@@ -90,9 +96,11 @@ def head_format(path: Path) -> str:
 
 
 def write_gguf(path: Path, config: dict[str, Any] = CONFIG, weights: Weights | None = None) -> None:
-    """Write a Llama in bfloat16, without a tokenizer; without `weights` they are random ones of this config.
+    """Write a Llama in bfloat16, without a tokenizer; without `weights` they are random ones of
+    this config.
 
-    llama.cpp rotates neighbouring rows of queries and keys, a checkpoint rows half a head apart: they change places.
+    llama.cpp rotates neighbouring rows of queries and keys, a checkpoint rows half a head apart:
+    they change places.
     """
     import gguf
     import torch
@@ -154,7 +162,15 @@ class LlamaCppRpc:
     def __enter__(self) -> LlamaCppRpc:
         for core in self._cores:
             port = _free_port()
-            command = [str(self._folder / "ggml-rpc-server"), "-t", "1", "-H", "127.0.0.1", "-p", str(port)]
+            command = [
+                str(self._folder / "ggml-rpc-server"),
+                "-t",
+                "1",
+                "-H",
+                "127.0.0.1",
+                "-p",
+                str(port),
+            ]
             self._servers.append(self._started(command, core))
             self._ports.append(port)
         for port in self._ports:
@@ -162,7 +178,10 @@ class LlamaCppRpc:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for server in self._servers:
             server.terminate()
@@ -173,12 +192,19 @@ class LlamaCppRpc:
         """As `llama-batched-bench` prints them, each number of streams once."""
         servers = ",".join(f"127.0.0.1:{port}" for port in self._ports)
         return batched_bench(
-            self._folder, self._model, prompt_tokens, new_tokens, streams, ("--rpc", servers, "-ngl", "99")
+            self._folder,
+            self._model,
+            prompt_tokens,
+            new_tokens,
+            streams,
+            ("--rpc", servers, "-ngl", "99"),
         )
 
     def _started(self, command: list[str], core: int) -> subprocess.Popen[bytes]:
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(["taskset", "-c", str(core), *command], env=_environment(self._folder), **quiet)
+        return subprocess.Popen(
+            ["taskset", "-c", str(core), *command], env=_environment(self._folder), **quiet
+        )
 
 
 def batched_bench(
@@ -197,7 +223,9 @@ def batched_bench(
     command += ["-npl", ",".join(map(str, streams)), "--output-format", "jsonl", *options]
     if core is not None:
         command = ["taskset", "-c", str(core), *command]
-    ended = subprocess.run(command, capture_output=True, text=True, env=_environment(folder), timeout=600, check=True)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=_environment(folder), timeout=600, check=True
+    )
     # A row may follow log output on the same line.
     rows = [json.loads(text) for text in re.findall(r"{.*}", ended.stdout)]
     return [Rate(int(row["pl"]), float(row["speed_tg"]), float(row["t_pp"])) for row in rows]

@@ -1,8 +1,10 @@
-"""Logits by llama.cpp, for `bench.gguf_mixtures`: run by an interpreter that has the package llama-cpp-python.
+"""Logits by llama.cpp, for `bench.gguf_mixtures`: run by an interpreter that has the package
+llama-cpp-python.
 
     PYTHON -P bench/llama_cpp_logits.py MODEL.gguf TOKENS.npy LOGITS.npy
 
-TOKENS are [texts, tokens] in int32, each text from position 0. LOGITS are [texts, tokens, vocabulary] in float32.
+TOKENS are [texts, tokens] in int32, each text from position 0. LOGITS are [texts, tokens,
+vocabulary] in float32.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ def main() -> int:
     model_path, tokens_path, logits_path = map(Path, sys.argv[1:])
     tokens = np.load(tokens_path)
     library.llama_backend_init()
-    model = library.llama_model_load_from_file(str(model_path).encode(), library.llama_model_default_params())
+    model = library.llama_model_load_from_file(
+        str(model_path).encode(), library.llama_model_default_params()
+    )
     options = library.llama_context_default_params()
     options.n_ctx = tokens.shape[1]
     options.n_batch = tokens.shape[1]

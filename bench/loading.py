@@ -6,8 +6,9 @@ DIR takes a checkpoint of 2.3 GB and its packed files. In each round both read t
 turns, each time with none of them in the page cache (checked by `mincore`). Then the files are
 loaded from the page cache, compared with loading the checkpoint from there.
 
-A virtual machine whose host takes unused memory away has it back page by page when it is used, here at 0.4 GB/s. So as
-much as a stage needs is taken and given back right before each load; `--fresh-memory` leaves that out.
+A virtual machine whose host takes unused memory away has it back page by page when it is used, here
+at 0.4 GB/s. So as much as a stage needs is taken and given back right before each load;
+`--fresh-memory` leaves that out.
 """
 
 from __future__ import annotations
@@ -52,27 +53,43 @@ MODEL = Digest("b16" + "0" * 61)
 """Stands for the digest of its manifest."""
 
 
-def sources_in(directory: Path, layers: LayerRange, quantisation: Quantisation | None = None) -> UnitSources:
-    """The sources of the units of a stage in bfloat16, whose packed files are in the folder packed of `directory`."""
+def sources_in(
+    directory: Path, layers: LayerRange, quantisation: Quantisation | None = None
+) -> UnitSources:
+    """The sources of the units of a stage in bfloat16, whose packed files are in the folder packed
+    of `directory`."""
     form = UnitForm(MODEL, DType.BFLOAT16, quantisation, parse_config(BIG_CONFIG))
-    sources = UnitSources(PackedUnits(directory / "packed"), form, tensors_of_units(BIG_CONFIG, layers, quantisation))
+    sources = UnitSources(
+        PackedUnits(directory / "packed"), form, tensors_of_units(BIG_CONFIG, layers, quantisation)
+    )
     sources.choose()
     return sources
 
 
-def load(directory: Path, layers: LayerRange, *, packed: bool = True) -> tuple[float, float, UnitSources]:
-    """Seconds, seconds of the processor, and the source of the weights: packed files, or the checkpoint."""
+def load(
+    directory: Path, layers: LayerRange, *, packed: bool = True
+) -> tuple[float, float, UnitSources]:
+    """Seconds, seconds of the processor, and the source of the weights: packed files, or the
+    checkpoint."""
     gc.collect()
     began, used = time.perf_counter(), time.process_time()
     sources = sources_in(directory, layers)
-    source, packing = SafetensorsDirectory(directory / "checkpoint"), Packing(sources) if packed else None
-    StageWeights.load(source, BIG_CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", packing=packing)
+    source, packing = (
+        SafetensorsDirectory(directory / "checkpoint"),
+        Packing(sources) if packed else None,
+    )
+    StageWeights.load(
+        source, BIG_CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", packing=packing
+    )
     return time.perf_counter() - began, time.process_time() - used, sources
 
 
 def read_direct(files: list[Path]) -> float:
-    """Seconds to read them with O_DIRECT into memory that is there, by as many threads and in chunks as large."""
-    memory = mapped((in_disk_blocks(max(file.stat().st_size for file in files)),), torch.uint8).fill_(0)
+    """Seconds to read them with O_DIRECT into memory that is there, by as many threads and in
+    chunks as large."""
+    memory = mapped(
+        (in_disk_blocks(max(file.stat().st_size for file in files)),), torch.uint8
+    ).fill_(0)
     view, began = memory.numpy().data, time.perf_counter()
     for path in files:
         file, size = os.open(path, os.O_RDONLY | os.O_DIRECT), path.stat().st_size
@@ -150,8 +167,10 @@ def main() -> None:
                 touched = sum(cached_share(path) > 0 for path in others)
         ratios.append(took["read"] / took["load"])
         print(
-            f"  read {size / took['read'] / 1e9:.2f} GB/s, loaded {size / took['load'] / 1e9:.2f} GB/s "
-            f"({used:.2f} s of processor): {ratios[-1]:.2f}; {touched} of {len(others)} other files touched"
+            f"  read {size / took['read'] / 1e9:.2f} GB/s, loaded {size / took['load'] / 1e9:.2f} "
+            "GB/s "
+            f"({used:.2f} s of processor): {ratios[-1]:.2f}; {touched} of {len(others)} other "
+            "files touched"
         )
     print(f"cold load, median of {len(ratios)}: {statistics.median(ratios):.2f} of the disk's rate")
     gains = []
@@ -164,7 +183,10 @@ def main() -> None:
             seconds.append(load(options.directory, layers, packed=packed)[:2])
         (again, used), (today, today_used) = seconds
         gains.append(today / again)
-        print(f"  from the page cache: packed {again:.2f} s ({used:.2f}), checkpoint {today:.2f} s ({today_used:.2f})")
+        print(
+            f"  from the page cache: packed {again:.2f} s ({used:.2f}), checkpoint {today:.2f} s "
+            f"({today_used:.2f})"
+        )
     print(f"second load, median of {len(gains)}: {statistics.median(gains):.1f} times as fast")
 
 

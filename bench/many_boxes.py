@@ -51,7 +51,13 @@ from bench.sizes import sized
 from edgeshard import WIRE_VERSION
 from edgeshard.cli.commands.site.demo import even_layers, model_directory
 from edgeshard.client import Client
-from edgeshard.domain.control.commands import ActivateHead, CommandResult, ControlMessage, PrepareStage, Registration
+from edgeshard.domain.control.commands import (
+    ActivateHead,
+    CommandResult,
+    ControlMessage,
+    PrepareStage,
+    Registration,
+)
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, NodeId, NodeName, OperationId
@@ -79,7 +85,8 @@ PROBING_S = sized(10.0, 0.1)
 
 
 class Watch:
-    """In the coordinator's process: the heartbeats it has applied, and their times by the machine's clock."""
+    """In the coordinator's process: the heartbeats it has applied, and their times by the machine's
+    clock."""
 
     def __init__(self) -> None:
         self.delays: list[tuple[float, float]] = []
@@ -102,7 +109,9 @@ class Watch:
         return after
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps({"delays": self.delays, "joined": self.joined, "gone": self.gone}))
+        path.write_text(
+            json.dumps({"delays": self.delays, "joined": self.joined, "gone": self.gone})
+        )
 
 
 def serve(path: Path, arguments: Sequence[str]) -> None:
@@ -116,7 +125,8 @@ def serve(path: Path, arguments: Sequence[str]) -> None:
 
 
 class Node:
-    """A control client that holds what its commands require, and sends heartbeats that carry the time."""
+    """A control client that holds what its commands require, and sends heartbeats that carry the
+    time."""
 
     def __init__(self, number: int, address: str) -> None:
         self.name = NodeName(f"n{number}")
@@ -127,7 +137,9 @@ class Node:
         self._steps = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._heads: list[Any] = []
-        registration = Registration(self._node_id, self.name, f"127.0.0.1:{number}", WIRE_VERSION, FACTS, "i1")
+        registration = Registration(
+            self._node_id, self.name, f"127.0.0.1:{number}", WIRE_VERSION, FACTS, "i1"
+        )
         self.client = ControlClient(
             self._channel,
             address,
@@ -166,13 +178,23 @@ class Node:
         result = CommandResult(operation_id)
         match command:
             case PrepareStage():
-                held = command.deployment, command.epoch, command.stage, command.placed.layers, StagePhase.READY
+                held = (
+                    command.deployment,
+                    command.epoch,
+                    command.stage,
+                    command.placed.layers,
+                    StagePhase.READY,
+                )
                 status = self._held[command.deployment] = StageStatus(*held)
                 result = CommandResult(operation_id, stage=status)
             case ActivateHead():
                 call = HeadServiceStub(self._channel).Attach()
                 self._heads.append(call)
-                await call.write(head_message_to_wire(HeadHello(self._node_id, command.deployment, command.epoch)))
+                await call.write(
+                    head_message_to_wire(
+                        HeadHello(self._node_id, command.deployment, command.epoch)
+                    )
+                )
                 await call.initial_metadata()
             case _:
                 await asyncio.sleep(PROBING_S)
@@ -198,9 +220,18 @@ class Served(ChildDaemon):
 
     def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
         self._notes = directory / "notes.json"
-        command = ["--serve", str(self._notes), "--", "--state-dir", str(directory / "state"), "--plaintext"]
+        command = [
+            "--serve",
+            str(self._notes),
+            "--",
+            "--state-dir",
+            str(directory / "state"),
+            "--plaintext",
+        ]
         listen = {"--listen": "127.0.0.1:0"}
-        super().__init__("coordinator", "bench.many_boxes", [*command, *arguments], directory, listen=listen)
+        super().__init__(
+            "coordinator", "bench.many_boxes", [*command, *arguments], directory, listen=listen
+        )
 
     async def start(self) -> None:
         os.environ["PYTHONPATH"] = str(ROOT)  # it does not run in the checkout
@@ -221,7 +252,10 @@ class Served(ChildDaemon):
 async def measure(count: int, seconds: float) -> dict[str, Any]:
     """`count` nodes at one coordinator."""
     deployments = min(DEPLOYMENTS, count // STAGES)
-    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as directory, model_directory(None) as model:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as directory,
+        model_directory(None) as model,
+    ):
         served = Served(Path(directory))
         await served.start()
         nodes = [Node(number, served.address) for number in range(count)]
@@ -271,13 +305,16 @@ async def join(nodes: Sequence[Node]) -> float:
 
 
 async def deploy(client: Client, model: Path, count: int, nodes_count: int) -> None:
-    """`count` deployments, each on the next three of the nodes, and from the last node on again from the first."""
+    """`count` deployments, each on the next three of the nodes, and from the last node on again
+    from the first."""
     await client.add_model(model, "demo")
     layer_count = (await client.stored_model("demo")).layer_count
     for number in range(count):
         nodes = tuple(f"n{(STAGES * number + stage) % nodes_count}" for stage in range(STAGES))
         spec = {"name": f"d{number}", "model": "demo", "source": nodes[0], "dtype": "float32"}
-        await client.deploy(parse_spec({**spec, "layers": even_layers(layer_count, nodes)}), timeout_s=60)
+        await client.deploy(
+            parse_spec({**spec, "layers": even_layers(layer_count, nodes)}), timeout_s=60
+        )
 
 
 async def die(nodes: Sequence[Node]) -> tuple[dict[str, float], dict[str, float]]:
@@ -295,7 +332,8 @@ async def die(nodes: Sequence[Node]) -> tuple[dict[str, float], dict[str, float]
 
 
 async def come_back(served: Served, nodes: Sequence[Node], count: int) -> float | None:
-    """Seconds from the start of the new coordinator's listening until `count` nodes are connected to it."""
+    """Seconds from the start of the new coordinator's listening until `count` nodes are connected
+    to it."""
     served.keep_address()
     await served.start()
     began = time.monotonic()
@@ -313,9 +351,16 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 100, 1000])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of processor time and delays")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="of each measurement of processor time and delays",
+    )
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()

@@ -1,10 +1,10 @@
 """Measure the cost of mutual TLS: `python -m bench.mtls`.
 
-Two sites of three nodes run on this machine, one over mutual TLS and one in plaintext, with the demo model split over
-the nodes. They generate in turns, `--rounds` times each, first in one order and then in the other: one stream, then
-`--streams` at a time. Prints the tokens a second and the processor time a token of each, client and
-daemons together. Also prints the median ratios of the pairs, with the range that holds the true
-median in 19 of 20 cases.
+Two sites of three nodes run on this machine, one over mutual TLS and one in plaintext, with the
+demo model split over the nodes. They generate in turns, `--rounds` times each, first in one order
+and then in the other: one stream, then `--streams` at a time. Prints the tokens a second and the
+processor time a token of each, client and daemons together. Also prints the median ratios of the
+pairs, with the range that holds the true median in 19 of 20 cases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ TOKENS = sized(300, 8)
 
 
 async def main(rounds: int, streams: int) -> int:
-    spec = {"name": "tales", "model": "tales", "source": "a", "layers": even_layers(12, NODES), "max_context": 512}
+    spec = {
+        "name": "tales",
+        "model": "tales",
+        "source": "a",
+        "layers": even_layers(12, NODES),
+        "max_context": 512,
+    }
     async with AsyncExitStack() as stack:
         sites = {}
         for kind, secure in KINDS.items():
@@ -50,14 +56,18 @@ async def _compare(sites: dict[str, Site], streams: int, rounds: int) -> None:
     for kind, found in samples.items():
         rate = statistics.median(sample.tokens_per_s for sample in found)
         spent = statistics.median(sample.processor_s for sample in found)
-        print(f"{streams:2} streams, {kind:9}: {rate:7.1f} tokens/s, {1000 * spent:.3f} ms of processor time a token")
+        print(
+            f"{streams:2} streams, {kind:9}: {rate:7.1f} tokens/s, {1000 * spent:.3f} ms of "
+            "processor time a token"
+        )
     for what, ratios in {
         "tokens/s": [secure.tokens_per_s / plain.tokens_per_s for secure, plain in pairs],
         "processor time": [secure.processor_s / plain.processor_s for secure, plain in pairs],
     }.items():
         low, high = _range_of_median(ratios)
         print(
-            f"{streams:2} streams, mTLS / plaintext, {what}: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+            f"{streams:2} streams, mTLS / plaintext, {what}: {statistics.median(ratios):.3f} "
+            f"({low:.3f} to {high:.3f})"
         )
     sys.stdout.flush()
 

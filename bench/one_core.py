@@ -1,9 +1,10 @@
 """Tokens per second of a whole model on one core, compared with llama.cpp on the same core.
 
-The random Llama of `bench/random_llama.py` runs in this process as one stage without a network around it, and
-llama.cpp as `llama-batched-bench`. They take turns, and a row has the medians: of one stream, of 8 streams, and of a
-prompt of 512 tokens. Weights are bf16, int8 and int4, llama.cpp's are BF16, Q8_0 and Q4_0. The LM heads differ. Ours
-is int8 with both kinds of integers, and llama.cpp keeps Q6_K in a Q4_0 model. Each row names the two.
+The random Llama of `bench/random_llama.py` runs in this process as one stage without a network
+around it, and llama.cpp as `llama-batched-bench`. They take turns, and a row has the medians: of
+one stream, of 8 streams, and of a prompt of 512 tokens. Weights are bf16, int8 and int4,
+llama.cpp's are BF16, Q8_0 and Q4_0. The LM heads differ. Ours is int8 with both kinds of integers,
+and llama.cpp keeps Q6_K in a Q4_0 model. Each row names the two.
 
     python -m bench.one_core [--llama-cpp DIR] [--library FILE] [--turns N] [-o FILE]      a table; JSON in FILE
 """
@@ -43,7 +44,8 @@ SECONDS = sized(2.0, 0.0)
 
 @dataclass(slots=True)
 class Row:
-    """Tokens per second of one measurement, each turn's; `what` is "1 stream", "8 streams" or "prompt of 512"."""
+    """Tokens per second of one measurement, each turn's; `what` is "1 stream", "8 streams" or
+    "prompt of 512"."""
 
     dtype: str
     what: str
@@ -96,8 +98,11 @@ def measure_ours(stage: DecodingStage) -> list[float]:
     return rates
 
 
-def take_turns(rows: Sequence[Row], stage: DecodingStage, turns: int, theirs: Callable[[], list[float]] | None) -> None:
-    """Measure the stage and llama.cpp in turns, and add the rates to `rows` (one row for each of WORKLOADS)."""
+def take_turns(
+    rows: Sequence[Row], stage: DecodingStage, turns: int, theirs: Callable[[], list[float]] | None
+) -> None:
+    """Measure the stage and llama.cpp in turns, and add the rates to `rows` (one row for each of
+    WORKLOADS)."""
     for _ in range(turns):
         for row, rate in zip(rows, measure_ours(stage), strict=True):
             row.turns.append(rate)
@@ -110,7 +115,9 @@ def measure(dtype: str, turns: int, core: int, theirs: LlamaCpp | None) -> list[
     """The rows of one dtype."""
     quantisation = None if dtype == "bf16" else Quantisation(dtype)
     layers = LayerRange(0, int(CONFIG["num_hidden_layers"]))
-    stage = DecodingStage(layers, max(STREAMS), CONTEXT, STEPS, max_prompt=PROMPT_TOKENS, quantisation=quantisation)
+    stage = DecodingStage(
+        layers, max(STREAMS), CONTEXT, STEPS, max_prompt=PROMPT_TOKENS, quantisation=quantisation
+    )
     head = "bf16" if quantisation is None else "int8"
     rows = [Row(dtype, name, head, theirs.head if theirs else "") for name in WORKLOADS]
     take_turns(rows, stage, turns, None if theirs is None else lambda: theirs.measure(core))
@@ -121,7 +128,10 @@ def line(row: Row) -> str:
     """A row for a reader."""
     text = f"{row.dtype:<6}{row.what:<15}{row.tokens_per_s:>8.1f} tokens/s, head {row.head}"
     if row.ratio is not None:
-        text += f"; llama.cpp {row.llama_cpp_tokens_per_s:.1f}, head {row.llama_cpp_head}: {row.ratio:.2f}x"
+        text += (
+            f"; llama.cpp {row.llama_cpp_tokens_per_s:.1f}, head {row.llama_cpp_head}: "
+            f"{row.ratio:.2f}x"
+        )
     return text
 
 
@@ -142,12 +152,24 @@ def run(dtypes: Sequence[str], turns: int, core: int, build: Path | None) -> lis
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="the folder of its llama-batched-bench")
-    parser.add_argument("--library", type=Path, metavar="FILE", help="compiled kernels; default: the checkout's")
-    parser.add_argument("--kernels", metavar="NAME", help="the library's instruction set; default: the best one")
-    parser.add_argument("--dtypes", default=",".join(DTYPES), metavar="NAME,...", help="of the weights")
-    parser.add_argument("--turns", type=int, default=sized(5, 1), metavar="N", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--llama-cpp", type=Path, metavar="DIR", help="the folder of its llama-batched-bench"
+    )
+    parser.add_argument(
+        "--library", type=Path, metavar="FILE", help="compiled kernels; default: the checkout's"
+    )
+    parser.add_argument(
+        "--kernels", metavar="NAME", help="the library's instruction set; default: the best one"
+    )
+    parser.add_argument(
+        "--dtypes", default=",".join(DTYPES), metavar="NAME,...", help="of the weights"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=sized(5, 1), metavar="N", help="default: %(default)s"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="file for the JSON")
     options = parser.parse_args()
     core = max(os.sched_getaffinity(0))
@@ -162,7 +184,9 @@ def main() -> int:
     with library.in_use() if library else nullcontext():
         rows = run(options.dtypes.split(","), options.turns, core, build)
     if options.output:
-        figures = [{**asdict(row), "tokens_per_s": row.tokens_per_s, "ratio": row.ratio} for row in rows]
+        figures = [
+            {**asdict(row), "tokens_per_s": row.tokens_per_s, "ratio": row.ratio} for row in rows
+        ]
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
     return 0
 

@@ -39,7 +39,8 @@ def table_file(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]
 
 
 def wrapped(text: str, width: int = 120) -> str:
-    """A page whose paragraphs have no longer line; code, tables, comments and lists stay as they are."""
+    """A page whose paragraphs have no longer line; code, tables, comments and lists stay as they
+    are."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     for index in range(0, len(parts), 2):
         paragraphs = parts[index].split("\n\n")
@@ -49,37 +50,55 @@ def wrapped(text: str, width: int = 120) -> str:
 
 def _filled(paragraph: str, width: int) -> str:
     body = paragraph.strip("\n")
-    if body.startswith(("|", "<!--", "#", "-", "![")) or all(len(line) <= width for line in body.split("\n")):
+    if body.startswith(("|", "<!--", "#", "-", "![")) or all(
+        len(line) <= width for line in body.split("\n")
+    ):
         return paragraph
-    filled = textwrap.fill(" ".join(body.split()), width, break_long_words=False, break_on_hyphens=False)
+    filled = textwrap.fill(
+        " ".join(body.split()), width, break_long_words=False, break_on_hyphens=False
+    )
     return paragraph.replace(body, filled)
 
 
-def with_trees(rows: Iterable[Mapping[str, Any]], rooms: Sequence[str] = SITE) -> list[dict[str, Any]]:
+def with_trees(
+    rows: Iterable[Mapping[str, Any]], rooms: Sequence[str] = SITE
+) -> list[dict[str, Any]]:
     """The rows of a run, with the trees of git that these rooms have now."""
     trees = trees_now(rooms)
     return [{**row, "trees": trees} for row in rows]
 
 
 def figures_comment(command: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The comment before a table (`tools/figures.py`): the command, and the trees its rows were measured on."""
+    """The comment before a table (`tools/figures.py`): the command, and the trees its rows were
+    measured on."""
     return marker(command, rows[0].get("trees") or dict.fromkeys(SITE, UNKNOWN))
 
 
-def page_parser(module: str, output: Path) -> tuple[argparse.ArgumentParser, argparse._MutuallyExclusiveGroup]:
-    """The options of a program that writes pages, and the group of `--check`, to which others may belong."""
+def page_parser(
+    module: str, output: Path
+) -> tuple[argparse.ArgumentParser, argparse._MutuallyExclusiveGroup]:
+    """The options of a program that writes pages, and the group of `--check`, to which others may
+    belong."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--output", type=Path, default=output, metavar="DIR")
-    parser.add_argument("--pictures", type=Path, metavar="DIR", help="draw the figures as SVG into DIR, too")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="draw the figures as SVG into DIR, too"
+    )
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    either.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when a file would change"
+    )
     return parser, either
 
 
 def run_page_program(
-    module: str, output: Path, files: Callable[[], Mapping[str, str]], pictures: Callable[[], Mapping[str, str]]
+    module: str,
+    output: Path,
+    files: Callable[[], Mapping[str, str]],
+    pictures: Callable[[], Mapping[str, str]],
 ) -> int:
-    """The command line of a program that computes the same files every time: 1 if --check finds that one differs."""
+    """The command line of a program that computes the same files every time: 1 if --check finds
+    that one differs."""
     parser, _ = page_parser(module, output)
     arguments = parser.parse_args()
     if arguments.pictures is not None:
@@ -88,7 +107,8 @@ def run_page_program(
 
 
 def write_or_check(folder: Path, files: Mapping[str, str], check: bool) -> int:
-    """Write the files that differ, or with `check` only name them on stderr: then 1 when there are any, else 0."""
+    """Write the files that differ, or with `check` only name them on stderr: then 1 when there are
+    any, else 0."""
     changed = [name for name, text in files.items() if _read(folder / name) != text]
     if not check:
         folder.mkdir(parents=True, exist_ok=True)

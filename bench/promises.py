@@ -1,4 +1,5 @@
-"""Plans against reality: two real agents of one pinned core each, measured and planned by the product itself.
+"""Plans against reality: two real agents of one pinned core each, measured and planned by the
+product itself.
 
 A random Llama of 316 M parameters in bfloat16 is profiled by both nodes (`edgectl profile`), then
 deployed for one request at a time. It is deployed in halves by hand, and planned with the
@@ -101,7 +102,8 @@ class Promises:
         self._sent = 0
 
     async def profile(self, quick: bool) -> None:
-        """As an operator has nodes measured: those that were disturbed are measured again. Raises a node's error."""
+        """As an operator has nodes measured: those that were disturbed are measured again. Raises a
+        node's error."""
         await profiled(self._client, MODEL, quick=quick, dtype=DType.parse(self._dtype))
 
     async def row(self, case: str, prompt_tokens: int, **spec: Any) -> Row:
@@ -110,10 +112,18 @@ class Promises:
         deployment = await self.deploy(**lengths, **spec)
         measured = await self.requests(prompt_tokens, NEW_TOKENS, self._rounds)
         await self.delete()
-        return tell(Row(case, placed(deployment), promised(deployment.placement.predicted), measured))
+        return tell(
+            Row(case, placed(deployment), promised(deployment.placement.predicted), measured)
+        )
 
     async def deploy(self, **spec: Any) -> Deployment:
-        values = {"name": self._name, "model": MODEL, "source": NODES[0], "dtype": self._dtype, "concurrency": 1}
+        values = {
+            "name": self._name,
+            "model": MODEL,
+            "source": NODES[0],
+            "dtype": self._dtype,
+            "concurrency": 1,
+        }
         values |= {"max_context": MAX_CONTEXT, "objective": "request", "speculation": "off", **spec}
         deployment = await self._client.deploy(parse_spec(values), timeout_s=_DEPLOY_S)
         await self.request(16, 4)  # Weights that were not read for a while are slow at first.
@@ -133,14 +143,22 @@ class Promises:
 
     async def request(self, prompt_tokens: int, new_tokens: int) -> Served:
         self._sent += 1
-        prompt = [token % VOCABULARY for token in prompt_of(self._sent, prompt_tokens)]  # the stand-in knows few
-        stream = await answered(self._client, self._name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
-        return Served(stream.waits_s[0], statistics.median(stream.gaps_s), stream.times[-1] - stream.times[0])
+        prompt = [
+            token % VOCABULARY for token in prompt_of(self._sent, prompt_tokens)
+        ]  # the stand-in knows few
+        stream = await answered(
+            self._client, self._name, prompt, max_new_tokens=new_tokens, ignore_eos=True
+        )
+        return Served(
+            stream.waits_s[0], statistics.median(stream.gaps_s), stream.times[-1] - stream.times[0]
+        )
 
 
 def promised(prediction: Prediction | None) -> Served:
     assert prediction is not None, "both nodes were measured"
-    return Served(prediction.time_to_first_token_s, prediction.time_per_token_s, prediction.request_s)
+    return Served(
+        prediction.time_to_first_token_s, prediction.time_per_token_s, prediction.request_s
+    )
 
 
 def placed(deployment: Deployment) -> str:
@@ -149,14 +167,18 @@ def placed(deployment: Deployment) -> str:
 
 def tell(row: Row) -> Row:
     figures = ", ".join(
-        f"{name} {1000 * value:.1f} ms ({100 * row.off[name]:+.1f} %)" for name, value in asdict(row.measured).items()
+        f"{name} {1000 * value:.1f} ms ({100 * row.off[name]:+.1f} %)"
+        for name, value in asdict(row.measured).items()
     )
     print(f"{row.case} {row.placement}: {figures}", file=sys.stderr, flush=True)
     return row
 
 
-async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int], rounds: int) -> dict[str, Any]:
-    """Short prompts, then long ones, on one deployment that was given no lengths; then it is deployed again.
+async def changing(
+    site: Promises, short: tuple[int, int], long: tuple[int, int], rounds: int
+) -> dict[str, Any]:
+    """Short prompts, then long ones, on one deployment that was given no lengths; then it is
+    deployed again.
 
     The deployment is planned for the requests that its predecessor served, as a deployment is that
     has run for a while. The outlook's promise is for the mean lengths it saw, so requests of these
@@ -186,7 +208,10 @@ async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int]
         "placements": [placed(first), placed(again)],
         "said_while_short": quiet.outlook is not None and quiet.outlook.better is not None,
         "said_once_long": outlook.better is not None,
-        "promised_s": [outlook.expected.request_s, outlook.better.request_s if outlook.better is not None else None],
+        "promised_s": [
+            outlook.expected.request_s,
+            outlook.better.request_s if outlook.better is not None else None,
+        ],
         "measured_s": [was_s, is_s],
         "promised_gain": outlook.gain,
         "gain": 1 - is_s / was_s,
@@ -196,7 +221,8 @@ async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int]
 
 
 async def run_lab(rounds: int) -> dict[str, Any]:
-    """The requests that change, on two emulated nodes: unlike two cores of one machine, they do not slow each other."""
+    """The requests that change, on two emulated nodes: unlike two cores of one machine, they do not
+    slow each other."""
     async with lab_site(LAB, MODEL) as (_, client):
         site = Promises(client, "emulated", rounds, "float32")
         await site.profile(quick=True)
@@ -213,8 +239,14 @@ async def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         if not arguments.changing:
             rows.append(await site.row(f"halves {PROMPTS[1]}", PROMPTS[1], layers=halves))
             for objective, prompt_tokens in itertools.product(("request", "ttft"), PROMPTS):
-                rows.append(await site.row(f"{objective} {prompt_tokens}", prompt_tokens, objective=objective))
-        change = await changing(Promises(client, "changing", arguments.rounds), SHORT, LONG, arguments.rounds)
+                rows.append(
+                    await site.row(
+                        f"{objective} {prompt_tokens}", prompt_tokens, objective=objective
+                    )
+                )
+        change = await changing(
+            Promises(client, "changing", arguments.rounds), SHORT, LONG, arguments.rounds
+        )
     return {
         "benchmark": "promises",
         "rows": [asdict(row) | {"off": row.off} for row in rows],
@@ -224,7 +256,8 @@ async def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def kept(report: dict[str, Any]) -> bool:
-    """Whether every promise of an objective's own figure is within `LIMIT`, and so is the gain on emulated nodes."""
+    """Whether every promise of an objective's own figure is within `LIMIT`, and so is the gain on
+    emulated nodes."""
     own = {"request": "request_s", "ttft": "ttft_s", "halves": "request_s"}
     off = [row["off"][own[row["case"].split()[0]]] for row in report["rows"]]
     change = report["changing_lab"]

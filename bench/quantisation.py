@@ -53,13 +53,16 @@ def perplexity(stage: StageModel, text: str) -> float:
 
 
 def score(stage: StageModel, text: str) -> tuple[float, int]:
-    """The text's negative log-likelihood under the stage in nats, and the tokens it is the sum over."""
+    """The text's negative log-likelihood under the stage in nats, and the tokens it is the sum
+    over."""
     ids = Tokenizer.load(MODEL / "tokenizer.json").encode(text)
     return nats(stage, ids), len(ids) - 1
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bytes", type=int, default=60_000, help="of the validation text")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -80,7 +83,9 @@ def main() -> int:
         )
         if scheme != "float32":
             small = perplexity(demo_stage(scheme, KvFormat.INT4), text)
-            rows[-1]["perplexity_of_kv_int4_over_whole"] = round(small / math.exp(lost / tokens) - 1, 5)
+            rows[-1]["perplexity_of_kv_int4_over_whole"] = round(
+                small / math.exp(lost / tokens) - 1, 5
+            )
         print(f"{scheme}: {bits:.4f} bits per byte", file=sys.stderr)
     for row in rows:
         row["bits_over_bf16"] = round(row["bits_per_byte"] - rows[1]["bits_per_byte"], 4)
@@ -88,8 +93,15 @@ def main() -> int:
         if scheme in ROUNDED:
             whole_head = Quantisation.of(Quantisation(scheme).blocks, WHOLE_HEAD)
             (whole,) = (other for other in rows if other["weights"] == whole_head)
-            row["perplexity_over_whole_head"] = round(row["perplexity"] / whole["perplexity"] - 1, 5)
-    print(json.dumps({"benchmark": "quantisation", "scored_bytes": len(text.encode()), "rows": rows}, indent=2))
+            row["perplexity_over_whole_head"] = round(
+                row["perplexity"] / whole["perplexity"] - 1, 5
+            )
+    print(
+        json.dumps(
+            {"benchmark": "quantisation", "scored_bytes": len(text.encode()), "rows": rows},
+            indent=2,
+        )
+    )
     return 0
 
 

@@ -42,8 +42,9 @@ _SPREAD = 0.02
 
 
 class RandomWeights:
-    """A model's tensors in bfloat16 by their names in a checkpoint, each drawn from its own name when it is read: a
-    source for `StageWeights.load`. With `layers` they are the tensors of one stage."""
+    """A model's tensors in bfloat16 by their names in a checkpoint, each drawn from its own name
+    when it is read: a source for `StageWeights.load`. With `layers` they are the tensors of one
+    stage."""
 
     def __init__(self, config: dict[str, Any] = CONFIG, layers: LayerRange | None = None) -> None:
         self._expected = {
@@ -57,12 +58,15 @@ class RandomWeights:
     def read(self, name: str) -> torch.Tensor:
         values = torch.ones(self._expected[name].shape, dtype=torch.bfloat16)
         if values.dim() > 1:
-            values.normal_(0.0, _SPREAD, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+            values.normal_(
+                0.0, _SPREAD, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            )
         return values
 
 
 def write_checkpoint(directory: Path, config: dict[str, Any] = CONFIG) -> None:
-    """The model as a Hugging Face directory with a file for each layer; does nothing if it exists already."""
+    """The model as a Hugging Face directory with a file for each layer; does nothing if it exists
+    already."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         return

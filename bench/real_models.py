@@ -1,9 +1,11 @@
-"""Write docs/real-models.md: what fits on plausible sites and how fast it would be, by `edgectl plan`.
+"""Write docs/real-models.md: what fits on plausible sites and how fast it would be, by
+`edgectl plan`.
 
     python -m bench.real_models [--output docs] [--check]
 
-The sites and the models' shapes are in deploy/examples/real-models. It takes a quarter of a minute and gives the same
-every time. With --check it writes nothing and exits 1 if the page would change, its comments aside.
+The sites and the models' shapes are in deploy/examples/real-models. It takes a quarter of a minute
+and gives the same every time. With --check it writes nothing and exits 1 if the page would change,
+its comments aside.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "deploy" / "examples" / "real-models"
 PAGE = "real-models.md"
 ROOMS = ("edgeshard/planning", "edgeshard/architectures", "deploy/examples/real-models")
-MODELS = ("llama-3.2-3b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "llama-3.3-70b", "qwen3-235b-a22b")
+MODELS = (
+    "llama-3.2-3b",
+    "llama-3.1-8b",
+    "gpt-oss-20b",
+    "qwen3-30b-a3b",
+    "llama-3.3-70b",
+    "qwen3-235b-a22b",
+)
 
 INTRODUCTION = """# Choose a model for your nodes
 
@@ -66,7 +75,8 @@ CONCLUSIONS = """## Read the tables
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster file of the examples, the heading of its section, and the weights that its nodes can compute with."""
+    """A cluster file of the examples, the heading of its section, and the weights that its nodes
+    can compute with."""
 
     name: str
     title: str
@@ -82,7 +92,8 @@ SITES = (
     Site("office", "Four desktop computers", ON_CPUS),
 )
 TYPED = "two-jetsons"
-"""The site whose commands are on the page, and run by the documents' test; this program runs those of all."""
+"""The site whose commands are on the page, and run by the documents' test; this program runs those
+of all."""
 
 
 def command(site: Site, model: str, quantised: str | None) -> list[str]:
@@ -118,12 +129,16 @@ def section(site: Site, comment: str) -> str:
             words = command(site, model, quantised)
             found = plan(words)
             rows.append(row(model, quantised, found))
-            typed.append(f"edgectl {' '.join(words)}" + ("" if found["feasible"] else " || test $? = 1"))
+            typed.append(
+                f"edgectl {' '.join(words)}" + ("" if found["feasible"] else " || test $? = 1")
+            )
     described = (EXAMPLES / f"{site.name}.toml").read_text(encoding="utf-8").partition("\n")[0]
     text = described.removeprefix("# ").removesuffix(" Figures are those of data sheets.")
     table = markdown_table(["model", "weights", "layers", "tokens/s", "first token"], rows)
     commands = "\n".join(typed)
-    typed_text = f"\nCommands, in this order:\n\n```bash\n{commands}\n```\n" if site.name == TYPED else ""
+    typed_text = (
+        f"\nCommands, in this order:\n\n```bash\n{commands}\n```\n" if site.name == TYPED else ""
+    )
     return f"## {site.title}\n\n{text}\n\n{comment}\n\n{table}{typed_text}"
 
 
@@ -139,13 +154,17 @@ def without_comments(text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.real_models")
     parser.add_argument("--output", type=Path, default=ROOT / "docs", metavar="DIR")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page would change")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 where the page would change"
+    )
     arguments = parser.parse_args()
     text, path = page(), arguments.output / PAGE
     if not arguments.check:
         path.write_text(text, encoding="utf-8")
         return 0
-    if path.exists() and without_comments(path.read_text(encoding="utf-8")) == without_comments(text):
+    if path.exists() and without_comments(path.read_text(encoding="utf-8")) == without_comments(
+        text
+    ):
         return 0
     print(f"differs: {path}", file=sys.stderr)
     return 1

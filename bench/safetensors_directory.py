@@ -1,4 +1,5 @@
-"""A checkpoint folder as a source of tensors, for stages that tests and benchmarks load without a store."""
+"""A checkpoint folder as a source of tensors, for stages that tests and benchmarks load without a
+store."""
 
 from __future__ import annotations
 
@@ -36,13 +37,17 @@ class SafetensorsDirectory:
             return self.read(part.tensor).view(part.parts, *part.shape)[part.number]
         file = self._files.get(name)
         if file is None:
-            raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
+            raise DataLossError(
+                f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR"
+            )
         try:
             with safe_open(str(file), framework="pt", device="cpu") as shard:
                 tensor: torch.Tensor = shard.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise DataLossError(
-                f"tensor {name} cannot be read from {file.name}: {error}", field=name, reason="UNREADABLE_TENSOR"
+                f"tensor {name} cannot be read from {file.name}: {error}",
+                field=name,
+                reason="UNREADABLE_TENSOR",
             ) from error
         return tensor
 
@@ -67,7 +72,10 @@ def _parts_by_name(path: Path, files: Mapping[str, Path]) -> dict[str, _Part]:
         with safe_open(str(file), framework="pt", device="cpu") as shard:
             shape = tuple(shard.get_slice(name).get_shape())
         found = parts_of_joined(config, name, shape)
-        parts |= {part: _Part(name, number, len(found), own) for number, (part, own) in enumerate(found.items())}
+        parts |= {
+            part: _Part(name, number, len(found), own)
+            for number, (part, own) in enumerate(found.items())
+        }
     return parts
 
 
@@ -78,10 +86,13 @@ def _files_by_tensor(path: Path) -> dict[str, Path]:
             with safe_open(str(single), framework="pt", device="cpu") as shard:
                 return dict.fromkeys(shard.keys(), single)
         except (SafetensorError, OSError) as error:
-            raise DataLossError(f"{single.name} cannot be read: {error}", field=single.name) from error
+            raise DataLossError(
+                f"{single.name} cannot be read: {error}", field=single.name
+            ) from error
     if not index.is_file():
         raise NotFoundError(
-            f"{path.name} holds neither model.safetensors nor {index.name}; convert the checkpoint to safetensors",
+            f"{path.name} holds neither model.safetensors nor {index.name}; convert the checkpoint "
+            "to safetensors",
             field="path",
         )
     try:
@@ -92,6 +103,7 @@ def _files_by_tensor(path: Path) -> dict[str, Path]:
     for file in files.values():
         if file != Path(file).name or not file.endswith(".safetensors"):
             raise InvalidArgumentError(
-                f"{index.name} names {file!r}, which is not a safetensors file of its folder", field="weight_map"
+                f"{index.name} names {file!r}, which is not a safetensors file of its folder",
+                field="weight_map",
             )
     return {name: path / file for name, file in files.items()}

@@ -1,4 +1,5 @@
-"""Simulated and measured steady rate of a site at saturation, in the lab and between two real nodes.
+"""Simulated and measured steady rate of a site at saturation, in the lab and between two real
+nodes.
 
 As many requests run as the placement holds, and another begins whenever one ends. The lab's nodes
 are real processes that take as long as emulated devices would. Compared are the simulator's rate,
@@ -45,11 +46,14 @@ SITES = (
 )[: sized(3, 1)]
 
 
-async def rate_of(client: Client, deployment: str, running: int, prompt_tokens: int, new_tokens: int) -> float:
+async def rate_of(
+    client: Client, deployment: str, running: int, prompt_tokens: int, new_tokens: int
+) -> float:
     """Tokens a second that clients see of a deployment at saturation."""
     requests = saturating(running, prompt_tokens, new_tokens, WAVES)
     streams = [
-        stream(client, deployment, index, one.prompt_tokens, one.new_tokens) for index, one in enumerate(requests)
+        stream(client, deployment, index, one.prompt_tokens, one.new_tokens)
+        for index, one in enumerate(requests)
     ]
     return steady_rate(await asyncio.gather(*streams), running)
 
@@ -76,11 +80,16 @@ async def measure_real(rounds: int) -> dict[str, Any]:
             predicted, placement = deployment.placement.predicted, deployment.placement
             assert predicted is not None, "both nodes were measured"
             running = placement.micro_batch * placement.micro_batches
-            rates = [await rate_of(client, "saturated", running, REAL_PROMPT, REAL_NEW) for _ in range(rounds)]
+            rates = [
+                await rate_of(client, "saturated", running, REAL_PROMPT, REAL_NEW)
+                for _ in range(rounds)
+            ]
     return told(
         {
             "links": "two real nodes",
-            "placement": ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages),
+            "placement": ",".join(
+                f"{stage.node_name}={stage.layers}" for stage in placement.stages
+            ),
             "prompt_tokens": REAL_PROMPT,
             "new_tokens": REAL_NEW,
             "batch": placement.micro_batch,
@@ -98,7 +107,9 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-async def measured_rate(client: Client, layers: str, load: Load, prompt_tokens: int, new_tokens: int) -> float:
+async def measured_rate(
+    client: Client, layers: str, load: Load, prompt_tokens: int, new_tokens: int
+) -> float:
     """The same of a placement in the lab."""
     spec = {
         "name": "saturated",
@@ -119,31 +130,41 @@ async def measured_rate(client: Client, layers: str, load: Load, prompt_tokens: 
 
 
 def played_rate(costs: Costs, cut: Cut, load: Load) -> float:
-    """Tokens a second of a cut at saturation, with the problem's prompts and answers, by simulation.
+    """Tokens a second of a cut at saturation, with the problem's prompts and answers, by
+    simulation.
 
     Raises InvalidArgumentError for `head_on_source`, whose arrivals are not simulated.
     """
     problem = costs.problem
     requests = saturating(load.requests, problem.prompt_tokens, problem.new_tokens)
     return steady_rate(
-        serve(serving_ring(costs, cut), requests, head_schedule(costs, cut, load)).token_s, load.requests
+        serve(serving_ring(costs, cut), requests, head_schedule(costs, cut, load)).token_s,
+        load.requests,
     )
 
 
 def simulated_rate(lab: Lab, layers: str, load: Load) -> float:
     costs, placed = Costs(lab.problem()), parse_layers(layers)
-    cut = Cut(tuple(costs.names.index(stage.node) for stage in placed), tuple(stage.layers.end for stage in placed))
+    cut = Cut(
+        tuple(costs.names.index(stage.node) for stage in placed),
+        tuple(stage.layers.end for stage in placed),
+    )
     return played_rate(costs, cut, load)
 
 
 async def measure_site(site: tuple[Any, ...], rounds: int) -> dict[str, Any]:
     bandwidth, latency, prompt_tokens, new_tokens, layers, batch, micro_batches = site
     text = CLUSTER.format(bandwidth=bandwidth * 1e6, latency=latency, new_tokens=new_tokens)
-    text = text.replace("prompt_tokens = 32", f"prompt_tokens = {prompt_tokens}").replace('"float32"', '"float16"')
+    text = text.replace("prompt_tokens = 32", f"prompt_tokens = {prompt_tokens}").replace(
+        '"float32"', '"float16"'
+    )
     load = Load(batch, micro_batches)
     async with lab_site(text) as (lab, client):
         simulated = simulated_rate(lab, layers, load)
-        rates = [await measured_rate(client, layers, load, prompt_tokens, new_tokens) for _ in range(rounds)]
+        rates = [
+            await measured_rate(client, layers, load, prompt_tokens, new_tokens)
+            for _ in range(rounds)
+        ]
     return told(
         {
             "links": f"{bandwidth} Mb/s, {1000 * latency:g} ms",
@@ -166,7 +187,9 @@ def main() -> int:
     rows = [asyncio.run(measure_site(site, arguments.rounds)) for site in SITES]
     real = asyncio.run(measure_real(arguments.rounds))
     write_rows(arguments.output, [*rows, real])
-    return 0 if all(abs(row["off"]) <= LIMIT for row in rows) and abs(real["off"]) <= REAL_LIMIT else 1
+    return (
+        0 if all(abs(row["off"]) <= LIMIT for row in rows) and abs(real["off"]) <= REAL_LIMIT else 1
+    )
 
 
 if __name__ == "__main__":

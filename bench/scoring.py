@@ -29,17 +29,24 @@ def whole_stage(
     kept: KvFormat | None = None,
     **changes: Any,
 ) -> StageModel:
-    """A Hugging Face directory's model in one stage; keys and values are `kept` so, else in the dtype. `changes` are of
-    config.json."""
+    """A Hugging Face directory's model in one stage; keys and values are `kept` so, else in the
+    dtype. `changes` are of config.json."""
     config = json.loads((directory / "config.json").read_text()) | changes
     layers = LayerRange(0, config["num_hidden_layers"])
     weights = StageWeights.load(
-        SafetensorsDirectory(directory), config, layers, dtype=dtype, device="cpu", quantisation=quantisation
+        SafetensorsDirectory(directory),
+        config,
+        layers,
+        dtype=dtype,
+        device="cpu",
+        quantisation=quantisation,
     )
     return StageModel.with_kv(weights, KvMemory(kept or dtype, CONTEXT // BLOCK, BLOCK))
 
 
-def scored(stage: StageModel, ids: list[int], overlap: int = HALF) -> Iterator[tuple[torch.Tensor, list[int]]]:
+def scored(
+    stage: StageModel, ids: list[int], overlap: int = HALF
+) -> Iterator[tuple[torch.Tensor, list[int]]]:
     """(logits [tokens, vocab] in float32, the tokens that followed) of a text, piece by piece.
 
     Every token but those at the text's beginning sees `overlap` tokens or more.
@@ -57,8 +64,8 @@ def scored(stage: StageModel, ids: list[int], overlap: int = HALF) -> Iterator[t
 
 
 def nats(stage: StageModel, ids: list[int], overlap: int = HALF) -> float:
-    """The negative log-likelihood of a text's tokens but the first, their sum. Without `overlap` it takes half the
-    time."""
+    """The negative log-likelihood of a text's tokens but the first, their sum. Without `overlap` it
+    takes half the time."""
     losses = (
         torch.nn.functional.cross_entropy(logits, torch.tensor(following), reduction="sum")
         for logits, following in scored(stage, ids, overlap)

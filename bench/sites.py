@@ -21,16 +21,22 @@ from tests.support.site import Site, processor_s
 
 
 @asynccontextmanager
-async def demo_site(nodes: Sequence[str], model: str = "demo", **options: Any) -> AsyncIterator[Site]:
+async def demo_site(
+    nodes: Sequence[str], model: str = "demo", **options: Any
+) -> AsyncIterator[Site]:
     """A site with the demo model by that name; `options` go to `Site`."""
-    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch, model_directory(None) as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch,
+        model_directory(None) as directory,
+    ):
         async with Site(Path(scratch), nodes, models={model: directory}, **options) as site:
             yield site
 
 
 @asynccontextmanager
 async def lab_site(text: str, model: str = "stand-in") -> AsyncIterator[tuple[Lab, Client]]:
-    """The processes that emulate the nodes of a lab file, whose coordinator has the stand-in model by that name."""
+    """The processes that emulate the nodes of a lab file, whose coordinator has the stand-in model
+    by that name."""
     lab = parse_lab(tomllib.loads(text), lambda name: {})
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-lab-") as scratch:
         directory = Path(scratch)
@@ -51,11 +57,15 @@ class Rate:
 
 
 async def rate_of(sites: Sequence[Site], deployment: str, streams: int, new_tokens: int) -> Rate:
-    """The rate of `streams` answers at once, the sites in turn; processor time includes this process."""
+    """The rate of `streams` answers at once, the sites in turn; processor time includes this
+    process."""
     spent, began = processor_s(sites), time.monotonic()
     answers = [
         sites[number % len(sites)].client.complete(
-            deployment, f"Once upon a time there were {number} kings", max_new_tokens=new_tokens, ignore_eos=True
+            deployment,
+            f"Once upon a time there were {number} kings",
+            max_new_tokens=new_tokens,
+            ignore_eos=True,
         )
         for number in range(streams)
     ]
@@ -64,7 +74,8 @@ async def rate_of(sites: Sequence[Site], deployment: str, streams: int, new_toke
 
 
 async def profiled(client: Client, model: str, **options: Any) -> None:
-    """Have all nodes measure themselves with the model. Raises the error of a node that could not."""
+    """Have all nodes measure themselves with the model. Raises the error of a node that could
+    not."""
     async with aclosing(client.profile(model, (), **options)) as telling:
         async for progress in telling:
             if progress.failure is not None:

@@ -1,4 +1,5 @@
-"""The tiny form of benchmarks, which tests run to see that they run: with EDGESHARD_BENCH_TINY=1 in the environment.
+"""The tiny form of benchmarks, which tests run to see that they run: with EDGESHARD_BENCH_TINY=1 in
+the environment.
 
 Its figures mean nothing. Processes that a benchmark starts inherit it.
 """

@@ -1,4 +1,5 @@
-"""A soak: a real site under modest, random load for long, and whether it holds at the end what it held at the start.
+"""A soak: a real site under modest, random load for long, and whether it holds at the end what it
+held at the start.
 
 A coordinator and three nodes run the demo model with a small KV pool, overcommitted, with a prefix
 cache. Requests arrive in groups at random times: greedy and sampled, short and long prompts, some
@@ -6,9 +7,10 @@ that begin alike. Some clients cancel, leave in the middle, read slowly or have 
 After a few groups everything may end, and the KV in use must be zero on every node. The start
 records the answer of each request when it runs by itself, and its tokens must be equal each time.
 
-Resident memory, threads and open files of every process are sampled. After warm-up, memory must be flat: it grows by
-less than 1 MiB in ten minutes by least squares (`bench/flatness.py`). Runs too short to say are not judged by that.
-No log may grow by more than 10 KiB a minute, which is 14 MiB a day.
+Resident memory, threads and open files of every process are sampled. After warm-up, memory must be
+flat: it grows by less than 1 MiB in ten minutes by least squares (`bench/flatness.py`). Runs too
+short to say are not judged by that. No log may grow by more than 10 KiB a minute, which is 14 MiB a
+day.
 
     python -m bench.soak [--minutes 30] [-o FILE]    JSON to FILE or stdout; exit 1 if something grew or failed
 """
@@ -51,7 +53,8 @@ MAX_CONTEXT = 256
 CONCURRENCY = 2
 GROUPS_PER_ROUND = 4
 MOST_AT_ONCE = 8
-"""Requests of a group: four run side by side, with prompts and answers that together may exceed the KV pool."""
+"""Requests of a group: four run side by side, with prompts and answers that together may exceed the
+KV pool."""
 MAX_LOG_BYTES_PER_MINUTE = 10 << 10
 KV_GONE_S = 20.0
 """After the last request of a round: far more than it takes, and a leak never goes."""
@@ -67,7 +70,8 @@ class Question:
 
 
 def questions(chance: random.Random, count: int = sized(32, 4)) -> list[Question]:
-    """Prompts of 2 to 190 tokens, some with one of three beginnings; answers of 4 to 64, a third of them sampled."""
+    """Prompts of 2 to 190 tokens, some with one of three beginnings; answers of 4 to 64, a third of
+    them sampled."""
     beginnings = [[chance.randrange(3, VOCABULARY) for _ in range(96)] for _ in range(3)]
     made = []
     for number in range(count):
@@ -95,7 +99,11 @@ class Load:
     async def learn(self) -> None:
         """Send each question by itself, for the right answers."""
         self._questions = [
-            Question(q.prompt, q.options, (await self._client.complete(DEPLOYMENT, q.prompt, **q.options)).token_ids)
+            Question(
+                q.prompt,
+                q.options,
+                (await self._client.complete(DEPLOYMENT, q.prompt, **q.options)).token_ids,
+            )
             for q in self._questions
         ]
 
@@ -104,7 +112,9 @@ class Load:
         async with asyncio.TaskGroup() as clients:
             for _ in range(GROUPS_PER_ROUND):
                 for _ in range(self._chance.randint(1, MOST_AT_ONCE)):
-                    clients.create_task(self._visit(self._chance.choice(self._questions), self._chance.random()))
+                    clients.create_task(
+                        self._visit(self._chance.choice(self._questions), self._chance.random())
+                    )
                 await asyncio.sleep(self._chance.expovariate(1 / gap_s))
 
     async def _visit(self, question: Question, manner: float) -> None:
@@ -133,9 +143,13 @@ class Load:
             self.active -= 1
         self.outcomes[outcome] += 1
 
-    async def _read(self, question: Question, count: int, pause_s: float = 0.0, timeout_s: float | None = None) -> str:
+    async def _read(
+        self, question: Question, count: int, pause_s: float = 0.0, timeout_s: float | None = None
+    ) -> str:
         """Read `count` tokens and leave."""
-        stream = Stream(DEPLOYMENT, question.prompt, question.options | GenerateOptions(timeout_s=timeout_s))
+        stream = Stream(
+            DEPLOYMENT, question.prompt, question.options | GenerateOptions(timeout_s=timeout_s)
+        )
         async with aclosing(stream.follow(self._client)) as events:
             async for event in events:
                 if isinstance(event, Token):
@@ -149,7 +163,9 @@ class Load:
         """From another call, after the first token or, at times, before."""
         name = f"soak-{self._chance.getrandbits(64):x}"
         after = self._chance.randrange(2)
-        stream = Stream(DEPLOYMENT, question.prompt, question.options | GenerateOptions(request_id=name))
+        stream = Stream(
+            DEPLOYMENT, question.prompt, question.options | GenerateOptions(request_id=name)
+        )
         async for _ in stream.follow(self._client):
             if len(stream.tokens) == after:
                 await self._client.cancel(name)
@@ -165,7 +181,9 @@ class Load:
 
 
 def _differ(tokens: Sequence[int], answer: Sequence[int]) -> int:
-    return next((i for i, (t, a) in enumerate(zip(tokens, answer, strict=False)) if t != a), len(answer))
+    return next(
+        (i for i, (t, a) in enumerate(zip(tokens, answer, strict=False)) if t != a), len(answer)
+    )
 
 
 class Gauges:
@@ -225,7 +243,9 @@ async def soak(minutes: float, gap_s: float, sample_s: float, seed: int) -> dict
         return await _watched(load, Gauges(site), minutes * 60, gap_s, sample_s)
 
 
-async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sample_s: float) -> dict[str, Any]:
+async def _watched(
+    load: Load, gauges: Gauges, seconds: float, gap_s: float, sample_s: float
+) -> dict[str, Any]:
     samples: list[Sample] = []
     began_s, processor_s = time.monotonic(), gauges.processor_s()
     log_bytes = gauges.log_bytes()
@@ -246,11 +266,17 @@ async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sam
     samples.append(await gauges.sample(time.monotonic() - began_s, load.active))
     found = [*problems(samples), *load.wrong[:10]]
     if kv_left:
-        found.append(f"KV was still in use after {kv_left} of {rounds} rounds, with no request running")
+        found.append(
+            f"KV was still in use after {kv_left} of {rounds} rounds, with no request running"
+        )
     grew = growth(samples)
     log_growth = {name: size - log_bytes[name] for name, size in gauges.log_bytes().items()}
     allowed = MAX_LOG_BYTES_PER_MINUTE * max(1.0, samples[-1].at_s / 60)
-    found += [f"the log of {name} grew by {size} bytes" for name, size in log_growth.items() if size > allowed]
+    found += [
+        f"the log of {name} grew by {size} bytes"
+        for name, size in log_growth.items()
+        if size > allowed
+    ]
     return {
         "benchmark": "soak",
         "seconds": samples[-1].at_s,
@@ -269,15 +295,27 @@ async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sam
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long; memory is judged from 14 on")
-    parser.add_argument("--gap", type=float, default=6.0, metavar="SECONDS", help="mean time between groups")
-    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="time between samples")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="how long; memory is judged from 14 on"
+    )
+    parser.add_argument(
+        "--gap", type=float, default=6.0, metavar="SECONDS", help="mean time between groups"
+    )
+    parser.add_argument(
+        "--every", type=float, default=10.0, metavar="SECONDS", help="time between samples"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the load")
     parser.add_argument("-o", "--output", type=Path, help="JSON goes here instead of stdout")
     options = parser.parse_args()
     # Opened first: a path that cannot be written should not cost half an hour.
-    with nullcontext(sys.stdout) if options.output is None else options.output.open("w", encoding="utf-8") as file:
+    with (
+        nullcontext(sys.stdout)
+        if options.output is None
+        else options.output.open("w", encoding="utf-8") as file
+    ):
         report = asyncio.run(soak(options.minutes, options.gap, options.every, options.seed))
         json.dump(report, file, indent=2)
         file.write("\n")
@@ -293,7 +331,10 @@ def _verdict(report: dict[str, Any]) -> str:
     if not report["memory_judged"]:
         return f"nothing wrong; too short a run to say whether memory is flat; {logs}"
     most = max(report["growth_mib_per_10_minutes"].values())
-    return f"flat: no process grew by more than {most:.2f} MiB in ten minutes, KV went back to zero every time, {logs}"
+    return (
+        f"flat: no process grew by more than {most:.2f} MiB in ten minutes, KV went back to "
+        f"zero every time, {logs}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON by three schemas.
+"""How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON
+by three schemas.
 
 Two real agents, with a thread each, hold the demo model, the small mixture and a hybrid. Each model
 is whole on one of them and in halves on both, with guesses and without. The mixture was measured
@@ -60,15 +61,21 @@ from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.support.site import Site
 
 TALE = (
-    "There was once a poor miller who had nothing but a mill, a cat and three sons. One day the king came to the mill "
-    "and said: Give me your cat, and I will give you a golden ring. The miller gave him the cat, and the king gave him "
+    "There was once a poor miller who had nothing but a mill, a cat and three sons. One day the "
+    "king came to the mill "
+    "and said: Give me your cat, and I will give you a golden ring. The miller gave him the cat, "
+    "and the king gave him "
     "the golden ring."
 )
 TASKS = {
     "a story told again": (f"{TALE} {TALE} There was once a poor miller who had", 0.0),
-    "a list that goes on": ("One fox, two foxes, three foxes, one fox, two foxes, three foxes, one fox, two", 0.0),
+    "a list that goes on": (
+        "One fox, two foxes, three foxes, one fox, two foxes, three foxes, one fox, two",
+        0.0,
+    ),
     "an answer with quotes": (
-        'The king asked: "Who has taken my golden ring?" The fox said: "You ask who has taken my golden ring." The '
+        'The king asked: "Who has taken my golden ring?" The fox said: "You ask who has taken my '
+        'golden ring." The '
         'king asked: "Who has taken my golden ring?" The cat said:',
         0.0,
     ),
@@ -111,13 +118,18 @@ TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
 DRAFTED = {
     "a new fairy tale": (TASKS["a new fairy tale"][0], 0.8),
     "a new fairy tale, at temperature 0.4": (TASKS["a new fairy tale"][0], 0.4),
-    "another new fairy tale": ("In a wood there lived a fox who was very hungry, and one day he said to himself", 0.8),
+    "another new fairy tale": (
+        "In a wood there lived a fox who was very hungry, and one day he said to himself",
+        0.8,
+    ),
     "a story told again": TASKS["a story told again"],
 }
 ONE_WORD = "one word again and again"
 TASKS[ONE_WORD] = TASKS["a list that goes on"]
 NEW_TOKENS = sized(160, 24)
-MEASURED = sized(tuple(task for task in TASKS if task != ONE_WORD), ("a story told again", "JSON: a record"))
+MEASURED = sized(
+    tuple(task for task in TASKS if task != ONE_WORD), ("a story told again", "JSON: a record")
+)
 MIXTURE, DRAFT = (Path(__file__).parent / name for name in ("mixture_model", "draft_model"))
 HYBRID_LAYERS = sized(12, 4)
 HYBRID = hybrids.HYBRID | {
@@ -132,8 +144,14 @@ LARGE_LAYERS = CONFIG["num_hidden_layers"]
 LAYERS = {
     "tales": {1: "a=0:12", 2: "a=0:6,b=6:12"},
     "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"},
-    "hybrid": {1: f"a=0:{HYBRID_LAYERS}", 2: f"a=0:{HYBRID_LAYERS // 2},b={HYBRID_LAYERS // 2}:{HYBRID_LAYERS}"},
-    "large": {1: f"a=0:{LARGE_LAYERS}", 2: f"a=0:{LARGE_LAYERS // 2},b={LARGE_LAYERS // 2}:{LARGE_LAYERS}"},
+    "hybrid": {
+        1: f"a=0:{HYBRID_LAYERS}",
+        2: f"a=0:{HYBRID_LAYERS // 2},b={HYBRID_LAYERS // 2}:{HYBRID_LAYERS}",
+    },
+    "large": {
+        1: f"a=0:{LARGE_LAYERS}",
+        2: f"a=0:{LARGE_LAYERS // 2},b={LARGE_LAYERS // 2}:{LARGE_LAYERS}",
+    },
     "streamed": {1: ""},
 }
 """By model and number of boxes; the planner places what streams."""
@@ -180,7 +198,10 @@ async def answer(site: Site, deployment: str, task: str) -> Answer:
         async for event in heard:
             if isinstance(event, Token):
                 if not tokens:
-                    began_s, used_s = time.perf_counter(), sum(agent.cpu_times().user for agent in agents)
+                    began_s, used_s = (
+                        time.perf_counter(),
+                        sum(agent.cpu_times().user for agent in agents),
+                    )
                 tokens.append(event.token)
             elif isinstance(event, Finished):
                 taken_s = time.perf_counter() - began_s
@@ -194,7 +215,9 @@ async def guesses(site: Site, deployment: str) -> StageGuesses:
     return next(stage.guesses for stage in found if stage.guesses is not None)
 
 
-async def measure(site: Site, model: str, boxes: int, task: str, rounds: int, way: str = "auto") -> dict[str, Any]:
+async def measure(
+    site: Site, model: str, boxes: int, task: str, rounds: int, way: str = "auto"
+) -> dict[str, Any]:
     off, auto = name_of(model, boxes, "off"), name_of(model, boxes, way)
     for name in (off, auto):  # a first computation is slower
         await answer(site, name, task)
@@ -214,7 +237,9 @@ async def measure(site: Site, model: str, boxes: int, task: str, rounds: int, wa
         "off_tps": median(plain.tps for plain, _ in pairs),
         "auto_tps": median(guessed.tps for _, guessed in pairs),
         "times": median(guessed.tps / plain.tps for plain, guessed in pairs),
-        "processor_times": median(guessed.processor_s / max(plain.processor_s, 0.01) for plain, guessed in pairs),
+        "processor_times": median(
+            guessed.processor_s / max(plain.processor_s, 0.01) for plain, guessed in pairs
+        ),
         "guessed_a_token": (after.guessed - before.guessed) / rounds / len(pairs[0][0].tokens),
         "right": (after.right - before.right) / max(1, after.guessed - before.guessed),
         "load": load,
@@ -252,7 +277,10 @@ async def deploy_both(site: Site, model: str, boxes: int, **fields: Any) -> None
     """Without guesses and with them."""
     for way in ("off", "auto"):
         if model == "streamed":
-            placed = STREAMED | {"source": SMALL[way], "exclude": sorted(set(site.nodes) - {SMALL[way]})}
+            placed = STREAMED | {
+                "source": SMALL[way],
+                "exclude": sorted(set(site.nodes) - {SMALL[way]}),
+            }
         else:
             placed = {"model": model, "layers": LAYERS[model][boxes]}
         await site.client.deploy(
@@ -278,7 +306,12 @@ async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
         rows = []
         for boxes, layers in LAYERS["tales"].items():
             for way, keys in (("off", {"speculation": "off"}), ("draft", {"draft": "small-tales"})):
-                values = {"name": name_of("tales", boxes, way), "model": "tales", "layers": layers, **keys}
+                values = {
+                    "name": name_of("tales", boxes, way),
+                    "model": "tales",
+                    "layers": layers,
+                    **keys,
+                }
                 await client.deploy(parse_spec({**values, "concurrency": 1}))
             for task in sized(tuple(DRAFTED), ("a new fairy tale",)):
                 rows.append(await measure(site, "tales", boxes, task, rounds, "draft"))
@@ -286,7 +319,8 @@ async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
 
 
 async def run_together(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Rates of many new tales at once, for whom nothing is guessed while there are more than four."""
+    """Rates of many new tales at once, for whom nothing is guessed while there are more than
+    four."""
     rows = []
     async with site_of(models) as site:
         for model, boxes in [(name, count) for name in models for count in LAYERS[name]]:
@@ -295,12 +329,17 @@ async def run_together(rounds: int, models: Sequence[str]) -> list[dict[str, Any
                 pairs = []
                 for number in range(rounds + 1):
                     order = ("off", "auto") if number % 2 else ("auto", "off")
-                    pair = {way: await together(site.client, name_of(model, boxes, way), streams) for way in order}
+                    pair = {
+                        way: await together(site.client, name_of(model, boxes, way), streams)
+                        for way in order
+                    }
                     pairs.append((pair["off"], pair["auto"]))
                 of, on = zip(*pairs[1:], strict=True)
                 times = median(there / here for here, there in pairs[1:])
                 row = {"model": model, "boxes": boxes, "streams": streams, "off_tps": median(of)}
-                rows.append(row | {"auto_tps": median(on), "times": times, "load": os.getloadavg()[0]})
+                rows.append(
+                    row | {"auto_tps": median(on), "times": times, "load": os.getloadavg()[0]}
+                )
             for way in ("off", "auto"):
                 await site.client.delete_deployment(name_of(model, boxes, way))
     return rows
@@ -309,17 +348,26 @@ async def run_together(rounds: int, models: Sequence[str]) -> list[dict[str, Any
 async def together(client: Client, deployment: str, streams: int) -> float:
     """Tokens a second of `streams` requests, each of which runs to its limit."""
     prompt, temperature = TASKS["a new fairy tale"]
-    options: dict[str, Any] = {"temperature": temperature, "ignore_eos": True, "max_new_tokens": NEW_TOKENS}
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "ignore_eos": True,
+        "max_new_tokens": NEW_TOKENS,
+    }
     began = time.perf_counter()
-    await asyncio.gather(*(client.complete(deployment, prompt, seed=n, **options) for n in range(streams)))
+    await asyncio.gather(
+        *(client.complete(deployment, prompt, seed=n, **options) for n in range(streams))
+    )
     return streams * NEW_TOKENS / (time.perf_counter() - began)
 
 
 def step_times() -> dict[str, Any]:
-    """Milliseconds of a step of the demo model by its rows, and of one of the draft, on one thread, medians."""
+    """Milliseconds of a step of the demo model by its rows, and of one of the draft, on one thread,
+    medians."""
     torch.set_num_threads(1)
     model, draft = whole_model(DEMO), DraftSteps(whole_model(DRAFT), 1)
-    model.execute(StepPlan(grants=(KvGrant(1, 0, tuple(range(24))),), spans=(first_span(),)), token_ids(200))
+    model.execute(
+        StepPlan(grants=(KvGrant(1, 0, tuple(range(24))),), spans=(first_span(),)), token_ids(200)
+    )
     draft.begin(0)
     with torch.inference_mode():
         for first in (0, 100):
@@ -329,7 +377,9 @@ def step_times() -> dict[str, Any]:
         span = Span(1, 200, rows, sample=True, sampling=Sampling(logprobs=True), guesses=rows - 1)
         return model.execute(StepPlan(spans=(span,)), token_ids(rows))
 
-    steps: dict[str, Callable[[], object]] = {f"model_{rows}_ms": partial(of_model, rows) for rows in (1, 2, 4, 8)}
+    steps: dict[str, Callable[[], object]] = {
+        f"model_{rows}_ms": partial(of_model, rows) for rows in (1, 2, 4, 8)
+    }
     steps["draft_ms"] = lambda: draft.logits(0, 200, [300])
     with torch.inference_mode():
         return {name: milliseconds(step) for name, step in steps.items()}
@@ -355,17 +405,25 @@ def token_ids(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def whole_model(path: Path) -> StageModel:
     config = json.loads((path / "config.json").read_text())
     layers = LayerRange(0, config["num_hidden_layers"])
-    weights = StageWeights.load(SafetensorsDirectory(path), config, layers, dtype=DType.BFLOAT16, device="cpu")
+    weights = StageWeights.load(
+        SafetensorsDirectory(path), config, layers, dtype=DType.BFLOAT16, device="cpu"
+    )
     return StageModel.with_kv(weights, KvMemory(DType.BFLOAT16, 24, 16))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", default="tales,mixture,hybrid", help="those to measure, with commas between")
+    parser.add_argument(
+        "--models", default="tales,mixture,hybrid", help="those to measure, with commas between"
+    )
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--draft", action="store_true", help="the rows with a draft, and no others")
-    parser.add_argument("--together", action="store_true", help="the rows of 8 and 16 streams, and no others")
+    parser.add_argument(
+        "--together", action="store_true", help="the rows of 8 and 16 streams, and no others"
+    )
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds

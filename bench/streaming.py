@@ -1,4 +1,5 @@
-"""Steps of a stage that streams weights from the disk, compared with only reading and only computing.
+"""Steps of a stage that streams weights from the disk, compared with only reading and only
+computing.
 
     python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8] [--capped]
 
@@ -51,7 +52,9 @@ BLOCK_TOKENS = 16
 
 def resident_bytes() -> int:
     text = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmRSS"))
+    return 1024 * next(
+        int(line.split()[1]) for line in text.splitlines() if line.startswith("VmRSS")
+    )
 
 
 def read_bytes() -> int:
@@ -59,7 +62,9 @@ def read_bytes() -> int:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("read_bytes"))
 
 
-def load(directory: Path, budget: int | None, quantisation: Quantisation | None, blocks: int) -> StageModel:
+def load(
+    directory: Path, budget: int | None, quantisation: Quantisation | None, blocks: int
+) -> StageModel:
     layers = LayerRange(0, BIG_CONFIG["num_hidden_layers"])
     return StageModel.with_kv(
         StageWeights.load(
@@ -94,10 +99,21 @@ class Requests:
         made = []
         for group in self._groups:
             spans = tuple(
-                Span(r, first, count, sample=True, sampling=None if first else Sampling(temperature=0.0)) for r in group
+                Span(
+                    r,
+                    first,
+                    count,
+                    sample=True,
+                    sampling=None if first else Sampling(temperature=0.0),
+                )
+                for r in group
             )
             table = [tuple(range(r * self._blocks, (r + 1) * self._blocks)) for r in group]
-            grants = () if first else tuple(KvGrant(r, 0, blocks) for r, blocks in zip(group, table, strict=True))
+            grants = (
+                ()
+                if first
+                else tuple(KvGrant(r, 0, blocks) for r, blocks in zip(group, table, strict=True))
+            )
             prompt = np.arange(len(group) * PROMPT) * 37 % sized(15_000, 500) if not first else None
             inputs = prompt if prompt is not None else np.array([self.tokens[r][-1] for r in group])
             made.append((StepPlan(grants=grants, spans=spans), inputs.astype(np.int64)))
@@ -119,7 +135,12 @@ def case(options: argparse.Namespace) -> None:
     stage = load(options.directory, options.budget, quantisation, requests.kv_blocks)
     seconds, io, busy = [], [], []
     for _ in range(options.steps + 1):
-        steps, read, began, used = requests.steps(), read_bytes(), time.perf_counter(), time.process_time()
+        steps, read, began, used = (
+            requests.steps(),
+            read_bytes(),
+            time.perf_counter(),
+            time.process_time(),
+        )
         requests.take(stage.execute_sweep(steps))
         seconds.append(time.perf_counter() - began)
         busy.append(time.process_time() - used)
@@ -143,13 +164,26 @@ def case(options: argparse.Namespace) -> None:
                 if store.streams(layer):
                     store.acquire(layer)
                     store.release(layer)
-        seen["read_s"], seen["read_busy_s"] = (time.perf_counter() - began) / 3, (time.process_time() - used) / 3
+        seen["read_s"], seen["read_busy_s"] = (
+            (time.perf_counter() - began) / 3,
+            (time.process_time() - used) / 3,
+        )
     stage.release()
     print(json.dumps(seen))
 
 
-def measured(options: argparse.Namespace, budget: int | None, sweep: int, group: Path | None = None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.streaming", str(options.directory), "--case", "--sweep", str(sweep)]
+def measured(
+    options: argparse.Namespace, budget: int | None, sweep: int, group: Path | None = None
+) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.streaming",
+        str(options.directory),
+        "--case",
+        "--sweep",
+        str(sweep),
+    ]
     for name in ("requests", "steps", "threads"):
         command += [f"--{name}", str(getattr(options, name))]
     command += ["--quantise", options.quantise] if options.quantise else []
@@ -187,17 +221,25 @@ def main() -> None:
             limit = plain["before"] + budget + plain["kv"] + _SLACK_BYTES
             with capped("streaming", limit) if options.capped else nullcontext() as group:
                 seen = measured(options, budget, sweep, group)
-                of_group = f"; group at most {most_bytes(group) / 1e6:.0f} MB of {limit / 1e6:.0f}" if group else ""
+                of_group = (
+                    f"; group at most {most_bytes(group) / 1e6:.0f} MB of {limit / 1e6:.0f}"
+                    if group
+                    else ""
+                )
             shared = (plain["busy_s"] + seen["read_busy_s"]) / options.threads
             bound = max(seen["read_s"], plain["sweep_s"])
             rate = seen["streamed"] / seen["read_s"] / 1e9
             of_it = seen["read"] / seen["streamed"]
             print(
-                f"  budget {percent} % ({budget / 1e6:.0f} MB): streams {seen['streamed'] / 1e9:.2f} GB, "
-                f"sweep {seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({rate:.2f} GB/s): "
-                f"{seen['sweep_s'] / bound:.2f} of the larger, {seen['sweep_s'] / max(bound, shared):.2f} with "
+                f"  budget {percent} % ({budget / 1e6:.0f} MB): streams "
+                f"{seen['streamed'] / 1e9:.2f} GB, "
+                f"sweep {seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({rate:.2f} "
+                "GB/s): "
+                f"{seen['sweep_s'] / bound:.2f} of the larger, "
+                f"{seen['sweep_s'] / max(bound, shared):.2f} with "
                 f"{shared:.3f} s of shared cores; {of_it:.3f} of that read a sweep; "
-                f"memory {seen['memory'] / 1e6:.0f} MB of {(budget + seen['kv']) / 1e6:.0f}{of_group}; "
+                f"memory {seen['memory'] / 1e6:.0f} MB of "
+                f"{(budget + seen['kv']) / 1e6:.0f}{of_group}; "
                 f"tokens {'equal' if seen['tokens'] == plain['tokens'] else 'DIFFER'}"
             )
 

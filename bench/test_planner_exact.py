@@ -1,4 +1,5 @@
-"""The solvers against CP-SAT on all of the tests' random instances; `make test` compares twenty small ones."""
+"""The solvers against CP-SAT on all of the tests' random instances; `make test` compares twenty
+small ones."""
 
 from __future__ import annotations
 

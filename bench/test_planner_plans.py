@@ -1,4 +1,5 @@
-"""Plans of random sites and workloads for every objective, against every placement at every load counted out.
+"""Plans of random sites and workloads for every objective, against every placement at every load
+counted out.
 
 `make test` compares some of them. If the cuts are few, a plan must be the best one. On large sites
 no cut that a long random search finds may beat the certified bound. With more nodes, memory,
@@ -33,7 +34,12 @@ LARGE = range(sized(1000, 4))
 CHAINS = range(sized(100, 2))
 WITH_WATTS = range(sized(300, 1))
 STARTS = 4
-LOOKS = {Objective.REQUEST: 40, Objective.TTFT: 40, Objective.LATENCY: 3000, Objective.THROUGHPUT: 2000}
+LOOKS = {
+    Objective.REQUEST: 40,
+    Objective.TTFT: 40,
+    Objective.LATENCY: 3000,
+    Objective.THROUGHPUT: 2000,
+}
 """Cuts a climb of the random search may look at, about."""
 SAME = 1e-9
 SAME_JOULES = 1e-6
@@ -41,7 +47,8 @@ OBJECTIVES = (Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.TH
 
 
 def seconds(result: PlanResult) -> float:
-    """The objective's value, infinite without a plan; for a throughput, the seconds a token takes."""
+    """The objective's value, infinite without a plan; for a throughput, the seconds a token
+    takes."""
     return inf if result.prediction is None else result.prediction.cost(result.problem.goal)
 
 
@@ -62,9 +69,14 @@ def tell(gaps: dict[Objective, list[float]], lost: dict[Objective, list[float]])
     """Print how many plans are the best known, and how large their gaps are."""
     for objective, found in gaps.items():
         best = sum(part <= SAME for part in lost[objective])
-        parts = ", ".join(f"{part} %: {100 * np.percentile(found, part):.2f} %" for part in (50, 75, 90, 100))
+        parts = ", ".join(
+            f"{part} %: {100 * np.percentile(found, part):.2f} %" for part in (50, 75, 90, 100)
+        )
         worst = 100 * max(lost[objective])
-        print(f"\n{objective}: {best} of {len(found)} are the best known, the worst loses {worst:.1f} %")
+        print(
+            f"\n{objective}: {best} of {len(found)} are the best known, the worst loses "
+            f"{worst:.1f} %"
+        )
         print(f"    gaps {parts}")
 
 
@@ -77,8 +89,13 @@ def test_a_plan_is_the_best_of_all(seed: int, objective: Objective) -> None:
     assert found.prediction is None or found.gap == 0
 
 
-def test_bounds_are_not_broken_where_nothing_is_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    gaps, lost = defaultdict[Objective, list[float]](list), defaultdict[Objective, list[float]](list)
+def test_bounds_are_not_broken_where_nothing_is_counted_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gaps, lost = (
+        defaultdict[Objective, list[float]](list),
+        defaultdict[Objective, list[float]](list),
+    )
     for seed in SEARCHED:
         problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)])
         found = searched(problem, monkeypatch)
@@ -86,13 +103,17 @@ def test_bounds_are_not_broken_where_nothing_is_counted_out(monkeypatch: pytest.
         assert (found.prediction is None) == (best_s == inf), seed
         if found.gap is None:
             continue
-        assert seconds(found) * (1 - found.gap) * (1 - SAME) <= best_s <= seconds(found) * (1 + SAME), seed
+        assert (
+            seconds(found) * (1 - found.gap) * (1 - SAME) <= best_s <= seconds(found) * (1 + SAME)
+        ), seed
         gaps[problem.goal].append(found.gap)
         lost[problem.goal].append(1 - best_s / seconds(found))
     tell(gaps, lost)
 
 
-def test_energy_plans_are_the_best_and_bounds_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_plans_are_the_best_and_bounds_are_not_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gaps, lost = list[float](), list[float]()
     for seed in WITH_WATTS:
         problem = energies.random_problem(seed)
@@ -103,14 +124,19 @@ def test_energy_plans_are_the_best_and_bounds_are_not_broken(monkeypatch: pytest
             continue
         found = searched(problem, monkeypatch)
         gap, own_j = found.gap or 0.0, joules(found)
-        assert own_j * (1 - gap) <= least_j * (1 + SAME_JOULES) and own_j >= least_j * (1 - SAME_JOULES), seed
+        assert own_j * (1 - gap) <= least_j * (1 + SAME_JOULES) and own_j >= least_j * (
+            1 - SAME_JOULES
+        ), seed
         gaps.append(gap)
         lost.append(max(0.0, own_j / least_j - 1 - SAME_JOULES) if least_j else 0.0)
     tell({Objective.ENERGY: gaps}, {Objective.ENERGY: lost})
 
 
 def test_no_cut_of_a_large_site_beats_its_bound() -> None:
-    gaps, lost = defaultdict[Objective, list[float]](list), defaultdict[Objective, list[float]](list)
+    gaps, lost = (
+        defaultdict[Objective, list[float]](list),
+        defaultdict[Objective, list[float]](list),
+    )
     for seed in LARGE:
         problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)], large=True)
         found = plan(problem, alternatives=0)

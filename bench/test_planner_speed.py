@@ -1,4 +1,5 @@
-"""How long the planner takes with many nodes, and how much better than its answers an optimum could be.
+"""How long the planner takes with many nodes, and how much better than its answers an optimum could
+be.
 
 pytest-benchmark measures; a limit that is broken fails. Families of 80 layers. A thousand nodes in
 four classes, for which the class DP is exact. The same with Llama2-70B, cuts and load chosen
@@ -37,15 +38,20 @@ from tests.planning.oracles.instances import arbitrary, classed
 pytestmark = pytest.mark.timeout(600)
 
 TESTBED = Path(__file__).parents[1] / "deploy" / "examples" / "paper-testbed.toml"
-CLASS_SIZES = sized(((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((10, 10, 10, 10),))
-# Room for this many layers in a node, about: at 1 nearly every layer is a hop, which is the hardest.
+CLASS_SIZES = sized(
+    ((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((10, 10, 10, 10),)
+)
+# Room for this many layers in a node, about: at 1 nearly every layer is a hop, which is the
+# hardest.
 CLASS_ROOMS = sized((1.0, 2.0, 4.0, 10.0), (4.0,))
 # A kind of node and its receive rate in bits a second; it sends a quarter of that.
 KINDS = {"orin-nx": 50e6, "agx-orin": 200e6, "rtx-3090": 1e9, "rtx-4090": 10e9}
 MICRO_BATCHES = 8
 ARBITRARY_SEEDS = range(sized(20, 1))
 
-CLASS_LIMIT_S, JOINT_LIMIT_S, ARBITRARY_LIMIT_S, OFFLINE_LIMIT_S = sized((1.0, 8.0, 20.0, 2.0), (inf,) * 4)
+CLASS_LIMIT_S, JOINT_LIMIT_S, ARBITRARY_LIMIT_S, OFFLINE_LIMIT_S = sized(
+    (1.0, 8.0, 20.0, 2.0), (inf,) * 4
+)
 GAP_LIMIT = 0.05
 # The number of the twenty arbitrary matrices that may miss the gap.
 MOST_MISSES = 2
@@ -55,7 +61,11 @@ OBJECTIVES = ("latency", "throughput")
 
 
 def solve(instance: Instance, objective: ObjectiveName) -> Solution | None:
-    return solve_latency(instance) if objective == "latency" else solve_throughput(instance, MICRO_BATCHES)
+    return (
+        solve_latency(instance)
+        if objective == "latency"
+        else solve_throughput(instance, MICRO_BATCHES)
+    )
 
 
 def slowest_s(benchmark: BenchmarkFixture) -> float:
@@ -76,12 +86,17 @@ def test_a_thousand_nodes_in_four_classes(
 
 
 def joint_problem(sizes: tuple[int, ...], **changes: Any) -> PlanProblem:
-    """Llama2-70B over nodes of four kinds, each with access links of its own; the weakest is the source."""
+    """Llama2-70B over nodes of four kinds, each with access links of its own; the weakest is the
+    source."""
     devices = [
         {"name": kind, "kind": kind, "count": size, "down_bps": rate_bps, "up_bps": rate_bps / 4}
         for (kind, rate_bps), size in zip(KINDS.items(), sizes, strict=True)
     ]
-    cluster = {"source": "orin-nx-1", "device": devices, "link": {"bandwidth_bps": 10e9, "latency_s": 0.0005}}
+    cluster = {
+        "source": "orin-nx-1",
+        "device": devices,
+        "link": {"bandwidth_bps": 10e9, "latency_s": 0.0005},
+    }
     model = built_in_model("llama2-70b")
     assert model is not None
     fields: dict[str, Any] = {"objective": Objective.THROUGHPUT, "dtype": DType.FLOAT16, **changes}
@@ -94,7 +109,9 @@ def joint_problem(sizes: tuple[int, ...], **changes: Any) -> PlanProblem:
     ids=["throughput", "auto, 64 requests", "throughput, fp32"],
 )
 @pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
-def test_cuts_and_load_together(benchmark: BenchmarkFixture, sizes: tuple[int, ...], changes: dict[str, Any]) -> None:
+def test_cuts_and_load_together(
+    benchmark: BenchmarkFixture, sizes: tuple[int, ...], changes: dict[str, Any]
+) -> None:
     found: PlanResult = benchmark.pedantic(plan, args=(joint_problem(sizes, **changes),), rounds=1)
     assert found.prediction is not None and found.gap is not None
     load = found.prediction.load
@@ -108,7 +125,9 @@ def test_cuts_and_load_together(benchmark: BenchmarkFixture, sizes: tuple[int, .
     ids=["alone", "64 requests", "64 requests within 0.3 s a token"],
 )
 @pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
-def test_energy_per_token(benchmark: BenchmarkFixture, sizes: tuple[int, ...], changes: dict[str, Any]) -> None:
+def test_energy_per_token(
+    benchmark: BenchmarkFixture, sizes: tuple[int, ...], changes: dict[str, Any]
+) -> None:
     problem = joint_problem(sizes, **{"objective": Objective.ENERGY, **changes})
     found: PlanResult = benchmark.pedantic(plan, args=(problem,), rounds=1)
     assert found.prediction is not None and found.gap is not None
@@ -120,9 +139,14 @@ def test_energy_per_token(benchmark: BenchmarkFixture, sizes: tuple[int, ...], c
 @pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT])
 @pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
 def test_one_request(
-    benchmark: BenchmarkFixture, sizes: tuple[int, ...], objective: Objective, tokens: tuple[int, int]
+    benchmark: BenchmarkFixture,
+    sizes: tuple[int, ...],
+    objective: Objective,
+    tokens: tuple[int, int],
 ) -> None:
-    problem = joint_problem(sizes, objective=objective, prompt_tokens=tokens[0], new_tokens=tokens[1])
+    problem = joint_problem(
+        sizes, objective=objective, prompt_tokens=tokens[0], new_tokens=tokens[1]
+    )
     found: PlanResult = benchmark.pedantic(plan, args=(problem,), rounds=3)
     assert found.prediction is not None and found.gap is not None
     benchmark.extra_info["gap"] = found.gap
@@ -130,7 +154,9 @@ def test_one_request(
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_hundred_nodes_with_any_links(benchmark: BenchmarkFixture, objective: ObjectiveName) -> None:
+def test_a_hundred_nodes_with_any_links(
+    benchmark: BenchmarkFixture, objective: ObjectiveName
+) -> None:
     """A round is a link matrix."""
     seeds, gaps = iter(ARBITRARY_SEEDS), list[float]()
 
@@ -153,7 +179,10 @@ def test_edgectl_plans_fifteen_nodes_offline(benchmark: BenchmarkFixture) -> Non
     edgectl = Path(sys.executable).with_name("edgectl")
     command = [edgectl, "plan", "--cluster", TESTBED, "--model", "llama2-7b"]
     benchmark.pedantic(
-        subprocess.run, args=(command,), kwargs={"check": True, "capture_output": True}, rounds=sized(5, 1)
+        subprocess.run,
+        args=(command,),
+        kwargs={"check": True, "capture_output": True},
+        rounds=sized(5, 1),
     )
     assert slowest_s(benchmark) < OFFLINE_LIMIT_S
 

@@ -1,13 +1,14 @@
-"""The time of one token, part by part, at one stream over two nodes: `python -m bench.token_budget`.
+"""The time of one token, part by part, at one stream over two nodes:
+`python -m bench.token_budget`.
 
-Two real agents of one core each serve the random Llama of `bench/random_llama.py` in halves, at sites that speak over
-TLS and in plaintext, in turns. The nodes' trace and each token itself give the moments at which the
-token passes from one part to the next (`edgeshard.domain.requests.trace.StepRecord`); all processes
-read this machine's one clock. The parts of a token follow each other without a gap. So they must
-add up to the time between two tokens, which the client measures independently. The printed figures
-are means over the middle half of the tokens by their whole time, whose parts add up as medians
-would not. The difference between their sum and the mean of the middle half of the times between
-tokens is printed, too.
+Two real agents of one core each serve the random Llama of `bench/random_llama.py` in halves, at
+sites that speak over TLS and in plaintext, in turns. The nodes' trace and each token itself give
+the moments at which the token passes from one part to the next
+(`edgeshard.domain.requests.trace.StepRecord`); all processes read this machine's one clock. The
+parts of a token follow each other without a gap. So they must add up to the time between two
+tokens, which the client measures independently. The printed figures are means over the middle half
+of the tokens by their whole time, whose parts add up as medians would not. The difference between
+their sum and the mean of the middle half of the times between tokens is printed, too.
 
 The way from the head to the client is no part of that time: the next step is under way meanwhile.
 It is printed separately, as `delivery_ms`. `tls_ms` is the additional time of the transfers over
@@ -58,12 +59,14 @@ PARTS = {
     "compute": "the layers and the sampler",
     "framing": "the result as bytes: tensor, protobuf, checksum",
     "to_the_loop": "from the compute thread to the event loop",
-    "transfer": "gRPC and TLS with their threads on both sides, and the receiver's turns of the event loop",
+    "transfer": "gRPC and TLS with their threads on both sides, and the receiver's turns of the "
+    "event loop",
     "taking_apart": "the frame as values: checksum, protobuf, checks",
     "scheduling": "the head takes the token and forms the next step",
     "to_the_thread": "from the event loop to the compute thread",
 }
-"""The parts of a token's time; each but `scheduling` is there on both nodes, and is their sum here."""
+"""The parts of a token's time; each but `scheduling` is there on both nodes, and is their sum
+here."""
 
 Item = TypeVar("Item")
 Came = tuple[float, Token]
@@ -76,7 +79,9 @@ def parts_of(traces: Sequence[StageTrace], tokens: Sequence[Came]) -> Iterator[d
     A token belongs to the step that the head had back last before it took the token (`at_s`).
     """
     first, second = ({record.step: record for record in trace.records} for trace in traces)
-    returned = sorted((record.returned_s, step) for step, record in first.items() if record.returned_s)
+    returned = sorted(
+        (record.returned_s, step) for step, record in first.items() if record.returned_s
+    )
     by_step = {}
     for came_s, token in tokens:
         before = [step for at_s, step in returned if at_s <= token.at_s]
@@ -84,7 +89,12 @@ def parts_of(traces: Sequence[StageTrace], tokens: Sequence[Came]) -> Iterator[d
             by_step[before[-1]] = came_s, token
     for step, head in first.items():
         last, following = second.get(step), first.get(step + 1)
-        if last is None or following is None or step not in by_step or not (head.came_s and last.came_s):
+        if (
+            last is None
+            or following is None
+            or step not in by_step
+            or not (head.came_s and last.came_s)
+        ):
             continue
         came_s, token = by_step[step]
         computed_s = {timing.stage: timing.compute_s for timing in token.timings}
@@ -95,7 +105,10 @@ def parts_of(traces: Sequence[StageTrace], tokens: Sequence[Came]) -> Iterator[d
             "transfer": last.came_s - head.sent_s + head.came_s - last.sent_s,
             "taking_apart": last.arrived_s - last.came_s + head.returned_s - head.came_s,
             "scheduling": following.arrived_s - head.returned_s,
-            "to_the_thread": following.began_s - following.arrived_s + last.began_s - last.arrived_s,
+            "to_the_thread": following.began_s
+            - following.arrived_s
+            + last.began_s
+            - last.arrived_s,
             "delivery": came_s - token.at_s,
         }
 
@@ -110,7 +123,11 @@ async def measure(site: PinnedSite, setup: Setup) -> dict[str, float]:
     traces, came = await traced(site, setup)
     gaps = [later - earlier for (earlier, _), (later, _) in pairwise(came[WARM_TOKENS:])]
     if setup is WHOLE:
-        found = {"compute": mean_of_middle([token.timings[0].compute_s for _, token in came[WARM_TOKENS:]])}
+        found = {
+            "compute": mean_of_middle(
+                [token.timings[0].compute_s for _, token in came[WARM_TOKENS:]]
+            )
+        }
     else:
         known = list(parts_of(traces, came))
         if not known:
@@ -152,11 +169,14 @@ async def traced(site: PinnedSite, setup: Setup) -> tuple[Sequence[StageTrace], 
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    return traces, [came for stream in streams for came in zip(stream.times[1:], stream.tokens, strict=True)]
+    return traces, [
+        came for stream in streams for came in zip(stream.times[1:], stream.tokens, strict=True)
+    ]
 
 
 async def work() -> None:
-    """A worker: a site of this process's tree for each line of standard input, which names its kind."""
+    """A worker: a site of this process's tree for each line of standard input, which names its
+    kind."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(await measure_site(json.loads(line))), flush=True)
 
@@ -186,7 +206,9 @@ def compare(trees: Mapping[str, Tree], rounds: int) -> list[dict[str, object]]:
                 samples.setdefault((name, kind), []).extend(found)
                 for figures in found:
                     told = " ".join(f"{key} {value:.3f}" for key, value in figures.items())
-                    print(f"{number + 1}/{rounds} {name} {kind}: {told}", file=sys.stderr, flush=True)
+                    print(
+                        f"{number + 1}/{rounds} {name} {kind}: {told}", file=sys.stderr, flush=True
+                    )
     return [row_of(name, {kind: samples[name, kind] for kind in KINDS}) for name in trees]
 
 
@@ -199,7 +221,10 @@ def row_of(tree: str, samples: Mapping[str, Sequence[Mapping[str, float]]]) -> d
     }
     secure, plain, whole = (medians[kind] for kind in KINDS)
     hops = {
-        kind: (medians[kind]["sum_ms"] - medians[kind]["compute_ms"] - medians[kind]["scheduling_ms"]) / 2
+        kind: (
+            medians[kind]["sum_ms"] - medians[kind]["compute_ms"] - medians[kind]["scheduling_ms"]
+        )
+        / 2
         for kind in (TLS, PLAINTEXT)
     }
     return {
@@ -211,13 +236,17 @@ def row_of(tree: str, samples: Mapping[str, Sequence[Mapping[str, float]]]) -> d
         "whole_compute_ms": whole["compute_ms"],
         "whole_between_ms": whole["between_ms"],
         "of_whole": whole["between_ms"] / secure["between_ms"],
-        "off": statistics.median(figures["sum_ms"] / figures["between_ms"] - 1 for figures in samples[TLS]),
+        "off": statistics.median(
+            figures["sum_ms"] / figures["between_ms"] - 1 for figures in samples[TLS]
+        ),
         "load_1_minute": os.getloadavg()[0],
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, set up")
     parser.add_argument("--rounds", type=int, default=2, help="sites of each kind and tree")
     parser.add_argument("--check", action="store_true", help="exit 1 when the parts do not add up")
@@ -231,10 +260,20 @@ def main() -> int:
     if options.before is not None:
         roots = {"before": options.before, **roots}
     with ExitStack() as stack:
-        trees = {name: stack.enter_context(Tree(root, "bench.token_budget")) for name, root in roots.items()}
+        trees = {
+            name: stack.enter_context(Tree(root, "bench.token_budget"))
+            for name, root in roots.items()
+        }
         report = compare(trees, options.rounds)
     for row in report:
-        print(json.dumps({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}))
+        print(
+            json.dumps(
+                {
+                    key: round(value, 3) if isinstance(value, float) else value
+                    for key, value in row.items()
+                }
+            )
+        )
     write_rows(options.output, report)
     wrong = [row for row in report if abs(float(str(row["off"]))) > CHECKED]
     return 1 if options.check and wrong else 0

@@ -1,10 +1,11 @@
 """Measure a token's cost besides its computing: processor time of the client, the coordinator and
 the nodes.
 
-Two real agents serve the random Llama of `bench/random_llama.py`, whole on one node or in halves on both, to 1, 8 and
-16 streams of one client. Processor time is the kernel's count, to the nanosecond, of each process. An agent's compute
-thread is counted apart: it is the one that used most. Prompts and first tokens are left out, because counting begins
-when all streams generate. With another checkout the two trees take turns, in their own virtual environments.
+Two real agents serve the random Llama of `bench/random_llama.py`, whole on one node or in halves on
+both, to 1, 8 and 16 streams of one client. Processor time is the kernel's count, to the nanosecond,
+of each process. An agent's compute thread is counted apart: it is the one that used most. Prompts
+and first tokens are left out, because counting begins when all streams generate. With another
+checkout the two trees take turns, in their own virtual environments.
 
 `step_gap_ms` is from the end of computing on a stage to the next computing anywhere, by the nodes'
 own clocks (a trace). For one stage it is from a step's end to the next step's start, for two stages
@@ -51,7 +52,9 @@ def thread_seconds(pid: int) -> dict[int, float]:
     for thread in Path(f"/proc/{pid}/task").iterdir():
         if os.sched_getscheduler(int(thread.name)) == os.SCHED_IDLE:
             continue
-        used[int(thread.name)] = int((thread / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+        used[int(thread.name)] = (
+            int((thread / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+        )
     return used
 
 
@@ -66,10 +69,13 @@ class Processes:
         return {name: thread_seconds(pid) for name, pid in self._pids.items()}
 
     def used_s(self) -> dict[str, float]:
-        """Seconds of each process since the beginning; of agents without the thread that used most."""
+        """Seconds of each process since the beginning; of agents without the thread that used
+        most."""
         used = {}
         for name, threads in self._read().items():
-            spent = sorted(seconds - self._before[name].get(thread, 0.0) for thread, seconds in threads.items())
+            spent = sorted(
+                seconds - self._before[name].get(thread, 0.0) for thread, seconds in threads.items()
+            )
             used[name] = sum(spent if name in ("client", "coordinator") else spent[:-1])
         return used
 
@@ -87,7 +93,8 @@ async def work() -> None:
 
 
 async def measure(site: PinnedSite, setup: Setup, streams: int) -> dict[str, float]:
-    """Milliseconds of processor time a token by process, the gaps between steps, and tokens per second."""
+    """Milliseconds of processor time a token by process, the gaps between steps, and tokens per
+    second."""
     await site.warm_up(setup)
     daemons = {**site.cluster.agents, "coordinator": site.cluster.coordinator}
     pids = {name: daemon.pid for name, daemon in daemons.items() if daemon.pid is not None}
@@ -98,7 +105,9 @@ async def measure(site: PinnedSite, setup: Setup, streams: int) -> dict[str, flo
         nonlocal tokens, firsts
         heard = 0
         prompt = prompt_of(number, PROMPT_TOKENS)
-        events = site.client.generate(setup.name, prompt, max_new_tokens=MOST_TOKENS, ignore_eos=True)
+        events = site.client.generate(
+            setup.name, prompt, max_new_tokens=MOST_TOKENS, ignore_eos=True
+        )
         async with aclosing(events) as telling:
             async for event in telling:
                 if isinstance(event, Token):
@@ -133,10 +142,15 @@ def has_pairs(traces: Sequence[Any]) -> bool:
 
 
 def gap_s(traces: Sequence[Any]) -> float:
-    """Median seconds between computing and the next computing, one step after the other (one micro-batch)."""
+    """Median seconds between computing and the next computing, one step after the other (one
+    micro-batch)."""
     if len(traces) == 1:
         records = traces[0].records
-        return float(statistics.median(later.began_s - earlier.ended_s for earlier, later in pairwise(records)))
+        return float(
+            statistics.median(
+                later.began_s - earlier.ended_s for earlier, later in pairwise(records)
+            )
+        )
     # Clocks are not compared: a round on the first node, minus the computing of the second.
     first, second = ({record.step: record for record in trace.records} for trace in traces)
     rounds = [
@@ -147,7 +161,9 @@ def gap_s(traces: Sequence[Any]) -> float:
     return float(statistics.median(rounds) / 2)
 
 
-def compare(trees: dict[str, Tree], stages: Sequence[int], streams: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+def compare(
+    trees: dict[str, Tree], stages: Sequence[int], streams: Sequence[int], rounds: int
+) -> list[dict[str, Any]]:
     """Medians of each case and tree; the trees take turns."""
     samples: dict[tuple[int, int, str], list[dict[str, float]]] = {}
     for number in range(rounds):
@@ -158,7 +174,11 @@ def compare(trees: dict[str, Tree], stages: Sequence[int], streams: Sequence[int
                     figures = tree.ask([stage_count, count])
                     samples.setdefault((stage_count, count, name), []).append(figures)
                     told = " ".join(f"{key} {value:.3f}" for key, value in figures.items())
-                    print(f"{number + 1}/{rounds} s{stage_count} x{count} {name}: {told}", file=sys.stderr, flush=True)
+                    print(
+                        f"{number + 1}/{rounds} s{stage_count} x{count} {name}: {told}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     return [
         {
             "stages": stage_count,
@@ -172,10 +192,14 @@ def compare(trees: dict[str, Tree], stages: Sequence[int], streams: Sequence[int
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, set up")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--stages", type=int, action="append", choices=(1, 2), help="this many only")
+    parser.add_argument(
+        "--stages", type=int, action="append", choices=(1, 2), help="this many only"
+    )
     parser.add_argument("--streams", type=int, action="append", help="this many only; repeat")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -187,10 +211,22 @@ def main() -> int:
     if options.before is not None:
         roots = {"before": options.before, **roots}
     with ExitStack() as stack:
-        trees = {name: stack.enter_context(Tree(root, "bench.token_cost")) for name, root in roots.items()}
-        report = compare(trees, options.stages or (1, 2), options.streams or STREAMS, options.rounds)
+        trees = {
+            name: stack.enter_context(Tree(root, "bench.token_cost"))
+            for name, root in roots.items()
+        }
+        report = compare(
+            trees, options.stages or (1, 2), options.streams or STREAMS, options.rounds
+        )
     for row in report:
-        print(json.dumps({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}))
+        print(
+            json.dumps(
+                {
+                    key: round(value, 3) if isinstance(value, float) else value
+                    for key, value in row.items()
+                }
+            )
+        )
     write_rows(options.output, report)
     return 0
 

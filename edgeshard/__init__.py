@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["WIRE_VERSION", "Client", "SyncClient", "__version__", "errors"]
 
-# The version of the frames and commands between processes. Two processes work together when theirs are equal.
+# The version of the frames and commands between processes. Two processes work together when theirs
+# are equal.
 WIRE_VERSION = 3
 
 
 def __getattr__(name: str) -> Any:
-    """Attributes that are imported at first use, so that `import edgeshard` stays quick and loads no gRPC."""
+    """Attributes that are imported at first use, so that `import edgeshard` stays quick and loads
+    no gRPC."""
     if name == "__version__":
         from importlib.metadata import version
 

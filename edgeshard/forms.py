@@ -21,7 +21,12 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, Union, 
 from typing import get_type_hints as hints_of
 
 from edgeshard.domain.checks import checks_of
-from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    ERROR_BY_CODE,
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+)
 
 ValueT = TypeVar("ValueT")
 FormT = TypeVar("FormT")
@@ -35,7 +40,8 @@ _NOT_FINITE = ("inf", "-inf", "nan")
 
 
 class Form(NamedTuple):
-    """`write` makes JSON types of a value; `read` the value of JSON types and of its path, which a refusal names."""
+    """`write` makes JSON types of a value; `read` the value of JSON types and of its path, which a
+    refusal names."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any, str], Any]
@@ -50,13 +56,17 @@ class Forms:
     value and its path and return the value, and a class may have a method `check()`. Both raise
     InvalidArgumentError.
 
-    A refusal calls the whole `what`, and ends with `remedy`. `only` has the fields that are kept of some classes.
+    A refusal calls the whole `what`, and ends with `remedy`. `only` has the fields that are kept of
+    some classes.
     """
 
     exact: ClassVar[bool] = False
-    """Whether this same version wrote the data: each class has its name, each field is there, none is unknown."""
+    """Whether this same version wrote the data: each class has its name, each field is there, none
+    is unknown."""
 
-    def __init__(self, what: str, remedy: str, only: Mapping[type, tuple[str, ...]] = MappingProxyType({})) -> None:
+    def __init__(
+        self, what: str, remedy: str, only: Mapping[type, tuple[str, ...]] = MappingProxyType({})
+    ) -> None:
         self._what, self._remedy, self._only = what, remedy, only
         self._forms: dict[Any, Form] = {}
 
@@ -93,7 +103,8 @@ class Forms:
     # What policies differ in
 
     def hints(self, kind: type, where: str) -> Mapping[str, Any]:
-        """The types of a class's fields by their names; `where` locates the class in a TypeError."""
+        """The types of a class's fields by their names; `where` locates the class in a
+        TypeError."""
         hints = hints_of(kind, include_extras=True)
         return {name: hints[name] for name in self._only.get(kind, field_names(kind))}
 
@@ -102,7 +113,12 @@ class Forms:
         return value
 
     def write_error(self, error: EdgeShardError) -> dict[str, Any]:
-        return {"code": int(error.code), "reason": error.reason, "field": error.field, "message": error.message}
+        return {
+            "code": int(error.code),
+            "reason": error.reason,
+            "field": error.field,
+            "message": error.message,
+        }
 
     def read_error(self, plain: Mapping[str, Any]) -> EdgeShardError:
         """Raises KeyError or TypeError if it is no error."""
@@ -196,7 +212,8 @@ _METHODS = {
 
 
 class _Walk(TypeWalk[Form, str]):
-    """The forms of all parts of one type; a class in the making stands for itself in references to it."""
+    """The forms of all parts of one type; a class in the making stands for itself in references to
+    it."""
 
     def __init__(self, policy: Forms) -> None:
         self._policy = policy
@@ -222,8 +239,14 @@ class _Walk(TypeWalk[Form, str]):
 
     def scalar_form(self, kind: Any, place: str) -> Form:
         if kind is bytes:
-            return self._form("base64", lambda value: b64encode(value).decode(), lambda plain, path: b64decode(plain))
-        return self._form(f"a valid {_SCALARS[kind]}", partial(_written, kind), partial(_taken, kind))
+            return self._form(
+                "base64",
+                lambda value: b64encode(value).decode(),
+                lambda plain, path: b64decode(plain),
+            )
+        return self._form(
+            f"a valid {_SCALARS[kind]}", partial(_written, kind), partial(_taken, kind)
+        )
 
     def object_form(self, kind: Any, place: str) -> Form:
         return self._object(kind, place, self._policy.exact)
@@ -233,12 +256,16 @@ class _Walk(TypeWalk[Form, str]):
         return self._one_of(tuple(kind), kind)
 
     def error_form(self, kind: Any, place: str) -> Form:
-        return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
+        return self._form(
+            "an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain)
+        )
 
     def literal_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
         return self._one_of(arguments)
 
-    def _form(self, what: str, write: Callable[[Any], Any], read: Callable[[Any, str], Any]) -> Form:
+    def _form(
+        self, what: str, write: Callable[[Any], Any], read: Callable[[Any, str], Any]
+    ) -> Form:
         """A form whose `read` may raise Python's own errors if JSON types are not `what`."""
 
         def refusing(plain: Any, path: str) -> Any:
@@ -255,7 +282,9 @@ class _Walk(TypeWalk[Form, str]):
         choices = {plain: value for value, plain in written.items()}
         what = f"one of {', '.join(map(str, choices))}"
         return self._form(
-            what, written.__getitem__, lambda plain, path: choices[plain] if read is None else read(plain)
+            what,
+            written.__getitem__,
+            lambda plain, path: choices[plain] if read is None else read(plain),
         )
 
     def tuple_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
@@ -271,24 +300,36 @@ class _Walk(TypeWalk[Form, str]):
         def read(plain: Any, path: str) -> tuple[Any, ...]:
             if not isinstance(plain, list):
                 raise TypeError
-            return tuple(form.read(item, f"{path}[{place}]") for place, (form, item) in enumerate(paired(plain)))
+            return tuple(
+                form.read(item, f"{path}[{place}]")
+                for place, (form, item) in enumerate(paired(plain))
+            )
 
-        return self._form("a valid array", lambda value: [form.write(item) for form, item in paired(value)], read)
+        return self._form(
+            "a valid array", lambda value: [form.write(item) for form, item in paired(value)], read
+        )
 
     def set_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
         write, read = self._items((*arguments, ...), place)
         # In an order of its own, so that equal sets have one form.
-        return Form(lambda value: sorted(write(value), key=json.dumps), lambda *plain: frozenset(read(*plain)))
+        return Form(
+            lambda value: sorted(write(value), key=json.dumps),
+            lambda *plain: frozenset(read(*plain)),
+        )
 
     def mapping_form(self, kind: Any, arguments: tuple[Any, ...], place: str) -> Form:
         """An object; if keys are no texts, a list of pairs."""
         if not issubclass(checks_of(arguments[0])[0], str):
             write, read = self._items((GenericAlias(tuple, arguments), ...), place)
-            return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))
+            return Form(
+                lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path))
+            )
         keys, values = (self.of(item, place) for item in arguments)
 
         def read_object(plain: Any, path: str) -> dict[Any, Any]:
-            return {keys.read(k, f"{path}.{k}"): values.read(v, f"{path}.{k}") for k, v in plain.items()}
+            return {
+                keys.read(k, f"{path}.{k}"): values.read(v, f"{path}.{k}") for k, v in plain.items()
+            }
 
         def write_object(mapping: Mapping[Any, Any]) -> dict[str, Any]:
             return {keys.write(k): values.write(v) for k, v in mapping.items()}
@@ -312,8 +353,14 @@ class _Walk(TypeWalk[Form, str]):
         def read(plain: Any, path: str) -> Any:
             if not isinstance(plain, dict) or (has_tag and plain.get(TAG) != name):
                 raise TypeError
-            values = {part: form.read(plain[part], f"{path}.{part}") for part, form in parts.items() if part in plain}
-            if missing := [part for part in (parts if policy.exact else needed) if part not in values]:
+            values = {
+                part: form.read(plain[part], f"{path}.{part}")
+                for part, form in parts.items()
+                if part in plain
+            }
+            if missing := [
+                part for part in (parts if policy.exact else needed) if part not in values
+            ]:
                 raise policy.refused(f"{path}.{missing[0]}", "is missing")
             if policy.exact and (unknown := plain.keys() - {TAG, *parts}):
                 raise policy.refused(f"{path}.{min(unknown)}", "is not known")
@@ -324,7 +371,9 @@ class _Walk(TypeWalk[Form, str]):
 
         what = f"an object of type {name}" if has_tag else "an object"
         form = self._objects[kind, has_tag] = self._form(what, write, read)
-        type_arguments = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
+        type_arguments = dict(
+            zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False)
+        )
         for field, hint in policy.hints(origin, where).items():
             parts[field] = self.of(type_arguments.get(hint, hint), f"{where}: {name}.{field}")
         return form
@@ -351,14 +400,22 @@ class _Walk(TypeWalk[Form, str]):
             is_told = kind is NoneType or (has_tag and kind in classes)
             name = (get_origin(kind) or kind).__name__ if is_told else ""
             if name in forms:
-                raise TypeError(f"{where}: {kind} and another type of the union have the same form in JSON")
-            forms[name] = self._object(kind, where, has_tag) if kind in classes else self.of(kind, where)
+                raise TypeError(
+                    f"{where}: {kind} and another type of the union have the same form in JSON"
+                )
+            forms[name] = (
+                self._object(kind, where, has_tag) if kind in classes else self.of(kind, where)
+            )
 
         def read(plain: Any, path: str) -> Any:
             name = str(plain.get(TAG)) if isinstance(plain, dict) else type(plain).__name__
             return forms[name].read(plain, path)
 
-        return self._form(f"one of {', '.join(forms)}", lambda value: forms[type(value).__name__].write(value), read)
+        return self._form(
+            f"one of {', '.join(forms)}",
+            lambda value: forms[type(value).__name__].write(value),
+            read,
+        )
 
 
 class _Told(dict[str, Form]):

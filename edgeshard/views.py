@@ -1,5 +1,5 @@
-"""Values of a site's screens, for edgectl and the dashboard: rates of stages, by their nodes' counters
-in two snapshots, and words for states. Pure."""
+"""Values of a site's screens, for edgectl and the dashboard: rates of stages, by their nodes'
+counters in two snapshots, and words for states. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float
     """Each stage, and the time of its node's report."""
     ages = {node.node_id: node.heartbeat_age_s for node in look.site.nodes}
     return {
-        (stage.key, stage.epoch): (stage, look.at_s - ages.get(deployment.placement.stages[stage.stage].node_id, 0.0))
+        (stage.key, stage.epoch): (
+            stage,
+            look.at_s - ages.get(deployment.placement.stages[stage.stage].node_id, 0.0),
+        )
         for deployment in look.deployments
         for stage in deployment.stages
         if stage.stage < len(deployment.placement.stages)

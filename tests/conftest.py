@@ -33,8 +33,11 @@ from tests.support.nursery import forking_daemons
 # Sites of tests use plaintext unless a test sets otherwise, and this user's own site is not read.
 for section in ("CLIENT", "AGENT", "COORDINATOR"):
     os.environ[f"EDGESHARD__{section}__PLAINTEXT"] = "true"
-os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = os.devnull  # no directory can be there
-# The processes of tests outnumber the cores: threads that wait for the other part of an operator take them from all.
+os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = (
+    os.devnull
+)  # no directory can be there
+# The processes of tests outnumber the cores: threads that wait for the other part of an operator
+# take them from all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ("tests.support.stores",)
@@ -53,7 +56,11 @@ hypothesis.settings.register_profile("other", deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="the long forms too, and other random examples each time")
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="the long forms too, and other random examples each time",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,7 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long forms only if asked for; long files first, so that at the end no core waits for the last of them."""
+    """Long forms only if asked for; long files first, so that at the end no core waits for the last
+    of them."""
     rooms = {room: place for place, room in enumerate(LONG_ROOMS)}
     for item in items:
         if _room(item) in TIMING_ROOMS or _reads_clock(item):
@@ -80,7 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Collected tests stay until the end: the garbage collector need not look at a million objects again."""
+    """Collected tests stay until the end: the garbage collector need not look at a million objects
+    again."""
     gc.freeze()
 
 
@@ -159,8 +168,12 @@ def planted_profile(
     """
 
     def layer(kind: LayerKind, parameters: int, layers: int, each_s: float) -> LayerProfile:
-        prefill = tuple(Sample(n, c, each_s * (1 + n / 64), 0.01, 9) for n in (1, 64, 256) for c in (0, 64))
-        decode = tuple(Sample(n, c, each_s * (1 + n / 16), 0.02, 9) for n in (1, 4, 8) for c in (64, 256))
+        prefill = tuple(
+            Sample(n, c, each_s * (1 + n / 64), 0.01, 9) for n in (1, 64, 256) for c in (0, 64)
+        )
+        decode = tuple(
+            Sample(n, c, each_s * (1 + n / 16), 0.02, 9) for n in (1, 4, 8) for c in (64, 256)
+        )
         return LayerProfile(kind, parameters, layers, 0, 1 << 24, prefill, decode)
 
     model = model_from_config("planted", config)

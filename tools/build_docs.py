@@ -1,11 +1,12 @@
-"""Build the documents as a site with search: dist/docs. Neither the build nor the site needs a network.
+"""Build the documents as a site with search: dist/docs. Neither the build nor the site needs a
+network.
 
     python -m tools.build_docs              what `make docs` runs
     python -m tools.build_docs --set-up     install the builder into .venv-docs by its lock, tools/docs.txt
 
-The builder refuses links that leave its folder. README.md, ARCHITECTURE.md, CONTRIBUTING.md and CHANGELOG.md lie
-outside docs/, so pages are copied into one folder and their links are rewritten. A link to a file that is no page
-becomes the path of the file.
+The builder refuses links that leave its folder. README.md, ARCHITECTURE.md, CONTRIBUTING.md and
+CHANGELOG.md lie outside docs/, so pages are copied into one folder and their links are rewritten. A
+link to a file that is no page becomes the path of the file.
 """
 
 from __future__ import annotations
@@ -104,11 +105,14 @@ def rewrite_links(text: str, page: Path, names: Mapping[Path, PurePosixPath]) ->
         return f"{picture}[{label}]({relative}{'#' * bool(anchor)}{anchor})"
 
     parts = _FENCED.split(text)
-    return "".join(part if number % 2 else _LINK.sub(rewrite, part) for number, part in enumerate(parts))
+    return "".join(
+        part if number % 2 else _LINK.sub(rewrite, part) for number, part in enumerate(parts)
+    )
 
 
 def widen_lists(text: str) -> str:
-    """The text with items of lists indented as the builder's Markdown requires, and an empty line before each list."""
+    """The text with items of lists indented as the builder's Markdown requires, and an empty line
+    before each list."""
     lines: list[str] = []
     contents: list[int] = []
     in_fence = False
@@ -118,7 +122,13 @@ def widen_lists(text: str) -> str:
         if line.strip() and not in_fence:
             while contents and indent < contents[-1]:
                 contents.pop()
-        if item and not contents and lines and lines[-1].strip() and not _ITEM.match(lines[-1].lstrip()):
+        if (
+            item
+            and not contents
+            and lines
+            and lines[-1].strip()
+            and not _ITEM.match(lines[-1].lstrip())
+        ):
             is_item_text = lines[-1].startswith(" ")
             lines += [] if is_item_text else [""]
         if line.strip() and contents:
@@ -133,20 +143,25 @@ def widen_lists(text: str) -> str:
 
 
 def navigation(names: Iterable[PurePosixPath]) -> list[dict[str, list[str]]]:
-    """The parts of the site, each with its pages. Raises ValueError if a part names a page that does not exist."""
+    """The parts of the site, each with its pages. Raises ValueError if a part names a page that
+    does not exist."""
     pages = {str(name.with_suffix("")): str(name) for name in names}
     missing = [name for part in PARTS.values() for name in part if name not in pages]
     if missing:
-        raise ValueError(f"PARTS of tools/build_docs.py names pages that do not exist: {', '.join(missing)}")
+        raise ValueError(
+            f"PARTS of tools/build_docs.py names pages that do not exist: {', '.join(missing)}"
+        )
     listed = {name for part in PARTS.values() for name in part}
     others = sorted(name for name in pages if name not in listed)
     return [
-        {part: [pages[name] for name in (*chosen, *(others if part == REST else ()))]} for part, chosen in PARTS.items()
+        {part: [pages[name] for name in (*chosen, *(others if part == REST else ()))]}
+        for part, chosen in PARTS.items()
     ]
 
 
 def write_sources(folder: Path) -> Path:
-    """Copy all pages and their pictures into the folder. Returns the builder's configuration there."""
+    """Copy all pages and their pictures into the folder. Returns the builder's configuration
+    there."""
     names = site_names()
     source = folder / "pages"
     shutil.rmtree(folder, ignore_errors=True)
@@ -193,11 +208,20 @@ slugify = {{object = "pymdownx.slugs.slugify", kwds = {{case = "lower"}}}}
 
 
 def build(site: Path) -> int:
-    """Build the site in this folder. Returns the builder's exit status: a link that leads nowhere is an error."""
+    """Build the site in this folder. Returns the builder's exit status: a link that leads nowhere
+    is an error."""
     configuration = write_sources(site.with_name(f"{site.name}-source"))
-    command = (str(HOME / "bin" / "zensical"), "build", "--strict", "--config-file", configuration.name)
+    command = (
+        str(HOME / "bin" / "zensical"),
+        "build",
+        "--strict",
+        "--config-file",
+        configuration.name,
+    )
     environment = {**os.environ, "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=configuration.parent, env=environment, text=True, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        command, cwd=configuration.parent, env=environment, text=True, stdout=subprocess.PIPE
+    )
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         return done.returncode
@@ -215,21 +239,38 @@ def set_up() -> int:
         return 1
     print("docs: installing the builder into .venv-docs", flush=True)
     shutil.rmtree(HOME, ignore_errors=True)
-    subprocess.run((str(uv), "venv", "--quiet", "--python", sys.executable, str(HOME)), env=environment, check=True)
-    install = ("pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", str(HOME / "bin" / "python"))
+    subprocess.run(
+        (str(uv), "venv", "--quiet", "--python", sys.executable, str(HOME)),
+        env=environment,
+        check=True,
+    )
+    install = (
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--python",
+        str(HOME / "bin" / "python"),
+    )
     lock = ("-r", str(DOCS.with_suffix(".txt")))
     return subprocess.run((str(uv), *install, *lock), env=environment, check=False).returncode
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="build_docs", description="Build the documents as a site with search.")
+    parser = argparse.ArgumentParser(
+        prog="build_docs", description="Build the documents as a site with search."
+    )
     parser.add_argument("--set-up", action="store_true", help="install the builder into .venv-docs")
     if parser.parse_args(arguments).set_up:
         return set_up()
     status = build(SITE)
     if status == 0:
         folder = SITE.relative_to(ROOT)
-        print(f"docs: to read {folder} in a browser, run: python3 -m http.server --bind 127.0.0.1 --directory {folder}")
+        print(
+            f"docs: to read {folder} in a browser, run: python3 -m http.server --bind 127.0.0.1 "
+            f"--directory {folder}"
+        )
     return status
 
 

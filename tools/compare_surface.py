@@ -51,7 +51,9 @@ def help_lines() -> Iterator[str]:
         out, sys.argv = io.StringIO(), [name, "--help"]
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
             importlib.import_module(f"{name.replace('-', '_')}.entry").main()
-        yield from (f"{name}: {words_of(line)}" for line in out.getvalue().splitlines() if line.strip())
+        yield from (
+            f"{name}: {words_of(line)}" for line in out.getvalue().splitlines() if line.strip()
+        )
 
 
 def _command_lines(command: Any, words: tuple[str, ...]) -> Iterator[str]:
@@ -62,11 +64,17 @@ def _command_lines(command: Any, words: tuple[str, ...]) -> Iterator[str]:
         kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
         needed = f"{getattr(kind, '__name__', '')}{' required' if param.required else ''}"
         # A default that is made by a function has no text that is the same in two processes.
-        shown = param.default if isinstance(param.default, str | int | float | bool | None) else "made"
+        shown = (
+            param.default if isinstance(param.default, str | int | float | bool | None) else "made"
+        )
         meaning = words_of(getattr(param, "help", ""))
-        yield words_of(f"{name} {named} {param.metavar or ''} {needed} default {shown!r}: {meaning}")
+        yield words_of(
+            f"{name} {named} {param.metavar or ''} {needed} default {shown!r}: {meaning}"
+        )
     for inner, listed in getattr(command, "commands", {}).items():
-        yield from _command_lines(listed.load() if hasattr(listed, "load") else listed, (*words, inner))
+        yield from _command_lines(
+            listed.load() if hasattr(listed, "load") else listed, (*words, inner)
+        )
 
 
 def openapi_lines() -> Iterator[str]:
@@ -95,7 +103,9 @@ def _leaves(name: str, value: object) -> Iterator[str]:
 
 def metric_lines() -> Iterator[str]:
     page = Path("docs/metrics.md")
-    yield from re.findall(f"`({_METRIC.pattern})", page.read_text(encoding="utf-8") if page.exists() else "")
+    yield from re.findall(
+        f"`({_METRIC.pattern})", page.read_text(encoding="utf-8") if page.exists() else ""
+    )
     for path in (path for package in PACKAGES for path in Path(package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
@@ -117,7 +127,10 @@ def proto_lines() -> Iterator[str]:
         for service in file.services_by_name.values():
             for method in service.methods:
                 ends = f"{method.input_type.full_name} -> {method.output_type.full_name}"
-                yield f"{method.full_name}: {ends}, streams {method.client_streaming} {method.server_streaming}"
+                yield (
+                    f"{method.full_name}: {ends}, streams {method.client_streaming} "
+                    f"{method.server_streaming}"
+                )
 
 
 def _message_lines(message: Any) -> Iterator[str]:
@@ -139,7 +152,12 @@ def _enum_lines(enum: Any) -> Iterator[str]:
 
 def tell_surface() -> None:
     """Print the surface of the tree that this process runs in."""
-    parts = {"help": help_lines, "openapi": openapi_lines, "metrics": metric_lines, "proto": proto_lines}
+    parts = {
+        "help": help_lines,
+        "openapi": openapi_lines,
+        "metrics": metric_lines,
+        "proto": proto_lines,
+    }
     print(json.dumps({part: sorted(set(lines())) for part, lines in parts.items()}))
 
 
@@ -148,8 +166,15 @@ def surface(tree: Path) -> dict[str, set[str]]:
     python = tree / ".venv/bin/python"
     paths = os.pathsep.join(str(tree / room) for room in ROOMS)
     environment = os.environ | {"PYTHONPATH": paths, "NO_COLOR": "1", "TERM": "dumb"}
-    command = [str(python) if python.exists() else sys.executable, "-P", str(Path(__file__).resolve()), "--tell"]
-    ended = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    command = [
+        str(python) if python.exists() else sys.executable,
+        "-P",
+        str(Path(__file__).resolve()),
+        "--tell",
+    ]
+    ended = subprocess.run(
+        command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     return {part: set(lines) for part, lines in json.loads(ended.stdout).items()}
 
 
@@ -157,8 +182,13 @@ def differences(old: Mapping[str, set[str]], new: Mapping[str, set[str]]) -> lis
     """`- part line` for each line that was lost, `+ part line` for each that was gained."""
     found = []
     for part in old:
-        both = [("-", line) for line in old[part] - new[part]] + [("+", line) for line in new[part] - old[part]]
-        found += [f"{sign} {part} {line}" for sign, line in sorted(both, key=lambda item: (item[1], item[0]))]
+        both = [("-", line) for line in old[part] - new[part]] + [
+            ("+", line) for line in new[part] - old[part]
+        ]
+        found += [
+            f"{sign} {part} {line}"
+            for sign, line in sorted(both, key=lambda item: (item[1], item[0]))
+        ]
     return found
 
 

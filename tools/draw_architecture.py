@@ -1,4 +1,5 @@
-"""Draw what documents take from code: the phases of a deployment, who may import whom, keys, options and models.
+"""Draw what documents take from code: the phases of a deployment, who may import whom, keys,
+options and models.
 
 `make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails if a
 drawing differs from the code. Phases come from the coordinator's transitions table, import rules
@@ -66,11 +67,19 @@ DOCUMENTS = {
 
 
 def phase_graph(transitions: Mapping[tuple[Phase, Trigger], Phase]) -> str:
-    """A mermaid state diagram with one arrow for each row. A phase that nothing leaves is followed by the end."""
-    arrows = [f"    {phase} --> {after}: {trigger}" for (phase, trigger), after in transitions.items()]
+    """A mermaid state diagram with one arrow for each row. A phase that nothing leaves is followed
+    by the end."""
+    arrows = [
+        f"    {phase} --> {after}: {trigger}" for (phase, trigger), after in transitions.items()
+    ]
     phases = dict.fromkeys([*(phase for phase, _ in transitions), *transitions.values()])
     last = [phase for phase in phases if all(phase is not before for before, _ in transitions)]
-    lines = ["stateDiagram-v2", f"    [*] --> {Phase.LOADING}", *arrows, *(f"    {phase} --> [*]" for phase in last)]
+    lines = [
+        "stateDiagram-v2",
+        f"    [*] --> {Phase.LOADING}",
+        *arrows,
+        *(f"    {phase} --> [*]" for phase in last),
+    ]
     return "```mermaid\n" + "\n".join(lines) + "\n```"
 
 
@@ -82,7 +91,8 @@ def import_layers(rules: str) -> str:
     for section in config.values():
         if section.get("type") == "layers" and "containers" in section:
             layers = [
-                re.sub(r"\s*([|:])\s*", r" \1 ", layer.strip()) for layer in section["layers"].strip().splitlines()
+                re.sub(r"\s*([|:])\s*", r" \1 ", layer.strip())
+                for layer in section["layers"].strip().splitlines()
             ]
             text = f"{section['containers'].strip()}: {' > '.join(layers)}"
             lines += textwrap.wrap(text, 118, subsequent_indent="    ", break_on_hyphens=False)
@@ -90,16 +100,23 @@ def import_layers(rules: str) -> str:
 
 
 def key_table(owner: type) -> str:
-    """A row for each option of a dataclass: its key in a file, its option of a command, its default, its help."""
+    """A row for each option of a dataclass: its key in a file, its option of a command, its
+    default, its help."""
     rows = [
-        (f"`{item.name}`", _shown(item.flags, item.metavar), _default_text(item.default), item.option.help)
+        (
+            f"`{item.name}`",
+            _shown(item.flags, item.metavar),
+            _default_text(item.default),
+            item.option.help,
+        )
         for item in option_fields(owner)
     ]
     return _table(("key", "option", "default", "meaning"), *rows)
 
 
 def settings_table(kind: type[DaemonSettings]) -> str:
-    """A row for each setting of a daemon, but those that a program passes to the daemon that it starts."""
+    """A row for each setting of a daemon, but those that a program passes to the daemon that it
+    starts."""
     settings = settings_of(kind, Given({}, {}, {}, None, kind.section))
     rows = [
         (
@@ -127,7 +144,9 @@ def option_table(command: Callable[..., None]) -> str:
 
 def read_cards() -> list[dict[str, Any]]:
     """The models of cards.toml."""
-    models: list[dict[str, Any]] = tomllib.loads((MODELS / "cards.toml").read_text(encoding="utf-8"))["models"]
+    models: list[dict[str, Any]] = tomllib.loads(
+        (MODELS / "cards.toml").read_text(encoding="utf-8")
+    )["models"]
     return models
 
 
@@ -145,11 +164,14 @@ def refusal(card: Mapping[str, Any]) -> str:
     except UnsupportedModelError as error:
         if path.exists() or error.field == "model_type":
             return error.message.removeprefix("config.json: ").rpartition(" is not supported: ")[2]
-    raise ValueError(f"{card['original']}: {card['model_type']} runs, so published/ must have its config.json")
+    raise ValueError(
+        f"{card['original']}: {card['model_type']} runs, so published/ must have its config.json"
+    )
 
 
 def card_table(cards: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each model: its repository, how many cards are of it, its model_type, and whether it runs.
+    """A row for each model: its repository, how many cards are of it, its model_type, and whether
+    it runs.
 
     A second table has the reasons of those that do not.
     """
@@ -158,11 +180,18 @@ def card_table(cards: Sequence[Mapping[str, Any]]) -> str:
     count = sum(card["cards"] for card in cards)
     runs = sum(card["cards"] for card in cards if not why[card["original"]])
     rows = (
-        (name, str(card["cards"]), card["model_type"], f"no ({reasons.index(why[name]) + 1})" if why[name] else "yes")
+        (
+            name,
+            str(card["cards"]),
+            card["model_type"],
+            f"no ({reasons.index(why[name]) + 1})" if why[name] else "yes",
+        )
         for name, card in ((card["original"], card) for card in cards)
     )
     table = _table(("model", "cards", "model_type", "runs"), *rows)
-    legend = _table(("no", "reason"), *((str(number), text) for number, text in enumerate(reasons, 1)))
+    legend = _table(
+        ("no", "reason"), *((str(number), text) for number, text in enumerate(reasons, 1))
+    )
     return f"\n{runs} of {count} cards run.\n{table}{legend}"
 
 
@@ -174,10 +203,17 @@ def field_table(**forms: type[BaseModel]) -> str:
     names: dict[tuple[str, str, str], list[str]] = {}
     for row in _rows_of(forms):
         is_shared = row.treatment is Treatment.IGNORED and row.meaning
-        key = (str(row.treatment), row.values, row.meaning) if is_shared else (f"`{row.name}`", "", "")
+        key = (
+            (str(row.treatment), row.values, row.meaning)
+            if is_shared
+            else (f"`{row.name}`", "", "")
+        )
         names.setdefault(key, []).append(row.name)
     first = {row.name: row for row in _rows_of(forms)}
-    rows = ((", ".join(f"`{name}`" for name in group), *_cells(first[group[0]])) for group in names.values())
+    rows = (
+        (", ".join(f"`{name}`" for name in group), *_cells(first[group[0]]))
+        for group in names.values()
+    )
     return _table(("field", "treatment", "values", "meaning"), *rows)
 
 
@@ -186,7 +222,8 @@ def _cells(row: FieldRow) -> tuple[str, str, str]:
 
 
 def shared_table(**forms: type[BaseModel]) -> str:
-    """A row for each field of several interfaces, with its treatment by each of them, empty if it has no such field.
+    """A row for each field of several interfaces, with its treatment by each of them, empty if it
+    has no such field.
 
     A field has a second row if an interface gives it other values or another meaning.
     """
@@ -197,7 +234,9 @@ def shared_table(**forms: type[BaseModel]) -> str:
             by_route[route] = str(row.treatment)
     rows = (
         (f"`{name}`", *(by_route.get(route, "") for route in forms), values, meaning)
-        for (name, values, meaning), by_route in sorted(treatments.items(), key=lambda item: item[0][0])
+        for (name, values, meaning), by_route in sorted(
+            treatments.items(), key=lambda item: item[0][0]
+        )
     )
     return _table(("field", *forms, "values", "meaning"), *rows)
 
@@ -221,7 +260,9 @@ def _rows_of(forms: Mapping[str, type[BaseModel]]) -> list[FieldRow]:
 def member_table(members: Mapping[str, str], other: str) -> str:
     """A row for each member of a list in a body, and one for all others."""
     rows = ((f"`{name}`", Treatment.ACCEPTED, meaning) for name, meaning in members.items())
-    return _table(("member", "treatment", "meaning"), *rows, ("any other", Treatment.IGNORED, other))
+    return _table(
+        ("member", "treatment", "meaning"), *rows, ("any other", Treatment.IGNORED, other)
+    )
 
 
 def _shown(flags: Sequence[str], metavar: str) -> str:
@@ -232,7 +273,9 @@ def _shown(flags: Sequence[str], metavar: str) -> str:
 def _table(*rows: Sequence[str]) -> str:
     """The first row is the head."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(["", lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:], ""])
+    return "\n".join(
+        ["", lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:], ""]
+    )
 
 
 def _default_text(default: Any) -> str:
@@ -256,7 +299,9 @@ def drawings() -> dict[str, str]:
         "coordinator": settings_table(CoordinatorSettings),
         "options": option_table(plan),
         "cards": card_table(read_cards()),
-        "openai": shared_table(chat=ChatRequest, completions=CompletionRequest, responses=ResponsesRequest),
+        "openai": shared_table(
+            chat=ChatRequest, completions=CompletionRequest, responses=ResponsesRequest
+        ),
         "ollama": field_table(chat=ChatBody, generate=GenerateBody, show=ShowBody),
         "texts": field_table(tokenize=TokenizeRequest, detokenize=DetokenizeRequest),
         "messages": member_table(MESSAGE_FIELDS, ""),
@@ -281,7 +326,10 @@ def main() -> int:
         text = document.read_text(encoding="utf-8")
         drawn = with_drawing(text, name, drawing)
         if drawn != text and is_check:
-            print(f"{DOCUMENTS[name]} has other {name} than the code: run `make drawings`", file=sys.stderr)
+            print(
+                f"{DOCUMENTS[name]} has other {name} than the code: run `make drawings`",
+                file=sys.stderr,
+            )
             wrong = 1
         elif drawn != text:
             document.write_text(drawn, encoding="utf-8")

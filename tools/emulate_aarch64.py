@@ -1,4 +1,5 @@
-"""Runs tests on an emulated aarch64 with the kernels that its wheel carries: for a machine of another kind.
+"""Runs tests on an emulated aarch64 with the kernels that its wheel carries: for a machine of
+another kind.
 
     python -m tools.emulate_aarch64 tests/agent/ops/test_linear.py -k int4     pytest's arguments; `make aarch64`
 
@@ -30,9 +31,16 @@ APT = HOME / "apt"
 QEMU, CPU = "qemu-aarch64-static", "cortex-a76"
 PACKAGES = ("python3", "libgomp1", "libstdc++6")
 TESTERS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
-# torch reads this file and crashes if it describes another family, which is what older qemu shows it.
-_FEATURES = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
-_CORE = f"processor: {{}}\nFeatures: {_FEATURES}\nCPU implementer: 0x41\nCPU architecture: 8\nCPU part: 0xd0b\n\n"
+# torch reads this file and crashes if it describes another family, which is what older qemu shows
+# it.
+_FEATURES = (
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc "
+    "dcpop asimddp"
+)
+_CORE = (
+    f"processor: {{}}\nFeatures: {_FEATURES}\nCPU implementer: 0x41\nCPU architecture: 8\nCPU "
+    "part: 0xd0b\n\n"
+)
 
 
 class EmulationError(Exception):
@@ -44,12 +52,28 @@ def main(arguments: list[str]) -> int:
         python = make_root(HOME / "root")
         make_site(HOME / "site", python.name.removeprefix("python"))
         make_agent(HOME / "agent")
-    except (EmulationError, ReleaseError, LockError, build_wheels.WheelError, hatch_build.CompileError) as error:
+    except (
+        EmulationError,
+        ReleaseError,
+        LockError,
+        build_wheels.WheelError,
+        hatch_build.CompileError,
+    ) as error:
         print(f"aarch64: {error}", file=sys.stderr)
         return 1
     roots = map(str, (ROOT, HOME / "agent", ROOT / "coordinator", HOME / "site"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "QEMU_CPU": CPU}
-    command = (QEMU, "-L", str(HOME / "root"), str(python), "-m", "pytest", "-p", "no:cacheprovider", *arguments)
+    command = (
+        QEMU,
+        "-L",
+        str(HOME / "root"),
+        str(python),
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    )
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
@@ -57,7 +81,9 @@ def make_root(root: Path) -> Path:
     """The emulated Python, in a directory with all that it loads. Raises EmulationError."""
     for program, package in ((QEMU, "qemu-user-static"), ("apt-get", "apt"), ("dpkg-deb", "dpkg")):
         if shutil.which(program) is None:
-            raise EmulationError(f"{program} is missing: install the package {package} of Debian or Ubuntu")
+            raise EmulationError(
+                f"{program} is missing: install the package {package} of Debian or Ubuntu"
+            )
     if not root.exists():
         print("aarch64: fetching Python for arm64", flush=True)
         shutil.rmtree(APT, ignore_errors=True)
@@ -71,26 +97,34 @@ def make_root(root: Path) -> Path:
         for file in sorted((APT / "debs").glob("*.deb")):
             subprocess.run(("dpkg-deb", "--extract", str(file), str(staged)), check=True)
         (staged / "proc").mkdir(exist_ok=True)
-        (staged / "proc/cpuinfo").write_text("".join(_CORE.format(core) for core in range(os.cpu_count() or 1)))
+        (staged / "proc/cpuinfo").write_text(
+            "".join(_CORE.format(core) for core in range(os.cpu_count() or 1))
+        )
         staged.rename(root)
     return (root / "usr/bin/python3").resolve()
 
 
 def make_site(site: Path, python: str) -> None:
-    """The packages that the agent and its tests import, for aarch64 and this Python ("3.11"). Raises ReleaseError."""
+    """The packages that the agent and its tests import, for aarch64 and this Python ("3.11").
+    Raises ReleaseError."""
     text = LOCK.read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     index = os.environ.get("TORCH_INDEX_URL")
     target = parse_target(f"aarch64-py{python.replace('.', '')}-{'cpu' if index else 'cuda'}")
     wanted = [*map(str, requirements(project, "dependencies", "agent")), *TESTERS]
-    stamp, digest = site / "stamp", hashlib.sha256(repr((text, target, wanted)).encode()).hexdigest()
+    stamp, digest = (
+        site / "stamp",
+        hashlib.sha256(repr((text, target, wanted)).encode()).hexdigest(),
+    )
     if stamp.exists() and stamp.read_text() == digest:
         return
     print(f"aarch64: fetching packages for {target.name} (4.6 GB with CUDA)", flush=True)
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
     files, listed = choose(wanted, read_lock(text), target).values(), HOME / "requirements.txt"
-    listed.write_text("".join(f"{file.name}=={file.version} --hash=sha256:{file.sha256}\n" for file in files))
+    listed.write_text(
+        "".join(f"{file.name}=={file.version} --hash=sha256:{file.sha256}\n" for file in files)
+    )
     sources = ("--extra-index-url", index) if index else ()
     held = ("install", "--no-deps", "--no-compile", "--require-hashes", "--target", str(site))
     run_pip(*held, *sources, *files_for(target), "--requirement", str(listed))
@@ -98,7 +132,8 @@ def make_site(site: Path, python: str) -> None:
 
 
 def make_agent(agent: Path) -> None:
-    """Make a copy of the agent with the kernels of wheels for aarch64. Raises WheelError or CompileError."""
+    """Make a copy of the agent with the kernels of wheels for aarch64. Raises WheelError or
+    CompileError."""
     build_wheels.install_tools()
     shutil.rmtree(agent, ignore_errors=True)
     shutil.copytree(ROOT / "agent", agent, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -108,10 +143,18 @@ def make_agent(agent: Path) -> None:
 def _apt(*arguments: str) -> str:
     """The output of apt about arm64, with lists of its own. Raises EmulationError."""
     own = {"": "", "::Lists": "lists", "::status": "status"}
-    settings = [f"-oDir::State{name}={APT / path}" for name, path in own.items()] + [f"-oDir::Cache={APT / 'cache'}"]
-    settings += ["-oAPT::Architecture=arm64", "-oAPT::Architectures=arm64", "-oAPT::Sandbox::User=root"]
+    settings = [f"-oDir::State{name}={APT / path}" for name, path in own.items()] + [
+        f"-oDir::Cache={APT / 'cache'}"
+    ]
+    settings += [
+        "-oAPT::Architecture=arm64",
+        "-oAPT::Architectures=arm64",
+        "-oAPT::Sandbox::User=root",
+    ]
     command = ["apt-get", "-q", *settings, *arguments]
-    done = subprocess.run(command, cwd=APT / "debs", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=APT / "debs", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode:
         raise EmulationError(f"apt-get {arguments[0]} failed for arm64; what it says is above")
     return done.stdout

@@ -1,12 +1,14 @@
 """List the figures of the documents that were measured on code that has changed since: `make
 figures`.
 
-A comment next to figures names the program that measured them. It also has a hash of each folder they depend on:
+A comment next to figures names the program that measured them. It also has a hash of each folder
+they depend on:
 
     <!-- figures: python -m bench.hop @ agent:0123456789 edgeshard/rpc:89abcdef01 -->
 
-The hash covers names and code of a folder's files. It ignores docstrings and comments, so a translated comment
-outdates no figure. If the command ends with "(of COMMIT)", its program exists only up to that commit.
+The hash covers names and code of a folder's files. It ignores docstrings and comments, so a
+translated comment outdates no figure. If the command ends with "(of COMMIT)", its program exists
+only up to that commit.
 
     python -m tools.figures                     list all figures, and the folders that have changed since
     python -m tools.figures --stamp FILE[:N]    after a new measurement: write today's hashes into FILE, or its line N
@@ -38,7 +40,8 @@ _MARKER = re.compile(r"^ *<!-- figures: (?P<command>.+?) @ (?P<rooms>\S+:\S+(?: 
 
 @dataclass(frozen=True)
 class Figures:
-    """A comment next to figures: its line, the command that measured them, and each folder's hash by path."""
+    """A comment next to figures: its line, the command that measured them, and each folder's hash
+    by path."""
 
     line: int
     command: str
@@ -60,22 +63,30 @@ def figures_of(text: str) -> list[Figures]:
     for number, line in enumerate(text.splitlines(), 1):
         if marker := _MARKER.match(line):
             pairs = (word.rpartition(":") for word in marker["rooms"].split())
-            found.append(Figures(number, marker["command"], {room: tree for room, _, tree in pairs}))
+            found.append(
+                Figures(number, marker["command"], {room: tree for room, _, tree in pairs})
+            )
     return found
 
 
 def marker(command: str, trees: Mapping[str, str]) -> str:
-    return f"<!-- figures: {command} @ {' '.join(f'{room}:{tree}' for room, tree in trees.items())} -->"
+    return (
+        f"<!-- figures: {command} @ "
+        f"{' '.join(f'{room}:{tree}' for room, tree in trees.items())} -->"
+    )
 
 
 def trees_now(rooms: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     """The hash of each folder's files as they are now, committed or not.
 
-    It is UNKNOWN for a folder that does not exist, and for all folders if `root` is no git repository.
+    It is UNKNOWN for a folder that does not exist, and for all folders if `root` is no git
+    repository.
     """
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return dict.fromkeys(rooms, UNKNOWN)
     names = {name for name in listed.split("\0") if name and (root / name).is_file()}
@@ -99,8 +110,8 @@ def tree_hash(files: Mapping[str, bytes]) -> str:
 def code_of(name: str, content: bytes) -> bytes:
     """The content without comments, docstrings and blank lines.
 
-    Only Python and languages with comments like C's are read so; all other files, and files that do not parse, are
-    returned as they are.
+    Only Python and languages with comments like C's are read so; all other files, and files that do
+    not parse, are returned as they are.
     """
     try:
         if name.endswith((".py", ".pyi")):
@@ -135,7 +146,8 @@ def _without_python_comments(text: str) -> str:
 
 
 def stamped(text: str, now: Mapping[str, str], line: int | None) -> str:
-    """The page with today's hashes in its comments, or in that of one line. Raises ValueError if there is none."""
+    """The page with today's hashes in its comments, or in that of one line. Raises ValueError if
+    there is none."""
     chosen = {found.line: found for found in figures_of(text) if line in (None, found.line)}
     if not chosen:
         raise ValueError(f"there are no figures on line {line}" if line else "there are no figures")
@@ -150,7 +162,9 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stamp", metavar="FILE[:N]")
     options = parser.parse_args()
     found = {page: figures_of(page.read_text(encoding="utf-8")) for page in pages()}
@@ -169,7 +183,11 @@ def main() -> int:
         for one in figures:
             changed = one.changed(now)
             stale += bool(changed) and one.commit is None
-            told = f"stale, for these have changed since: {', '.join(changed)}" if changed else "current"
+            told = (
+                f"stale, for these have changed since: {', '.join(changed)}"
+                if changed
+                else "current"
+            )
             told = told if one.commit is None else "measured once"
             print(f"{page.relative_to(ROOT)}:{one.line}: {one.command}: {told}")
     print(f"{stale} of {sum(map(len, found.values()))} are stale", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Library code without a product path: public functions and classes that nothing reaches which a user runs or imports.
+"""Library code without a product path: public functions and classes that nothing reaches which a
+user runs or imports.
 
 Product paths begin at the console scripts of pyproject.toml, at `__main__` modules, at the SDK's
 exports and at the classes that registries discover. They follow names through the syntax trees of
@@ -25,11 +26,14 @@ DISCOVERED = {
     "edgeshard.architectures.families": ("ARCHITECTURE", "REFUSED"),
     "edgeshard_agent.model.families": ("MODULES",),
 }
-"""Packages whose modules are found by being there -> the names that their registry takes from each."""
+"""Packages whose modules are found by being there -> the names that their registry takes from
+each."""
 
 ALLOWED = {
-    "edgeshard_agent.ops.native.use_kernels": "tests run the kernels of lesser processors than the one they are on",
-    "edgeshard_coordinator.core.values.state.validate_state": "the invariants that tests check after each event",
+    "edgeshard_agent.ops.native.use_kernels": "tests run the kernels of lesser processors than the "
+    "one they are on",
+    "edgeshard_coordinator.core.values.state.validate_state": "the invariants that tests check "
+    "after each event",
 }
 """Full name -> why it may stay though no product path reaches it."""
 
@@ -40,7 +44,8 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(slots=True)
 class Module:
-    """One file: its names at top level with their nodes, what imports bind, and what importing it runs or registers."""
+    """One file: its names at top level with their nodes, what imports bind, and what importing it
+    runs or registers."""
 
     name: str
     path: Path
@@ -58,25 +63,35 @@ class Module:
             module._add(statement)
         for node in ast.walk(tree):
             module._add_import(node)
-        module.registered = [name for name, nodes in module.named.items() if any(map(module._is_registered, nodes))]
+        module.registered = [
+            name for name, nodes in module.named.items() if any(map(module._is_registered, nodes))
+        ]
         return module
 
     def _is_registered(self, node: ast.AST) -> bool:
         """Whether a decorator hands it to a value of this module, as `@app.command()` does."""
-        for part in node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ():
+        for part in (
+            node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ()
+        ):
             names = [inner.id for inner in ast.walk(part) if isinstance(inner, ast.Name)]
             if any(name in self.named for name in names):
                 return True
         return False
 
     def _add(self, statement: ast.stmt) -> None:
-        """Values are reached by their names, as definitions are; a statement that names nothing runs on import."""
+        """Values are reached by their names, as definitions are; a statement that names nothing
+        runs on import."""
         names: list[str] = []
         if isinstance(statement, _Definition):
             names = [statement.name]
         elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+            names = [
+                node.id
+                for target in targets
+                for node in ast.walk(target)
+                if isinstance(node, ast.Name)
+            ]
         for name in names:
             self.named.setdefault(name, []).append(statement)
         if not names:
@@ -112,7 +127,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 class Reach:
-    """The code that is reached from some places: `places`, and the modules that are imported on the way."""
+    """The code that is reached from some places: `places`, and the modules that are imported on the
+    way."""
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
         self.places: set[Place] = set()
@@ -164,9 +180,13 @@ class Reach:
                 self._reach_attribute(module, node)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 name, _, what = node.value.partition(":")
-                if name.startswith("."):  # relative to the module's package, as `import_module` takes it
+                if name.startswith(
+                    "."
+                ):  # relative to the module's package, as `import_module` takes it
                     name = f"{module.name.rpartition('.')[0]}{name}"
-                if name in self._modules:  # as in `python -m NAME`, and "NAME:WHAT" as in an entry point
+                if (
+                    name in self._modules
+                ):  # as in `python -m NAME`, and "NAME:WHAT" as in an entry point
                     self._load(name)
                     self._reach(name, what)
 
@@ -199,7 +219,9 @@ def read_modules(root: Path) -> dict[str, Module]:
 
 def entries(root: Path, modules: Mapping[str, Module]) -> Iterator[Place]:
     """The entry points of users."""
-    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "scripts"
+    ]
     for script in scripts.values():
         name, _, what = script.partition(":")
         yield name, what
@@ -218,7 +240,8 @@ def entries(root: Path, modules: Mapping[str, Module]) -> Iterator[Place]:
 
 
 def unused(root: Path, allowed: Mapping[str, str]) -> list[str]:
-    """A line for each public function or class that is not reached, and for each name allowed in vain."""
+    """A line for each public function or class that is not reached, and for each name allowed in
+    vain."""
     modules = read_modules(root)
     reach = Reach(modules)
     for place in entries(root, modules):
@@ -227,16 +250,25 @@ def unused(root: Path, allowed: Mapping[str, str]) -> list[str]:
     for full in allowed:
         name, _, what = full.rpartition(".")
         if name not in modules or what not in modules[name].named or (name, what) in reach.places:
-            found.append(f"{full} is allowed to be unused, but is used or gone: take it off the list")
+            found.append(
+                f"{full} is allowed to be unused, but is used or gone: take it off the list"
+            )
     for full in allowed:
         name, _, what = full.rpartition(".")
         reach.add((name, what))
     for module in modules.values():
         for what, (node, *_) in module.named.items():
-            if what.startswith("_") or not isinstance(node, _Definition) or (module.name, what) in reach.places:
+            if (
+                what.startswith("_")
+                or not isinstance(node, _Definition)
+                or (module.name, what) in reach.places
+            ):
                 continue
             where = f"{module.path.relative_to(root)}:{node.lineno}"
-            found.append(f"{where}: {what} is on no product path: use it, delete it, or move it to bench/ or tests/")
+            found.append(
+                f"{where}: {what} is on no product path: use it, delete it, or move it to bench/ "
+                "or tests/"
+            )
     return found
 
 

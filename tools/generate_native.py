@@ -1,10 +1,12 @@
-"""Generate edgeshard_agent/ops/layouts.py, the kernels' structs and functions for ctypes, from their C++ sources.
+"""Generate edgeshard_agent/ops/layouts.py, the kernels' structs and functions for ctypes, from
+their C++ sources.
 
     python tools/generate_native.py           write it
     python tools/generate_native.py --check   exit 1 if the committed file differs: `make check`
 
-It reads `kernels.h`, the functions of `library.h`, and `blocks.cpp`, which declares its own. It understands only their
-style: numbers of fixed size, and pointers. Anything else in a struct or a function is refused.
+It reads `kernels.h`, the functions of `library.h`, and `blocks.cpp`, which declares its own. It
+understands only their style: numbers of fixed size, and pointers. Anything else in a struct or a
+function is refused.
 """
 
 from __future__ import annotations
@@ -78,11 +80,14 @@ def structs_of(source: str, text: str) -> Iterator[Struct]:
     for name, body in _STRUCT.findall(_COMMENT.sub("", text)):
         if name not in INTERNAL:
             declarations = [part for part in body.split(";") if part.strip()]
-            yield Struct(name, source, tuple(item for part in declarations for item in _names(part)))
+            yield Struct(
+                name, source, tuple(item for part in declarations for item in _names(part))
+            )
 
 
 def functions_of(source: str, text: str) -> Iterator[Function]:
-    """The functions that a header declares, or that another source exports. Raises UnknownFormError."""
+    """The functions that a header declares, or that another source exports. Raises
+    UnknownFormError."""
     plain = _COMMENT.sub("", text)
     is_header = source.endswith(".h")
     matches = (_DECLARED if is_header else _EXPORTED).findall(plain)
@@ -122,15 +127,29 @@ def _result(text: str) -> str | None:
 def generated(texts: Mapping[str, str]) -> str:
     """The module, from the sources' texts by name. Raises UnknownFormError."""
     structs = [struct for source in STRUCT_SOURCES for struct in structs_of(source, texts[source])]
-    functions = {one.name: one for source in FUNCTION_SOURCES for one in functions_of(source, texts[source])}
+    functions = {
+        one.name: one for source in FUNCTION_SOURCES for one in functions_of(source, texts[source])
+    }
     types = {kind for struct in structs for _, kind in struct.fields}
     types |= {kind for one in functions.values() for kind in (one.result, *one.arguments) if kind}
     blocks = [HEADER.format(types=", ".join(sorted(types)))]
     for struct in structs:
-        lines = [f"class {struct.name}Struct(ctypes.Structure):", f'    """`{struct.name}` of {struct.source}."""']
-        lines += ["", "    _fields_ = (", *(f'        ("{name}", {kind}),' for name, kind in struct.fields), "    )"]
+        lines = [
+            f"class {struct.name}Struct(ctypes.Structure):",
+            f'    """`{struct.name}` of {struct.source}."""',
+        ]
+        lines += [
+            "",
+            "    _fields_ = (",
+            *(f'        ("{name}", {kind}),' for name, kind in struct.fields),
+            "    )",
+        ]
         blocks.append("\n".join(lines) + "\n")
-    lines = ["SIGNATURES = {", *(line for one in functions.values() for line in _signature(one)), "}"]
+    lines = [
+        "SIGNATURES = {",
+        *(line for one in functions.values() for line in _signature(one)),
+        "}",
+    ]
     docstring = '"""By name: the type of the result, and the types of the arguments."""'
     blocks.append("\n".join([*lines, docstring]) + "\n")
     return "\n\n".join(blocks)
@@ -145,7 +164,11 @@ def _signature(function: Function) -> list[str]:
     inner = f"        ({listed}),"
     arguments = [inner]
     if len(inner) > MAX_LINE:
-        arguments = ["        (", *(f"            {kind}," for kind in function.arguments), "        ),"]
+        arguments = [
+            "        (",
+            *(f"            {kind}," for kind in function.arguments),
+            "        ),",
+        ]
     return [f'    "{function.name}": (', f"        {function.result},", *arguments, "    ),"]
 
 
@@ -157,7 +180,10 @@ def main() -> int:
         return 0
     if OUTPUT.is_file() and OUTPUT.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{OUTPUT.relative_to(ROOT)} differs from the kernels; run tools/generate_native.py", file=sys.stderr)
+    print(
+        f"{OUTPUT.relative_to(ROOT)} differs from the kernels; run tools/generate_native.py",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -1,7 +1,8 @@
-"""Generate edgeshard/proto/v1 from proto/edgeshard/proto/v1, or check that the committed code is current.
+"""Generate edgeshard/proto/v1 from proto/edgeshard/proto/v1, or check that the committed code is
+current.
 
-python tools/generate_proto.py           write: `make proto`
-python tools/generate_proto.py --check   exit 1 when what is committed differs from that: `make check`
+python tools/generate_proto.py write: `make proto` python tools/generate_proto.py --check exit 1
+when what is committed differs from that: `make check`
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ PACKAGE = Path("edgeshard/proto/v1")
 
 
 def generate(out: Path) -> None:
-    """Write the generated files under `out`; the proto path equals the Python path, so imports need no rewriting."""
+    """Write the generated files under `out`; the proto path equals the Python path, so imports need
+    no rewriting."""
     files = sorted(str(path.relative_to(SOURCES)) for path in (SOURCES / PACKAGE).glob("*.proto"))
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{SOURCES}"]
@@ -36,7 +38,9 @@ def main() -> int:
         generate(Path(scratch))
         fresh = sorted(p.relative_to(scratch) for p in Path(scratch).rglob("*.py*") if p.is_file())
         stale = [
-            str(p) for p in fresh if not (ROOT / p).exists() or not filecmp.cmp(Path(scratch) / p, ROOT / p, False)
+            str(p)
+            for p in fresh
+            if not (ROOT / p).exists() or not filecmp.cmp(Path(scratch) / p, ROOT / p, False)
         ]
         extra = {p.relative_to(ROOT) for p in (ROOT / PACKAGE).glob("*.py*")} - set(fresh)
         stale += [str(p) for p in sorted(extra)]

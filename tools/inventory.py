@@ -42,7 +42,15 @@ UNKNOWN = "unknown"
 # Licences that may be delivered with EdgeShard, which is under Apache-2.0. None of these reaches
 # beyond a package's own files.
 ALLOWED = {
-    *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
+    *(
+        "0BSD",
+        "Apache-2.0",
+        "Apache-2.0 WITH LLVM-exception",
+        "BSD",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+        "BSL-1.0",
+    ),
     *("CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
 }
 # Texts and classifiers that are no licence expressions. "BSD" does not say which.
@@ -60,7 +68,8 @@ _MEANINGS = {
     "nvidia proprietary software": NVIDIA,
     "python software foundation license": "PSF-2.0",
 }
-# Packages whose metadata declares nothing. This one has no files but its metadata, and stands for NVIDIA's own.
+# Packages whose metadata declares nothing. This one has no files but its metadata, and stands for
+# NVIDIA's own.
 _UNDECLARED = {"cuda-toolkit": NVIDIA}
 
 _INTRODUCTION = f"""\
@@ -111,8 +120,16 @@ def licence_of(name: str, metadata: Mapping[str, Any]) -> str:
     `metadata` has the keys of core metadata in JSON (PEP 566).
     """
     classifiers = metadata.get("classifier", ())
-    names = [item.rpartition(" :: ")[2] for item in classifiers if item.startswith("License :: OSI Approved :: ")]
-    for candidates in ([metadata.get("license_expression", "")], [metadata.get("license", "")], names):
+    names = [
+        item.rpartition(" :: ")[2]
+        for item in classifiers
+        if item.startswith("License :: OSI Approved :: ")
+    ]
+    for candidates in (
+        [metadata.get("license_expression", "")],
+        [metadata.get("license", "")],
+        names,
+    ):
         meant = [_meaning(candidate) for candidate in candidates]
         if meant and all(meant):
             return " AND ".join(sorted(meant))
@@ -133,13 +150,16 @@ def allowed(licence: str, name: str) -> bool:
     """Whether a package may be delivered: all licences of one alternative are allowed."""
     if licence == NVIDIA:
         return name.startswith(("nvidia-", "cuda-"))
-    alternatives = licence.split(" OR ") if "(" not in licence else [licence.replace(" OR ", " AND ")]
+    alternatives = (
+        licence.split(" OR ") if "(" not in licence else [licence.replace(" OR ", " AND ")]
+    )
     parts = [alternative.split(" AND ") for alternative in alternatives]
     return any(all(part.strip("() ") in ALLOWED for part in alternative) for alternative in parts)
 
 
 def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, str]:
-    """The use of each package of the lock, derived from the requirement in pyproject.toml that leads to it."""
+    """The use of each package of the lock, derived from the requirement in pyproject.toml that
+    leads to it."""
     required: dict[str, set[str]] = {}
     for entry in entries.values():
         for parent in entry.via:
@@ -148,10 +168,15 @@ def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, st
     for use, sections in (
         (DISCOVERY, ("discovery",)),
         (AGENT, ("agent",)),
-        (RUN_TIME, ("dependencies", "coordinator", "drawings", "gateway", "models", "rules", "top")),
+        (
+            RUN_TIME,
+            ("dependencies", "coordinator", "drawings", "gateway", "models", "rules", "top"),
+        ),
     ):
         reached: set[str] = set()
-        following = {str(canonicalize_name(wanted.name)) for wanted in requirements(project, *sections)}
+        following = {
+            str(canonicalize_name(wanted.name)) for wanted in requirements(project, *sections)
+        }
         while following:
             reached |= following
             following = {child for name in following for child in required.get(name, ())} - reached
@@ -160,11 +185,14 @@ def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, st
 
 
 def installed() -> dict[str, Installed]:
-    """The packages of the environment that this runs in, by normalised name; EdgeShard itself is left out."""
+    """The packages of the environment that this runs in, by normalised name; EdgeShard itself is
+    left out."""
     found = {}
     for distribution in distributions():
         name = str(canonicalize_name(distribution.name))
-        found[name] = Installed(name, distribution.version, licence_of(name, distribution.metadata.json))
+        found[name] = Installed(
+            name, distribution.version, licence_of(name, distribution.metadata.json)
+        )
     found.pop("edgeshard", None)
     return found
 
@@ -175,16 +203,35 @@ def is_locked(package: Installed, entries: Mapping[str, Locked]) -> bool:
 
 
 def from_index(entries: Iterable[Locked]) -> dict[str, str]:
-    """Licences of packages that are not installed, by the metadata that the index has of them; no wheel is fetched."""
+    """Licences of packages that are not installed, by the metadata that the index has of them; no
+    wheel is fetched."""
     wanted = [f"{entry.name}=={entry.version}" for entry in entries]
     if not wanted:
         return {}
-    look = ("--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--report", "-")
-    command = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *look, *wanted)
+    look = (
+        "--quiet",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--report",
+        "-",
+    )
+    command = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        *look,
+        *wanted,
+    )
     done = subprocess.run(command, stdout=subprocess.PIPE)
     if done.returncode:
         raise InventoryError(
-            f"no metadata of {', '.join(wanted)}: run this on Linux with an index, pip's words are above"
+            f"no metadata of {', '.join(wanted)}: run this on Linux with an index, pip's words are "
+            "above"
         )
     found = {}
     for item in json.loads(done.stdout)["install"]:
@@ -196,7 +243,11 @@ def from_index(entries: Iterable[Locked]) -> dict[str, str]:
 def make_table(project: dict[str, Any], entries: Mapping[str, Locked], old: str) -> str:
     use = uses(project, entries)
     here = {name: package for name, package in installed().items() if is_locked(package, entries)}
-    kept = {row.name: row.licence for row in read_table(old) if row.version == entries.get(row.name, row).version}
+    kept = {
+        row.name: row.licence
+        for row in read_table(old)
+        if row.version == entries.get(row.name, row).version
+    }
     kept = {name: licence for name, licence in kept.items() if name in entries}
     known = kept | {name: package.licence for name, package in here.items()}
     known |= from_index(entry for entry in entries.values() if entry.name not in known)
@@ -224,9 +275,13 @@ def read_table(text: str) -> list[Row]:
 
 
 def problems(
-    project: dict[str, Any], entries: Mapping[str, Locked], text: str, packages: Mapping[str, Installed]
+    project: dict[str, Any],
+    entries: Mapping[str, Locked],
+    text: str,
+    packages: Mapping[str, Installed],
 ) -> list[str]:
-    """The faults of docs/licences.md, by the lock and by the packages installed at the lock's versions."""
+    """The faults of docs/licences.md, by the lock and by the packages installed at the lock's
+    versions."""
     use = uses(project, entries)
     rows = read_table(text)
     found = []
@@ -238,26 +293,35 @@ def problems(
         package = packages.get(row.name)
         if package and is_locked(package, entries) and package.licence != row.licence:
             found.append(
-                f"docs/licences.md: {row.name} declares {package.licence}, not {row.licence}; run `make licences`"
+                f"docs/licences.md: {row.name} declares {package.licence}, not {row.licence}; run "
+                "`make licences`"
             )
         if row.use not in (DISCOVERY, DEVELOPMENT) and not allowed(row.licence, row.name):
             found.append(
-                f"{row.name} ({row.use}) is under {row.licence!r}, which tools/inventory.py does not allow: "
-                "do without the package, or allow the licence there and give the reason in docs/decisions/libraries.md"
+                f"{row.name} ({row.use}) is under {row.licence!r}, which tools/inventory.py does "
+                "not allow: "
+                "do without the package, or allow the licence there and give the reason in "
+                "docs/decisions/libraries.md"
             )
     return found
 
 
 def make_sbom(
-    project: dict[str, Any], entries: Mapping[str, Locked], packages: Mapping[str, Installed], now: datetime.datetime
+    project: dict[str, Any],
+    entries: Mapping[str, Locked],
+    packages: Mapping[str, Installed],
+    now: datetime.datetime,
 ) -> dict[str, Any]:
     """A CycloneDX 1.6 document. Raises InventoryError if packages differ from the lock."""
     strangers = [
-        f"{package.name} {package.version}" for package in packages.values() if not is_locked(package, entries)
+        f"{package.name} {package.version}"
+        for package in packages.values()
+        if not is_locked(package, entries)
     ]
     if strangers:
         raise InventoryError(
-            f"the environment holds what is not in constraints.lock: {', '.join(sorted(strangers))}. "
+            "the environment holds what is not in constraints.lock: "
+            f"{', '.join(sorted(strangers))}. "
             "Remove .venv, run `make setup`, and this again"
         )
     use = uses(project, entries)
@@ -271,7 +335,10 @@ def make_sbom(
         "version": named["version"],
         "purl": own,
     }
-    dependencies: dict[str, list[str]] = {own: [], **{reference: [] for reference in references.values()}}
+    dependencies: dict[str, list[str]] = {
+        own: [],
+        **{reference: [] for reference in references.values()},
+    }
     for name, reference in references.items():
         for parent in entries[name].via:
             above = own if parent == "pyproject.toml" else references.get(parent)
@@ -288,7 +355,13 @@ def make_sbom(
         "metadata": {
             "timestamp": now.isoformat(timespec="seconds"),
             "tools": {
-                "components": [{"type": "application", "name": "tools/inventory.py", "version": named["version"]}]
+                "components": [
+                    {
+                        "type": "application",
+                        "name": "tools/inventory.py",
+                        "version": named["version"],
+                    }
+                ]
             },
             "component": own_component | {"licenses": _licences(named["license"])},
         },
@@ -296,7 +369,10 @@ def make_sbom(
             _component(package, references[name], entries[name], use[name])
             for name, package in sorted(packages.items())
         ],
-        "dependencies": [{"ref": name, "dependsOn": sorted(below)} for name, below in sorted(dependencies.items())],
+        "dependencies": [
+            {"ref": name, "dependsOn": sorted(below)}
+            for name, below in sorted(dependencies.items())
+        ],
     }
 
 
@@ -307,14 +383,29 @@ def _component(package: Installed, reference: str, entry: Locked, use: str) -> d
         "bom-ref": reference,
         "name": package.name,
         "version": package.version,
-        "scope": {RUN_TIME: "required", AGENT: "optional", DISCOVERY: "excluded", DEVELOPMENT: "excluded"}[use],
+        "scope": {
+            RUN_TIME: "required",
+            AGENT: "optional",
+            DISCOVERY: "excluded",
+            DEVELOPMENT: "excluded",
+        }[use],
         "purl": reference,
-        # The files that the lock allows; an environment does not record which of them was installed.
+        # The files that the lock allows; an environment does not record which of them was
+        # installed.
         "externalReferences": [
-            {"type": "distribution", "url": reference, "comment": "one of the files of this version", "hashes": hashes}
+            {
+                "type": "distribution",
+                "url": reference,
+                "comment": "one of the files of this version",
+                "hashes": hashes,
+            }
         ],
     }
-    return component if package.licence == UNKNOWN else component | {"licenses": _licences(package.licence)}
+    return (
+        component
+        if package.licence == UNKNOWN
+        else component | {"licenses": _licences(package.licence)}
+    )
 
 
 def _purl(name: str, version: str) -> str:
@@ -329,7 +420,9 @@ def _licences(licence: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="inventory", description="Licences and a bill of materials.")
+    parser = argparse.ArgumentParser(
+        prog="inventory", description="Licences and a bill of materials."
+    )
     parser.add_argument("what", choices=("licences", "sbom", "check"))
     what = parser.parse_args(arguments).what
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -343,7 +436,9 @@ def main(arguments: list[str]) -> int:
             print(f"{len(bill['components'])} packages in {SBOM.relative_to(ROOT)}")
         else:
             if what == "licences":
-                TABLE.write_text(make_table(project, entries, TABLE.read_text() if TABLE.exists() else ""))
+                TABLE.write_text(
+                    make_table(project, entries, TABLE.read_text() if TABLE.exists() else "")
+                )
             found = problems(project, entries, TABLE.read_text(), installed())
     except InventoryError as error:
         found = [str(error)]

@@ -1,7 +1,9 @@
-"""Refuse commit messages whose subject names no effect; `make check` and a hook of pre-commit run it.
+"""Refuse commit messages whose subject names no effect; `make check` and a hook of pre-commit run
+it.
 
-A subject begins with a verb in the imperative and has at most 72 characters. A commit that changes more than 50 lines
-has a body with the reason. Merges are exempt, and so are commits before the rule.
+A subject begins with a verb in the imperative and has at most 72 characters. A commit that changes
+more than 50 lines has a body with the reason. Merges are exempt, and so are commits before the
+rule.
 
     python tools/lint_commits.py                 the commits since the rule; exits 1 on a finding
     python tools/lint_commits.py --message FILE  a message that is being written
@@ -61,11 +63,22 @@ def faults(subject: str, body: str, lines: int) -> Iterator[str]:
 
 
 def commits(root: Path, first: str) -> list[Commit]:
-    """The commits after `first` that are no merges; empty if this tree has no history back to `first`."""
+    """The commits after `first` that are no merges; empty if this tree has no history back to
+    `first`."""
     known = _git(root, "cat-file", "-e", f"{first}^{{commit}}")
     if known is None:
         return []
-    text = _git(root, "log", "--no-merges", "--format=%x00%h%x01%s%x01%b%x01", "--shortstat", f"{first}..HEAD") or ""
+    text = (
+        _git(
+            root,
+            "log",
+            "--no-merges",
+            "--format=%x00%h%x01%s%x01%b%x01",
+            "--shortstat",
+            f"{first}..HEAD",
+        )
+        or ""
+    )
     found = []
     for record in text.split("\0")[1:]:
         name, subject, body, changes = record.split("\1")

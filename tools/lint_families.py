@@ -22,7 +22,8 @@ ALLOWED = (
     "edgeshard/architectures/families/",
     "agent/edgeshard_agent/model/families/",
     "edgeshard/importing/gguf_tokenizer.py",  # kinds of tokenizers have names of families there
-    "edgeshard/importing/stores/ollama_forms.py",  # and kinds of files, as another program calls them
+    # and kinds of files, as another program calls them
+    "edgeshard/importing/stores/ollama_forms.py",
 )
 _NAMING = frozenset({"architecture", "model_type"})
 """Variables that hold a family's name: a decision by it belongs into the record."""
@@ -51,7 +52,8 @@ class Finding:
 
 
 def check(path: str, source: str) -> list[Finding]:
-    """Literals that are a family's name or class, and comparisons of an architecture with a text."""
+    """Literals that are a family's name or class, and comparisons of an architecture with a
+    text."""
     if path.startswith(ALLOWED):
         return []
     return sorted(set(_findings(path, ast.parse(source))))
@@ -60,12 +62,26 @@ def check(path: str, source: str) -> list[Finding]:
 def _findings(path: str, tree: ast.AST) -> Iterator[Finding]:
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 1)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_family(node.value):
-            yield Finding(path, line, f"names the family {node.value!r}; ask its record, or add a field to it")
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _is_family(node.value)
+        ):
+            yield Finding(
+                path, line, f"names the family {node.value!r}; ask its record, or add a field to it"
+            )
         elif isinstance(node, ast.Compare) and _decides([node.left, *node.comparators]):
-            yield Finding(path, line, "compares an architecture with a text; ask its record, or add a field to it")
+            yield Finding(
+                path,
+                line,
+                "compares an architecture with a text; ask its record, or add a field to it",
+            )
         elif _looks_into(node):
-            yield Finding(path, line, "looks into an architecture's name; ask its record, or add a field to it")
+            yield Finding(
+                path,
+                line,
+                "looks into an architecture's name; ask its record, or add a field to it",
+            )
 
 
 def _is_family(text: str) -> bool:
@@ -80,7 +96,11 @@ def _decides(sides: list[ast.expr]) -> bool:
 
 def _holds_name(node: ast.expr) -> bool:
     match node:
-        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+        case (
+            ast.Attribute(attr=name)
+            | ast.Name(id=name)
+            | ast.Subscript(slice=ast.Constant(value=str(name)))
+        ):
             return name in _NAMING
         case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(name)), *_]):
             return name in _NAMING
@@ -89,7 +109,9 @@ def _holds_name(node: ast.expr) -> bool:
 
 def _looks_into(node: ast.AST) -> bool:
     match node:
-        case ast.Call(func=ast.Attribute(value=owner, attr="startswith" | "endswith" | "removeprefix")):
+        case ast.Call(
+            func=ast.Attribute(value=owner, attr="startswith" | "endswith" | "removeprefix")
+        ):
             return _holds_name(owner)
     return False
 

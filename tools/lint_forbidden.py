@@ -1,8 +1,10 @@
 """Refuse what must never be in this repository; `make check` runs it.
 
-In Python files (found in the syntax tree, so that neither an alias hides it nor a comment triggers it):
+In Python files (found in the syntax tree, so that neither an alias hides it nor a comment triggers
+it):
 
-* a format that runs code when it is read: pickle and its relatives, `torch.load`, `numpy.load(allow_pickle=...)`;
+* a format that runs code when it is read: pickle and its relatives, `torch.load`,
+  `numpy.load(allow_pickle=...)`;
 * `trust_remote_code` set to anything but a literal False;
 * YAML read by anything but the safe loader;
 * `eval` and `exec`.
@@ -46,7 +48,12 @@ FORBIDDEN_NAMES = {
     "builtins.__import__": "hides an import; write an import statement",
 }
 FALSE_ONLY = {"trust_remote_code", "allow_pickle"}
-SAFE_LOADERS = {"yaml.SafeLoader", "yaml.CSafeLoader", "yaml.loader.SafeLoader", "yaml.cyaml.CSafeLoader"}
+SAFE_LOADERS = {
+    "yaml.SafeLoader",
+    "yaml.CSafeLoader",
+    "yaml.loader.SafeLoader",
+    "yaml.cyaml.CSafeLoader",
+}
 BUILTINS = {"eval", "exec", "__import__"}
 
 # Spelt in parts, so that this file does not name them.
@@ -86,10 +93,16 @@ def check_text(path: str, text: str) -> list[Finding]:
     for number, line in enumerate(text.splitlines(), 1):
         if host := REGISTRY_HOST.search(line):
             findings.append(
-                Finding(path, number, f"names a package registry ({host[0]}); leave that to pip's configuration")
+                Finding(
+                    path,
+                    number,
+                    f"names a package registry ({host[0]}); leave that to pip's configuration",
+                )
             )
         if not in_tests and (match := MACHINE_PATH.search(line)):
-            findings.append(Finding(path, number, f"has an absolute path of one machine ({match[0]}...)"))
+            findings.append(
+                Finding(path, number, f"has an absolute path of one machine ({match[0]}...)")
+            )
     return findings
 
 
@@ -97,7 +110,8 @@ class _Visitor(ast.NodeVisitor):
     def __init__(self, path: str) -> None:
         self.path = path
         self.findings: list[Finding] = []
-        # The meaning of a name, from the file's imports wherever they are: {"t": "torch", "rd": "torch.load"}.
+        # The meaning of a name, from the file's imports wherever they are: {"t": "torch", "rd":
+        # "torch.load"}.
         self._names: dict[str, str] = {name: f"builtins.{name}" for name in BUILTINS}
 
     def visit_Module(self, node: ast.Module) -> None:
@@ -174,7 +188,9 @@ class _Visitor(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _check_yaml(self, node: ast.Call) -> None:
-        loaders = [keyword.value for keyword in node.keywords if keyword.arg == "Loader"] + node.args[1:2]
+        loaders = [
+            keyword.value for keyword in node.keywords if keyword.arg == "Loader"
+        ] + node.args[1:2]
         if not loaders or self._dotted(loaders[0]) not in SAFE_LOADERS:
             self._report(node, "yaml.load without SafeLoader builds objects; use yaml.safe_load")
 
@@ -207,12 +223,27 @@ def _assigned(target: ast.expr) -> str | None:
 
 def repository_files() -> Iterator[Path]:
     """Files git tracks or would track; without git, every file outside hidden folders."""
-    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     try:
-        names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
+        names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(
+            "\0"
+        )
         paths = {ROOT / name for name in names if name}
     except (OSError, subprocess.CalledProcessError):
-        paths = {p for p in ROOT.rglob("*") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts)}
+        paths = {
+            p
+            for p in ROOT.rglob("*")
+            if not any(part.startswith(".") for part in p.relative_to(ROOT).parts)
+        }
     yield from sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
 

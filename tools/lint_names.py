@@ -1,13 +1,13 @@
 """Refuse private words if the field has its own, and folders that hold too much; `make check` runs
 it.
 
-A word is looked for in the names of files, modules, classes, functions, arguments and variables of library and daemons,
-as a part between underscores or capitals. A folder of them has at most 21 modules; generated code and the records of
-model families are exempt.
+A word is looked for in the names of files, modules, classes, functions, arguments and variables of
+library and daemons, as a part between underscores or capitals. A folder of them has at most 21
+modules; generated code and the records of model families are exempt.
 
-A name is a noun, not a bare participle such as `found`. A limit begins with MAX_ or MIN_. A public class name has one
-definition. The names of today that break these three rules have a baseline (tools/lint_names.json), which may only
-fall.
+A name is a noun, not a bare participle such as `found`. A limit begins with MAX_ or MIN_. A public
+class name has one definition. The names of today that break these three rules have a baseline
+(tools/lint_names.json), which may only fall.
 
     python tools/lint_names.py              exits 1 on a finding
     python tools/lint_names.py --lower      write the baseline of today, if nothing has more than before
@@ -53,12 +53,15 @@ led spent meant
 """
 PARTICIPLES = frozenset(_PARTICIPLES.split())
 """No names by themselves. `cut` is the planner's noun and `left` a side."""
-LIMIT = re.compile(r"_?(?:MOST|LEAST|LARGEST|SMALLEST|LONGEST|SHORTEST|FEWEST|MAXIMUM|MINIMUM)_[A-Z_]+")
+LIMIT = re.compile(
+    r"_?(?:MOST|LEAST|LARGEST|SMALLEST|LONGEST|SHORTEST|FEWEST|MAXIMUM|MINIMUM)_[A-Z_]+"
+)
 
 
 @dataclass(slots=True)
 class Tolerated:
-    """Names that break a rule, as a baseline has them: by file, and definitions of a class by its name."""
+    """Names that break a rule, as a baseline has them: by file, and definitions of a class by its
+    name."""
 
     participles: Counter[str] = field(default_factory=Counter)
     limits: Counter[str] = field(default_factory=Counter)
@@ -68,7 +71,12 @@ class Tolerated:
     def read(cls, path: Path) -> Tolerated:
         if not path.exists():
             return cls()
-        return cls(**{rule: Counter(counts) for rule, counts in json.loads(path.read_text(encoding="utf-8")).items()})
+        return cls(
+            **{
+                rule: Counter(counts)
+                for rule, counts in json.loads(path.read_text(encoding="utf-8")).items()
+            }
+        )
 
     def write(self, path: Path) -> None:
         rules = {"participles": self.participles, "limits": self.limits, "classes": self.classes}

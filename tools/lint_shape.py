@@ -1,7 +1,8 @@
 """Refuse code that a reader takes in pieces; `make check` runs it.
 
 - An assignment of three or more values at once: `a, b, c = x, y, z`. One assignment a line.
-- A comprehension inside another one, if the inner one does not fit one line. Name it, or use a loop.
+- A comprehension inside another one, if the inner one does not fit one line. Name it, or use a
+  loop.
 
 The length of lines is ruff's (E501, pyproject.toml).
 
@@ -29,8 +30,15 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{_values(node)} values in one assignment: one assignment a line"
         elif isinstance(node, _COMPREHENSIONS):
             for inner in ast.walk(node):
-                if inner is not node and isinstance(inner, _COMPREHENSIONS) and inner.end_lineno != inner.lineno:
-                    yield inner.lineno, "an inner comprehension on several lines: name it, or use a loop"
+                if (
+                    inner is not node
+                    and isinstance(inner, _COMPREHENSIONS)
+                    and inner.end_lineno != inner.lineno
+                ):
+                    yield (
+                        inner.lineno,
+                        "an inner comprehension on several lines: name it, or use a loop",
+                    )
 
 
 def _values(node: ast.Assign) -> int:

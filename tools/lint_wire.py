@@ -1,10 +1,14 @@
-"""Refuse conversions between protobuf and domain values outside edgeshard/wire; `make check` runs it.
+"""Refuse conversions between protobuf and domain values outside edgeshard/wire; `make check` runs
+it.
 
 Elsewhere a message is only wrapped and unwrapped, which the syntax tree shows:
 
-* of generated code only envelopes are named, messages whose name ends in Request or Response: no other, and no enum;
-* an envelope is built by keywords, of at most two fields (one that has more is a value, with a pair of functions);
-* a field that was read from an envelope is passed on as it is: nothing of it is read, whatever name it goes by.
+* of generated code only envelopes are named, messages whose name ends in Request or Response: no
+  other, and no enum;
+* an envelope is built by keywords, of at most two fields (one that has more is a value, with a pair
+  of functions);
+* a field that was read from an envelope is passed on as it is: nothing of it is read, whatever name
+  it goes by.
 
 An envelope is a name that is annotated as one, built, tested by isinstance, or taken from an
 iterator annotated so. The result of a call that awaits an answer to an envelope is one, too.
@@ -41,9 +45,17 @@ def check_source(source: str) -> list[Finding]:
     }
     findings = set(_imports(tree))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and _is_generated(node, modules) and not _is_envelope(node, modules):
+        if (
+            isinstance(node, ast.Attribute)
+            and _is_generated(node, modules)
+            and not _is_envelope(node, modules)
+        ):
             findings.add((node.lineno, f"names {node.attr}, which is no envelope"))
-        if isinstance(node, ast.Call) and _is_envelope(node.func, modules) and not _only_wraps(node):
+        if (
+            isinstance(node, ast.Call)
+            and _is_envelope(node.func, modules)
+            and not _only_wraps(node)
+        ):
             findings.add((node.lineno, f"builds a message of more than {MOST_FIELDS} named fields"))
         if isinstance(node, Function):
             findings |= _Reads(node, modules).findings()
@@ -53,26 +65,45 @@ def check_source(source: str) -> list[Finding]:
 def _imports(tree: ast.Module) -> Iterator[Finding]:
     """Imports that would hide code from the other rules."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(alias.name.endswith("_pb2") for alias in node.names):
-            yield node.lineno, "imports generated code by its path; write `from edgeshard.proto.v1 import ..._pb2`"
+        if isinstance(node, ast.Import) and any(
+            alias.name.endswith("_pb2") for alias in node.names
+        ):
+            yield (
+                node.lineno,
+                "imports generated code by its path; write `from edgeshard.proto.v1 import "
+                "..._pb2`",
+            )
         if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_pb2"):
             yield node.lineno, "imports names out of generated code; import the module"
 
 
 def _is_generated(node: ast.AST, modules: set[str]) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
+    )
 
 
 def _is_envelope(node: ast.AST, modules: set[str]) -> bool:
-    return isinstance(node, ast.Attribute) and _is_generated(node, modules) and node.attr.endswith(ENVELOPES)
+    return (
+        isinstance(node, ast.Attribute)
+        and _is_generated(node, modules)
+        and node.attr.endswith(ENVELOPES)
+    )
 
 
 def _only_wraps(call: ast.Call) -> bool:
-    return not call.args and len(call.keywords) <= MOST_FIELDS and all(item.arg for item in call.keywords)
+    return (
+        not call.args
+        and len(call.keywords) <= MOST_FIELDS
+        and all(item.arg for item in call.keywords)
+    )
 
 
 class _Reads:
-    """The names of one function that hold messages: envelopes, iterators of them, or fields of them."""
+    """The names of one function that hold messages: envelopes, iterators of them, or fields of
+    them."""
 
     def __init__(self, function: Function, modules: set[str]) -> None:
         self._modules = modules
@@ -103,7 +134,9 @@ class _Reads:
                 self._assign(name, value)
             case ast.NamedExpr(target=ast.Name(id=name), value=value):
                 self._assign(name, value)
-            case ast.Call(func=ast.Name(id="isinstance"), args=[subject, kind]) if self._names_envelope(kind):
+            case ast.Call(func=ast.Name(id="isinstance"), args=[subject, kind]) if (
+                self._names_envelope(kind)
+            ):
                 subject = subject.target if isinstance(subject, ast.NamedExpr) else subject
                 if isinstance(subject, ast.Name):
                     self._envelopes.add(subject.id)
@@ -157,7 +190,9 @@ class _Reads:
 
     def _is_call(self, node: ast.AST) -> bool:
         """Whether a message is handed to somebody, whose answer is one then."""
-        return isinstance(node, ast.Call) and any(self._is_message(argument) for argument in node.args)
+        return isinstance(node, ast.Call) and any(
+            self._is_message(argument) for argument in node.args
+        )
 
     def _is_field(self, node: ast.expr) -> bool:
         match node:
@@ -179,7 +214,11 @@ def product_files() -> Iterator[Path]:
 
 def main(arguments: list[str]) -> int:
     paths = [Path(argument) for argument in arguments] or list(product_files())
-    found = [(path, *finding) for path in paths for finding in check_source(path.read_text(encoding="utf-8"))]
+    found = [
+        (path, *finding)
+        for path in paths
+        for finding in check_source(path.read_text(encoding="utf-8"))
+    ]
     for path, line, message in found:
         print(f"{path}:{line}: {message}; convert in edgeshard/wire", file=sys.stderr)
     return 1 if found else 0

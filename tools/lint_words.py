@@ -1,8 +1,9 @@
 """Refuse sentences that readers have to decode; `make check` runs it.
 
-It reads Markdown, docstrings, comments (Python, C++, JavaScript, shell, protocol files) and what users see: help texts
-of options and commands, error messages, log events and the dashboard's labels. Texts that users see
-have no hit. The rest has a baseline by file (tools/lint_words.json), which may only fall.
+It reads Markdown, docstrings, comments (Python, C++, JavaScript, shell, protocol files) and what
+users see: help texts of options and commands, error messages, log events and the dashboard's
+labels. Texts that users see have no hit. The rest has a baseline by file (tools/lint_words.json),
+which may only fall.
 
     python tools/lint_words.py             exits 1 on a new hit
     python tools/lint_words.py FILE...     print each hit of these files
@@ -41,20 +42,26 @@ RULES = {
     "make a noun the subject, not 'What ... is'": r"^(?:What|Who|Whoever|Whatever|Which|That) "
     r"(?!is new|is it|is this|are|to)[a-z]+ [^?]{3,80}"
     r"\b(?:is|are|has|have|was|were|takes?|goes|comes|costs?|needs?|stands?|gets?)\b(?![^.]*\?)",
-    "only people say, tell and ask": r"\b(?:says|said|tells|told|is asked|are asked|be asked|asks for|believed)\b",
+    "only people say, tell and ask": r"\b(?:says|said|tells|told|is asked|are asked|be asked|asks "
+    r"for|believed)\b",
     "write 'after' or 'next to', not 'behind' or 'beside'": r"\b(?:behind|beside)\b"
     r"(?! (?:NAT|a (?:proxy|router|firewall|reverse|load)|the proxy))",
-    "write 'no' and a noun, not 'nobody' or 'none where'": r"\b(?:[Nn]obody|[Nn]one where|[Nn]one for)\b",
-    "give the number, not 'so many' or 'so long'": r"\b(?:so many|so much|so long|how many it|for as long as)\b"
+    "write 'no' and a noun, not 'nobody' or 'none where'": r"\b(?:[Nn]obody|[Nn]one where|[Nn]one "
+    r"for)\b",
+    "give the number, not 'so many' or 'so long'": r"\b(?:so many|so much|so long|how many it|for "
+    r"as long as)\b"
     r"(?! (?:as to|that))",
     "write 'only', not 'alone'": r"\b\w+ alone[.,;:)]?(?: |$)",
-    "write 'continues', 'arrives' or 'returns'": r"\b(?:goes on|go on|went on|comes of|came of|comes back"
+    "write 'continues', 'arrives' or 'returns'": r"\b(?:goes on|go on|went on|comes of|came "
+    r"of|comes back"
     r"|come as they|stands apart|on its way)\b",
     "write 'except' or 'without'": r"\b(?:but for|of those that|of one that|than those"
     r"|that of (?:a|an|the)|those of)\b",
 }
 TOO_LONG = f"at most {MAX_WORDS} words and one semicolon a sentence"
-EVENT_WORDS = frozenset({"told", "asked", "said", "believed", "anew", "behind", "beside", "owed", "nobody", "alone"})
+EVENT_WORDS = frozenset(
+    {"told", "asked", "said", "believed", "anew", "behind", "beside", "owed", "nobody", "alone"}
+)
 """Words that no log event has in its name."""
 EVENT_RULE = "name a log event by what happened, in the field's words"
 _LOG_CALLS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
@@ -66,7 +73,8 @@ _LABEL = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|>([^<>`]+)<")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of prose. `seen` if users see it: a help text, an error message, a log event or a label."""
+    """A piece of prose. `seen` if users see it: a help text, an error message, a log event or a
+    label."""
 
     line: int
     text: str
@@ -121,7 +129,11 @@ def _markdown(content: str) -> Iterator[Text]:
 
 def _python(content: str) -> Iterator[Text]:
     for node in ast.walk(ast.parse(content)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield Text(node.lineno, node.value.value)
         elif isinstance(node, ast.Call):
             yield from _called(node)
@@ -140,16 +152,24 @@ def _called(node: ast.Call) -> Iterator[Text]:
         for argument in node.args:
             if text := _literal(argument):
                 yield Text(argument.lineno, text, seen=True)
-    elif name in _LOG_CALLS and node.args and (text := _literal(node.args[0])) and re.fullmatch(r"[a-z_0-9]+", text):
+    elif (
+        name in _LOG_CALLS
+        and node.args
+        and (text := _literal(node.args[0]))
+        and re.fullmatch(r"[a-z_0-9]+", text)
+    ):
         yield Text(node.args[0].lineno, text, seen=True, event=True)
 
 
 def _literal(node: ast.expr) -> str:
-    """The text of a literal; "X" for each value that a formatted one inserts; '' for other expressions."""
+    """The text of a literal; "X" for each value that a formatted one inserts; '' for other
+    expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values
+        )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _literal(node.left) + _literal(node.right)
     return ""
@@ -196,20 +216,31 @@ def hits_in(file: str, content: str) -> Iterator[Hit]:
 
 def tracked_files(root: Path) -> list[str]:
     """Files of the tree that hold prose."""
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    )
     ends = (".md", ".py", ".h", ".cpp", ".proto", ".js", ".sh")
     files = (file for file in listed.stdout.splitlines() if file.endswith(ends))
-    return [file for file in files if "_pb2" not in file and "/vendor/" not in file and (root / file).is_file()]
+    return [
+        file
+        for file in files
+        if "_pb2" not in file and "/vendor/" not in file and (root / file).is_file()
+    ]
 
 
 def findings(root: Path, baseline: falling.Counts) -> list[str]:
     """A line for each new hit, and for each file with more hits than its baseline."""
     files = tracked_files(root)
-    found = [hit for file in files for hit in hits_in(file, (root / file).read_text(encoding="utf-8"))]
+    found = [
+        hit for file in files for hit in hits_in(file, (root / file).read_text(encoding="utf-8"))
+    ]
     lines = [str(hit) for hit in found if hit.seen]
     counts = Counter(hit.file for hit in found if not hit.seen)
     for file, more in falling.excess(counts, baseline, frozenset(files)).items():
-        lines.append(f"{file}: {more} more than the {baseline.get(file, 0)} that tools/lint_words.json has for it:")
+        lines.append(
+            f"{file}: {more} more than the {baseline.get(file, 0)} that tools/lint_words.json has "
+            "for it:"
+        )
         lines += [f"  {hit}" for hit in found if hit.file == file and not hit.seen]
     return lines
 
@@ -228,7 +259,11 @@ def main() -> int:
         return 1
     if arguments:
         files = tracked_files(ROOT)
-        found = (hit for file in files for hit in hits_in(file, (ROOT / file).read_text(encoding="utf-8")))
+        found = (
+            hit
+            for file in files
+            for hit in hits_in(file, (ROOT / file).read_text(encoding="utf-8"))
+        )
         falling.write(BASELINE, Counter(hit.file for hit in found))
     return 0
 

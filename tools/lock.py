@@ -1,4 +1,5 @@
-"""The lock of everything that `make setup` installs: constraints.lock, exact versions with the hashes of their files.
+"""The lock of everything that `make setup` installs: constraints.lock, exact versions with the
+hashes of their files.
 
     python -m tools.lock              as of the date in the lock: the same lock again, with what pyproject.toml changed
     python -m tools.lock --upgrade    the newest versions that pyproject.toml allows
@@ -9,10 +10,11 @@
 
 `make lock` runs the first and, with ARGS, the next four; `make check` runs the last.
 
-uv resolves once for all Pythons and platforms, then looks at each of `TARGETS` whether all wheels are there: `make
-setup` builds nothing that it has downloaded. The index is uv's (UV_DEFAULT_INDEX), else the one that pip is
-configured for; it must list all files of a version, and when they were uploaded. An index with other builds of torch
-(`TORCH_INDEX_URL`, as for `make setup`) adds the hashes of those, which stay in the lock while torch's version does.
+uv resolves once for all Pythons and platforms, then looks at each of `TARGETS` whether all wheels
+are there: `make setup` builds nothing that it has downloaded. The index is uv's (UV_DEFAULT_INDEX),
+else the one that pip is configured for; it must list all files of a version, and when they were
+uploaded. An index with other builds of torch (`TORCH_INDEX_URL`, as for `make setup`) adds the
+hashes of those, which stay in the lock while torch's version does.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ DOCS = ROOT / "tools" / "docs.in"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # The wheels of llguidance need this C library, the version of Ubuntu 20.04 and JetPack 5; the
 # wheels of torch need 2.28.
-TARGETS = tuple((python, f"{machine}-manylinux_2_31") for python in PYTHONS for machine in ("x86_64", "aarch64"))
+TARGETS = tuple(
+    (python, f"{machine}-manylinux_2_31") for python in PYTHONS for machine in ("x86_64", "aarch64")
+)
 # An entry stays when it may be installed on one of these.
 MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
 
@@ -81,13 +85,20 @@ def read_lock(text: str) -> dict[str, Locked]:
             current = replace(current, hashes=(*current.hashes, match[1]))
             open_entry = bool(match[2])
         elif not open_entry and current and not current.via and (match := _VIA.fullmatch(line)):
-            via = (re.sub(r"edgeshard \((pyproject\.toml).*\)", r"\1", name) for name in match[1].split(", "))
-            current = replace(current, via=tuple(dict.fromkeys(via)))  # the project once, whatever sections ask
+            via = (
+                re.sub(r"edgeshard \((pyproject\.toml).*\)", r"\1", name)
+                for name in match[1].split(", ")
+            )
+            current = replace(
+                current, via=tuple(dict.fromkeys(via))
+            )  # the project once, whatever sections ask
         elif not open_entry and (match := _ENTRY.fullmatch(line)) and match[1] not in entries:
             current = Locked(match[1], match[2], match[3] or "", (), ())
             open_entry = True
         elif current or not line.startswith("#"):
-            raise LockError(f"constraints.lock line {number}: {line!r} does not belong there; run `make lock`")
+            raise LockError(
+                f"constraints.lock line {number}: {line!r} does not belong there; run `make lock`"
+            )
         if current:
             entries[current.name] = current
     if open_entry:
@@ -101,7 +112,10 @@ def write_lock(entries: Iterable[Locked], newest: str) -> str:
     for entry in sorted(entries, key=lambda entry: entry.name):
         marker = f" ; {entry.marker}" if entry.marker else ""
         hashes = " \\\n".join(f"    --hash={hash_}" for hash_ in sorted(entry.hashes))
-        lines.append(f"{entry.name}=={entry.version}{marker} \\\n{hashes}\n    # via {', '.join(entry.via)}\n")
+        lines.append(
+            f"{entry.name}=={entry.version}{marker} \\\n{hashes}\n    # via "
+            f"{', '.join(entry.via)}\n"
+        )
     return "".join(lines)
 
 
@@ -119,11 +133,18 @@ def requirements(project: dict[str, Any], *sections: str) -> list[Requirement]:
             found += project["dependency-groups"][section]
         else:
             found += project["project"]["optional-dependencies"][section]
-    return [wanted for text in found if (wanted := Requirement(text)).name != project["project"]["name"]]
+    return [
+        wanted for text in found if (wanted := Requirement(text)).name != project["project"]["name"]
+    ]
 
 
 def all_sections(project: dict[str, Any]) -> tuple[str, ...]:
-    return ("build", "dependencies", *project["project"]["optional-dependencies"], *project["dependency-groups"])
+    return (
+        "build",
+        "dependencies",
+        *project["project"]["optional-dependencies"],
+        *project["dependency-groups"],
+    )
 
 
 def problems(project: dict[str, Any], text: str) -> list[str]:
@@ -132,13 +153,23 @@ def problems(project: dict[str, Any], text: str) -> list[str]:
         entries = read_lock(text)
     except LockError as error:
         return [str(error)]
-    found = [] if _NEWEST.search(text) else ["constraints.lock does not say how new its files are; run `make lock`"]
+    found = (
+        []
+        if _NEWEST.search(text)
+        else ["constraints.lock does not say how new its files are; run `make lock`"]
+    )
     for wanted in requirements(project, *all_sections(project)):
         entry = entries.get(canonicalize_name(wanted.name))
         if entry is None:
-            found.append(f"constraints.lock lacks {wanted.name}, which pyproject.toml asks for; run `make lock`")
+            found.append(
+                f"constraints.lock lacks {wanted.name}, which pyproject.toml asks for; run `make "
+                "lock`"
+            )
         elif not wanted.specifier.contains(entry.version, prereleases=True):
-            found.append(f"constraints.lock has {entry.name} {entry.version}, pyproject.toml {wanted}; run `make lock`")
+            found.append(
+                f"constraints.lock has {entry.name} {entry.version}, pyproject.toml {wanted}; run "
+                "`make lock`"
+            )
     for entry in entries.values():
         strangers = [name for name in entry.via if name != "pyproject.toml" and name not in entries]
         if not entry.via or strangers:
@@ -169,7 +200,13 @@ def resolve(newest: str) -> dict[str, Locked]:
     """The packages that pyproject.toml resolves to, by files that were uploaded before `newest`."""
     options = ("--all-extras", "--group", "checkout", "--group", "dev", "--exclude-newer", newest)
     text = _compile(
-        "pyproject.toml", "--universal", "--python-version", PYTHONS[0], "--fork-strategy", "fewest", *options
+        "pyproject.toml",
+        "--universal",
+        "--python-version",
+        PYTHONS[0],
+        "--fork-strategy",
+        "fewest",
+        *options,
     )
     entries = read_lock(text)
     return {name: entry for name, entry in entries.items() if installable(entry.marker)}
@@ -181,7 +218,13 @@ def torch_builds(version: str, index: str) -> set[str]:
         wanted = Path(folder) / "torch.in"
         wanted.write_text(f"torch=={version}\n")
         text = _compile(
-            str(wanted), "--universal", "--python-version", PYTHONS[0], "--no-deps", "--default-index", index
+            str(wanted),
+            "--universal",
+            "--python-version",
+            PYTHONS[0],
+            "--no-deps",
+            "--default-index",
+            index,
         )
     return set(re.findall(r"--hash=(sha256:[0-9a-f]{64})", text))
 
@@ -198,18 +241,27 @@ def _compile(*arguments: str, wheels: Sequence[str] = ("--only-binary", ":all:")
     command = (str(uv), "pip", "compile", "--quiet", "--no-progress", *options, *arguments)
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise LockError(f"`uv {' '.join(command[1:])}` failed; what it says is above. --upgrade allows newer files")
+        raise LockError(
+            f"`uv {' '.join(command[1:])}` failed; what it says is above. --upgrade allows newer "
+            "files"
+        )
     return done.stdout
 
 
 def find_uv() -> tuple[Path, dict[str, str]]:
-    """uv, and the environment in which it uses pip's index. Raises LockError if it is not installed."""
+    """uv, and the environment in which it uses pip's index. Raises LockError if it is not
+    installed."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
-        raise LockError("uv is not installed: run `make setup`; EDGESHARD_UNLOCKED=1 if the lock does not let it")
+        raise LockError(
+            "uv is not installed: run `make setup`; EDGESHARD_UNLOCKED=1 if the lock does not let "
+            "it"
+        )
     environment = dict(os.environ)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    configured = subprocess.run((*pip, "config", "get", "global.index-url"), capture_output=True, text=True)
+    configured = subprocess.run(
+        (*pip, "config", "get", "global.index-url"), capture_output=True, text=True
+    )
     if configured.returncode == 0:
         environment.setdefault("UV_DEFAULT_INDEX", configured.stdout.strip())
     return uv, environment
@@ -228,7 +280,11 @@ def lock_others(wanted: Path) -> str:
 def make_lock(*, upgrade: bool) -> str:
     before = LOCK.read_text() if LOCK.exists() else ""
     known = _NEWEST.search(before)
-    newest = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT00:00:00Z}" if upgrade or not known else known[1]
+    newest = (
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT00:00:00Z}"
+        if upgrade or not known
+        else known[1]
+    )
     entries = resolve(newest)
     torch = entries["torch"]
     builds: set[str] = set()
@@ -238,21 +294,38 @@ def make_lock(*, upgrade: bool) -> str:
     if index := os.environ.get("TORCH_INDEX_URL"):
         builds |= torch_builds(torch.version, index)
     if builds <= set(torch.hashes):
-        print("lock: no hashes of torch's CPU builds; set TORCH_INDEX_URL to their index to add them", file=sys.stderr)
+        print(
+            "lock: no hashes of torch's CPU builds; set TORCH_INDEX_URL to their index to add them",
+            file=sys.stderr,
+        )
     entries["torch"] = replace(torch, hashes=tuple(builds | set(torch.hashes)))
     return write_lock(entries.values(), newest)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lock", description="Write constraints.lock.")
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
-    parser.add_argument("--clients", action="store_true", help="only lock the clients that tests use")
-    parser.add_argument("--wheels", action="store_true", help="only lock what wheels are built with")
-    parser.add_argument("--docs", action="store_true", help="lock only the builder of the documents' site")
-    parser.add_argument("--check", action="store_true", help="only say whether the lock fits pyproject.toml")
+    parser.add_argument(
+        "--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows"
+    )
+    parser.add_argument(
+        "--clients", action="store_true", help="only lock the clients that tests use"
+    )
+    parser.add_argument(
+        "--wheels", action="store_true", help="only lock what wheels are built with"
+    )
+    parser.add_argument(
+        "--docs", action="store_true", help="lock only the builder of the documents' site"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether the lock fits pyproject.toml"
+    )
     options = parser.parse_args(arguments)
     try:
-        for asked, wanted in ((options.clients, CLIENTS), (options.wheels, WHEELS), (options.docs, DOCS)):
+        for asked, wanted in (
+            (options.clients, CLIENTS),
+            (options.wheels, WHEELS),
+            (options.docs, DOCS),
+        ):
             if asked:
                 wanted.with_suffix(".txt").write_text(lock_others(wanted))
                 return 0

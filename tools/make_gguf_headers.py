@@ -1,9 +1,11 @@
-"""Write tests/importing/gguf/headers.json: the headers that llama.cpp's converter gives tiny models of each family.
+"""Write tests/importing/gguf/headers.json: the headers that llama.cpp's converter gives tiny models
+of each family.
 
     python tools/make_gguf_headers.py LLAMA_CPP
 
-LLAMA_CPP is a checkout of llama.cpp. The models are rows of tests/agent/model/families.py. A row has what must differ
-there because the converter reads fewer configurations than EdgeShard, or other keys. CI runs no converter.
+LLAMA_CPP is a checkout of llama.cpp. The models are rows of tests/agent/model/families.py. A row
+has what must differ there because the converter reads fewer configurations than EdgeShard, or other
+keys. CI runs no converter.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def save(name: str, directory: Path) -> None:
     for key, value in ROWS[name].items():
         setattr(config, key, value)
     nested = "text_config" in config.to_dict()
-    kind: Any = transformers.AutoModelForImageTextToText if nested else transformers.AutoModelForCausalLM
+    kind: Any = (
+        transformers.AutoModelForImageTextToText if nested else transformers.AutoModelForCausalLM
+    )
     kind.from_config(config, dtype=torch.float32).save_pretrained(directory)
     vocabulary = {f"t{index}": index for index in range(61)}
     tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": []}
@@ -98,7 +102,9 @@ def header(directory: Path) -> dict[str, Any]:
     from conversion.base import ModelType, get_model_architecture
     from conversion.llama import LlamaModel
 
-    converter = get_model_class(get_model_architecture(ModelBase.load_hparams(directory, False), ModelType.TEXT))
+    converter = get_model_class(
+        get_model_architecture(ModelBase.load_hparams(directory, False), ModelType.TEXT)
+    )
     for of in (converter, LlamaModel):
         of.set_vocab = lambda self: self.gguf_writer.add_eos_token_id(3)
     converter.no_mtp = True
@@ -106,7 +112,9 @@ def header(directory: Path) -> dict[str, Any]:
     converter(directory, gguf.LlamaFileType.ALL_F32, path, hparams=None).write()
     reader = gguf.GGUFReader(path)
     hidden = ("GGUF.", "general.name", "general.size", "general.base", "general.tags", "tokenizer.")
-    metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith(hidden)}
+    metadata = {
+        key: field.contents() for key, field in reader.fields.items() if not key.startswith(hidden)
+    }
     tensors: dict[str, list[int]] = {}
     for tensor in reader.tensors:
         block = tensor.name.split(".", 2)
@@ -114,7 +122,11 @@ def header(directory: Path) -> dict[str, Any]:
         stem = f"blk.*.{block[2]}" if in_block else tensor.name
         shape = [int(size) for size in reversed(tensor.shape)]
         tensors.setdefault(f"{stem} {shape}", []).append(int(block[1]) if in_block else -1)
-    factors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name.startswith("rope_f")}
+    factors = {
+        tensor.name: tensor.data.tolist()
+        for tensor in reader.tensors
+        if tensor.name.startswith("rope_f")
+    }
     return {"changes": {}, "metadata": metadata, "tensors": tensors, "factors": factors}
 
 
@@ -131,7 +143,9 @@ def main(arguments: list[str]) -> int:
             torch.manual_seed(3)
             save(name, Path(scratch))
             found[name] = header(Path(scratch)) | {"changes": changes}
-    lines = [f"{json.dumps(name)}: {json.dumps(row, sort_keys=True)}" for name, row in found.items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(row, sort_keys=True)}" for name, row in found.items()
+    ]
     OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return 0
 

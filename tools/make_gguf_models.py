@@ -2,9 +2,10 @@
 
     python tools/make_gguf_models.py LLAMA_CPP QUANTIZE [NAME ...]
 
-LLAMA_CPP is a checkout of llama.cpp, QUANTIZE its program llama-quantize. Weights are random, by a fixed seed. Each
-model is of a family whose converter changes something else, with types mixed as in published files. `config.json` next
-to a model is transformers' own; all models share `tokenizer.json`. CI runs neither program, but reads the files.
+LLAMA_CPP is a checkout of llama.cpp, QUANTIZE its program llama-quantize. Weights are random, by a
+fixed seed. Each model is of a family whose converter changes something else, with types mixed as in
+published files. `config.json` next to a model is transformers' own; all models share
+`tokenizer.json`. CI runs neither program, but reads the files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ VOCABULARY = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}\n<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "{% for call in message.tool_calls or [] %}\n<tool_call>\n{{ call.function | tojson "
+    "}}\n</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _BASE = {
@@ -51,7 +53,8 @@ _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 @dataclass(frozen=True)
 class Model:
-    """A model: its class of configurations, the kind of its tokenizer, and types of tensors by their names."""
+    """A model: its class of configurations, the kind of its tokenizer, and types of tensors by
+    their names."""
 
     config: str
     options: dict[str, Any]
@@ -66,14 +69,24 @@ MODELS = {
         {"rope_parameters": _ROPE},
         "llama-bpe",
         "Q4_K_M",
-        {"blk.1.attn_q": "iq4_xs", "blk.0.ffn_up": "iq3_s", "blk.1.ffn_up": "q8_0", "blk.1.ffn_gate": "q5_k"},
+        {
+            "blk.1.attn_q": "iq4_xs",
+            "blk.0.ffn_up": "iq3_s",
+            "blk.1.ffn_up": "q8_0",
+            "blk.1.ffn_gate": "q5_k",
+        },
     ),
     "head_norms": Model(
         "Qwen3Config",
         {"rope_parameters": _ROPE},
         "qwen2",
         "Q4_K_M",
-        {"blk.0.ffn_gate": "q3_k", "blk.1.ffn_gate": "iq4_nl", "blk.0.ffn_up": "mxfp4", "blk.1.attn_q": "q2_k"},
+        {
+            "blk.0.ffn_gate": "q3_k",
+            "blk.1.ffn_gate": "iq4_nl",
+            "blk.0.ffn_up": "mxfp4",
+            "blk.1.attn_q": "q2_k",
+        },
     ),
     "unit_norms": Model(
         "Gemma3TextConfig",
@@ -87,7 +100,12 @@ MODELS = {
         },
         "gpt-2",
         "Q4_K_M",
-        {"blk.0.ffn_up": "q4_1", "blk.1.ffn_up": "q5_0", "blk.2.ffn_up": "q5_1", "blk.3.ffn_up": "q4_0"},
+        {
+            "blk.0.ffn_up": "q4_1",
+            "blk.1.ffn_up": "q5_0",
+            "blk.2.ffn_up": "q5_1",
+            "blk.3.ffn_up": "q4_0",
+        },
     ),
     "mixture": Model(
         "Qwen3MoeConfig",
@@ -112,7 +130,11 @@ MODELS = {
             "linear_value_head_dim": 64,
             "layer_types": ["linear_attention", "full_attention"],
             "rope_parameters": _ROPE
-            | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+            | {
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
         },
         "qwen35",
         "Q4_K_M",
@@ -129,7 +151,10 @@ def tokenizer() -> Tokenizer:
     specials = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=specials,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     made.train_from_iterator([TEXT.read_text(encoding="utf-8")], trainer)
     return made
@@ -146,12 +171,17 @@ def save(model: Model, directory: Path) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     made.save_pretrained(directory)
     tokenizer().save(str(directory / "tokenizer.json"))
-    settings = {"eos_token": "<|endoftext|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = {
+        "eos_token": "<|endoftext|>",
+        "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def convert(directory: Path, pre: str, out: Path, llama_cpp: Path) -> None:
-    """Run the converter on a checkpoint; the kind of tokenizer, which it knows by a hash, is given."""
+    """Run the converter on a checkpoint; the kind of tokenizer, which it knows by a hash, is
+    given."""
     sys.path[:0] = [str(llama_cpp / "gguf-py"), str(llama_cpp)]
     import gguf
     from conversion import ModelBase, get_model_class
@@ -180,7 +210,9 @@ def main(arguments: list[str]) -> int:
             for tensor, kind in model.types.items():
                 types += ["--tensor-type", f"{tensor}={kind}"]
             target = out / "model.gguf"
-            subprocess.run([quantiser, *types, str(whole), str(target), model.base, "1"], check=True)
+            subprocess.run(
+                [quantiser, *types, str(whole), str(target), model.base, "1"], check=True
+            )
             (out / "config.json").write_bytes((directory / "config.json").read_bytes())
             (OUT / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
     return 0

@@ -1,4 +1,5 @@
-"""The pictures of README.md and docs/dashboard.md, of a real run: three nodes with the demo model, in Chromium.
+"""The pictures of README.md and docs/dashboard.md, of a real run: three nodes with the demo model,
+in Chromium.
 
     python -m tools.pictures      `make pictures`
 
@@ -63,9 +64,13 @@ async def main(pictures: Path = PICTURES) -> int:
         models = Path(directory) / "models"
         shutil.copytree(MODEL, models / "fairy-tales")
         gateway = ("--http-listen", "127.0.0.1:0", "--model-folder", str(models))
-        cluster = LocalCluster(Path(directory) / "daemons", NODES, coordinator_arguments=gateway, secure=True)
+        cluster = LocalCluster(
+            Path(directory) / "daemons", NODES, coordinator_arguments=gateway, secure=True
+        )
         async with cluster, cluster.client() as client, async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=os.geteuid() != 0)
+            browser = await playwright.chromium.launch(
+                executable_path=chromium, chromium_sandbox=os.geteuid() != 0
+            )
             await deploy(client)
             await client.create_key("shop", ["tales"], tokens_per_minute=100_000, requests=8)
             await client.create_key("notebook")
@@ -79,14 +84,23 @@ def checked(pictures: Path) -> int:
     """Print the sizes of all pictures; return 1 if one is too large."""
     sizes = {path.name: path.stat().st_size for path in sorted(pictures.iterdir())}
     for name, size in sizes.items():
-        print(f"{name}: {size / 1000:.0f} kB" + (f", over {MOST_BYTES / 1000:.0f}" if size > MOST_BYTES else ""))
+        print(
+            f"{name}: {size / 1000:.0f} kB"
+            + (f", over {MOST_BYTES / 1000:.0f}" if size > MOST_BYTES else "")
+        )
     return int(max(sizes.values()) > MOST_BYTES)
 
 
 async def deploy(client: Client) -> None:
     """The demo model, and links that were measured, so that a pause can be predicted."""
     await client.add_model(MODEL, "fairy-tales")
-    spec = {"name": "tales", "model": "fairy-tales", "source": NODES[0], "dtype": "float32", "layers": LAYERS}
+    spec = {
+        "name": "tales",
+        "model": "fairy-tales",
+        "source": NODES[0],
+        "dtype": "float32",
+        "layers": LAYERS,
+    }
     await client.deploy(parse_spec(spec))
     while True:
         found = (await client.deployment("tales", outlook=True)).outlook
@@ -105,14 +119,19 @@ async def entered(context: BrowserContext, client: Client) -> Page:
 async def answers(client: Client) -> None:
     """One after another, until it is cancelled."""
     while True:
-        async with aclosing(client.generate("tales", PROMPT, max_new_tokens=300, ignore_eos=True)) as events:
+        async with aclosing(
+            client.generate("tales", PROMPT, max_new_tokens=300, ignore_eos=True)
+        ) as events:
             async for _ in events:
                 pass
 
 
 async def pictures_of_screens(browser: Browser, client: Client, pictures: Path) -> None:
-    """Take the pictures while answers stream: the one of README.md, each screen, and four of them on a phone."""
-    context = await browser.new_context(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+    """Take the pictures while answers stream: the one of README.md, each screen, and four of them
+    on a phone."""
+    context = await browser.new_context(
+        viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light"
+    )
     page = await entered(context, client)
     traffic = [asyncio.create_task(answers(client)) for _ in range(3)]
     await page.locator(".hop.moving").first.wait_for()
@@ -121,7 +140,9 @@ async def pictures_of_screens(browser: Browser, client: Client, pictures: Path) 
     await page.set_viewport_size({"width": SIZE[0], "height": LEAST_HEIGHT})
     screens = [str(await link.get_attribute("href")) for link in await page.locator("nav a").all()]
     for screen in (address.removeprefix("#/") for address in screens):
-        shots = [await shot_of(page, name) for name in (screen, DETAILS.get(screen)) if name is not None]
+        shots = [
+            await shot_of(page, name) for name in (screen, DETAILS.get(screen)) if name is not None
+        ]
         stacked(shots).save(pictures / f"screen-{screen}.webp", quality=80, method=6)
     await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     await page.emulate_media(color_scheme="dark")
@@ -150,7 +171,9 @@ async def shot_of(page: Page, screen: str) -> Image.Image:
 
 def stacked(images: list[Image.Image]) -> Image.Image:
     """The images below each other, with a line between them."""
-    whole = Image.new("RGB", (images[0].width, sum(image.height + 2 for image in images) - 2), "#888888")
+    whole = Image.new(
+        "RGB", (images[0].width, sum(image.height + 2 for image in images) - 2), "#888888"
+    )
     y = 0
     for image in images:
         whole.paste(image, (0, y))
@@ -169,11 +192,17 @@ def beside(images: list[Image.Image]) -> Image.Image:
     return whole
 
 
-async def recording_of_kill(browser: Browser, client: Client, cluster: LocalCluster) -> list[tuple[float, Image.Image]]:
-    context = await browser.new_context(viewport={"width": HALF[0], "height": HALF[1]}, color_scheme="light")
+async def recording_of_kill(
+    browser: Browser, client: Client, cluster: LocalCluster
+) -> list[tuple[float, Image.Image]]:
+    context = await browser.new_context(
+        viewport={"width": HALF[0], "height": HALF[1]}, color_scheme="light"
+    )
     site = await entered(context, client)
     await site.goto(site.url.partition("#")[0] + "#/deployments/tales")
-    await site.get_by_role("region", name="If a node is lost").wait_for()  # it knows the cost by then
+    await site.get_by_role(
+        "region", name="If a node is lost"
+    ).wait_for()  # it knows the cost by then
     await site.locator('nav a[href="#/site"]').click()
     talk = await context.new_page()
     await talk.goto(site.url.partition("#")[0] + "#/playground")
@@ -196,7 +225,8 @@ async def recording_of_kill(browser: Browser, client: Client, cluster: LocalClus
 
 
 async def shots_of(page: Page) -> list[Frame]:
-    """The page as it is drawn from now on, whenever it changes, as the browser's debugger sends it."""
+    """The page as it is drawn from now on, whenever it changes, as the browser's debugger sends
+    it."""
     found = list[Frame]()
     debugger = await page.context.new_cdp_session(page)
 

@@ -1,4 +1,5 @@
-"""Builds .venv-clients by its locks: client libraries for the tests of the HTTP gateway, and published chat templates.
+"""Builds .venv-clients by its locks: client libraries for the tests of the HTTP gateway, and
+published chat templates.
 
     python -m tools.setup_clients      `make clients`
 
@@ -28,9 +29,21 @@ def main() -> int:
         return 1
     print("clients: installing the clients of others into .venv-clients", flush=True)
     shutil.rmtree(HOME, ignore_errors=True)
-    subprocess.run((str(uv), "venv", "--quiet", "--python", sys.executable, str(HOME)), env=environment, check=True)
+    subprocess.run(
+        (str(uv), "venv", "--quiet", "--python", sys.executable, str(HOME)),
+        env=environment,
+        check=True,
+    )
     locks = ("-r", str(CLIENTS.with_suffix(".txt")), "-r", str(TEMPLATES))
-    install = ("pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", str(HOME / "bin" / "python"))
+    install = (
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--python",
+        str(HOME / "bin" / "python"),
+    )
     code = subprocess.run((str(uv), *install, *locks), env=environment, check=False).returncode
     return code or install_for_node()
 

@@ -11,8 +11,8 @@ uses its own configuration. If that is a CUDA build and the machine has no NVIDI
 installs PyTorch's CPU build from the index that uv knows. `EDGESHARD_UNLOCKED=1` leaves the lock
 aside: for a Python or a platform that it does not cover, and for trying other versions.
 
-Prints one line for each step. The output of pip, uv and the compiler goes to `.venv/setup.log`; after a failure the end
-of that file is printed, and its path.
+Prints one line for each step. The output of pip, uv and the compiler goes to `.venv/setup.log`;
+after a failure the end of that file is printed, and its path.
 """
 
 from __future__ import annotations
@@ -49,9 +49,12 @@ SHOWN_LOG_LINES = 15
 # takes a minute and 0.2 GB.
 PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
 # The daemons' imports, done once here and not at the first start of three of them at once.
-FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
+FIRST_IMPORT = (
+    "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
+)
 LOCK = ROOT / "constraints.lock"
-# How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
+# How pip is held to the lock. A source distribution would be built with whatever the index serves
+# that day.
 HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
 OLDEST_PYTHON = (3, 11)
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
@@ -73,16 +76,24 @@ def main(arguments: list[str]) -> int:
     levels = (RUNTIME,) if arguments == [RUNTIME] else LEVELS
     if sys.version_info < OLDEST_PYTHON:
         found = platform.python_version()
-        return fail(f"Python {found} is too old: install 3.11 or newer, or run `make setup PYTHON=/path/to/python3.11`")
+        return fail(
+            f"Python {found} is too old: install 3.11 or newer, or run `make setup "
+            "PYTHON=/path/to/python3.11`"
+        )
     import tomllib  # absent from the Pythons refused above
 
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     locked = not os.environ.get("EDGESHARD_UNLOCKED")
     lock = LOCK.read_text() if locked else ""
-    wanted = {level: fingerprint(project, lock, *LEVELS[: LEVELS.index(level) + 1]) for level in levels}
+    wanted = {
+        level: fingerprint(project, lock, *LEVELS[: LEVELS.index(level) + 1]) for level in levels
+    }
     missing = [level for level in levels if not is_finished(level, wanted[level])]
     if missing and importlib.util.find_spec("ensurepip") is None:
-        return fail("this Python cannot create virtual environments: on Debian, apt-get install python3-venv")
+        return fail(
+            "this Python cannot create virtual environments: on Debian, apt-get install "
+            "python3-venv"
+        )
     began = time.monotonic()
     VENV.mkdir(exist_ok=True)
     LOG.write_bytes(b"")
@@ -96,11 +107,15 @@ def main(arguments: list[str]) -> int:
             if level == RUNTIME:
                 run(str(PYTHON), "-c", FIRST_IMPORT)
         # Compiles the kernels if they are out of date, and prints whether a compiler is missing.
-        subprocess.run((str(PYTHON), "hatch_build.py"), check=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            (str(PYTHON), "hatch_build.py"), check=True, cwd=ROOT, stdin=subprocess.DEVNULL
+        )
     except subprocess.CalledProcessError as error:
         return failed_command(error)
     say(f"done in {time.monotonic() - began:.0f} s" if missing else "nothing to install")
-    for level in levels:  # and newer than what make compares them with, so that make does not come here again
+    for level in (
+        levels
+    ):  # and newer than what make compares them with, so that make does not come here again
         STAMPS[level].write_text(wanted[level])
     return 0
 
@@ -110,7 +125,8 @@ def is_finished(level: str, wanted: str) -> bool:
 
 
 def fingerprint(project: dict[str, Any], lock: str, *levels: str) -> str:
-    """Changes if the set of packages to install changes; a new lint rule in pyproject.toml does not count."""
+    """Changes if the set of packages to install changes; a new lint rule in pyproject.toml does not
+    count."""
     names = ("version", "requires-python", "dependencies", "optional-dependencies", "scripts")
     parts = [requirements(project, *levels), {name: project["project"].get(name) for name in names}]
     parts += [project["tool"].get("hatch", {}), lock]
@@ -126,7 +142,8 @@ def install_locked(project: dict[str, Any], level: str) -> None:
         with compiling():
             take_torch(project, *locked)
             take_packages(project, level, *locked)
-        # Its build requirements are installed by now. Fetched for the occasion, it would be held to no lock.
+        # Its build requirements are installed by now. Fetched for the occasion, it would be held to
+        # no lock.
         run(*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     else:
         take_packages(project, level, *locked)
@@ -157,7 +174,9 @@ def compiling() -> Iterator[None]:
     command = (sys.executable, "hatch_build.py")
     with (
         LOG.open("ab") as log,
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        ) as process,
     ):
         try:
             yield
@@ -209,22 +228,37 @@ def take_cpu_torch(project: dict[str, Any], *pip: str) -> bool:
 
 
 def torch_build(project: dict[str, Any]) -> tuple[str, bool]:
-    """torch at the version that pip's configuration leads to, with its build's label if it has one ("2.13.0+cpu"), and
-    whether that build brings CUDA with it.
+    """torch at the version that pip's configuration leads to, with its build's label if it has one
+    ("2.13.0+cpu"), and whether that build brings CUDA with it.
 
     If held to the lock, pip prefers a file whose hash an index declares to one in a directory of
     wheels (`find-links`), whatever their versions. A site with CPU builds in such a directory would
     get CUDA.
     """
-    look = (*PIP_INSTALL, "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-")
+    look = (
+        *PIP_INSTALL,
+        "--quiet",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-deps",
+        "--report",
+        "-",
+    )
     command = (*look, torch_requirement(project))
     with LOG.open("ab") as log:
         done = subprocess.run(
-            command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+            command,
+            check=True,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
         )
     (found,) = json.loads(done.stdout)["install"]
     needs = found["metadata"].get("requires_dist", [])
-    return f"torch=={found['metadata']['version']}", any(text.startswith(("nvidia-", "cuda-")) for text in needs)
+    return f"torch=={found['metadata']['version']}", any(
+        text.startswith(("nvidia-", "cuda-")) for text in needs
+    )
 
 
 def locked_requirement(package: str) -> Path:
@@ -261,7 +295,14 @@ def run(*command: str) -> None:
     with LOG.open("ab") as log:
         log.write(f"$ {' '.join(command)}\n".encode())
         log.flush()
-        subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        subprocess.run(
+            command,
+            check=True,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def failed_command(error: subprocess.CalledProcessError) -> int:

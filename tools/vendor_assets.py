@@ -1,8 +1,9 @@
 """Fetch the dashboard's libraries by npm, at the versions named here, and put them next to its own
 files.
 
-Browsers know no names of packages: the imports among the libraries become paths. Run it after a change of a version;
-the files are part of the tree, so that neither a build nor a browser needs a network.
+Browsers know no names of packages: the imports among the libraries become paths. Run it after a
+change of a version; the files are part of the tree, so that neither a build nor a browser needs a
+network.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def main() -> None:
     for package, files in PACKAGES.items():
         with tempfile.TemporaryDirectory() as folder:
             packed = subprocess.run(
-                [npm, "pack", "--silent", package], cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+                [npm, "pack", "--silent", package],
+                cwd=folder,
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             with tarfile.open(Path(folder) / packed.stdout.split()[-1]) as archive:
                 archive.extractall(folder, filter="data")

@@ -20,7 +20,14 @@ import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.client.renewing import renew_over
-from edgeshard.domain.control.commands import ControlMessage, Deny, DropPacked, ListPacked, Registration, TakeDump
+from edgeshard.domain.control.commands import (
+    ControlMessage,
+    Deny,
+    DropPacked,
+    ListPacked,
+    Registration,
+    TakeDump,
+)
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
@@ -39,7 +46,12 @@ from edgeshard.process.programs import lasting_imports
 from edgeshard.process.reloading import Reloading
 from edgeshard.process.watchdog import Notifier, feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
-from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, WINDOW_BYTES, open_channel
+from edgeshard.rpc.channel import (
+    CONTROL_KEEPALIVE_S,
+    CONTROL_PING_TIMEOUT_S,
+    WINDOW_BYTES,
+    open_channel,
+)
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import MOST_CONNECTIONS, Server
 from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
@@ -82,10 +94,12 @@ JOIN_FIRST_S = 1.0
 
 
 async def run(settings: AgentSettings, read: Callable[[], AgentSettings]) -> NoReturn:
-    """Serve, then end the process with exit code 0. `read` reads the settings again. Raises what `serve` raises.
+    """Serve, then end the process with exit code 0. `read` reads the settings again. Raises what
+    `serve` raises.
 
-    It exits at once instead of returning: Python would wait for threads that load or hash gigabytes, and tearing down
-    torch's modules takes a second. The files on disk are complete at any moment.
+    It exits at once instead of returning: Python would wait for threads that load or hash
+    gigabytes, and tearing down torch's modules takes a second. The files on disk are complete at
+    any moment.
     """
     await serve(settings, read)
     sys.stdout.flush()
@@ -103,16 +117,22 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
     emulation, facts = _emulation(settings), machine_facts(settings.device, settings.memory)
     threads = settings.threads or compute_threads(facts.cores, cpu_quota())
     state_dir = settings.state_dir
-    own = MeasuredNode(node_id, facts, settings.device, threads, settings.memory, state_dir, tls, emulation)
+    own = MeasuredNode(
+        node_id, facts, settings.device, threads, settings.memory, state_dir, tls, emulation
+    )
     ends = _Endpoints(settings, tls)
-    cache = BlobCache(state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
+    cache = BlobCache(
+        state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store)
+    )
     await cache.start()
     address = await ends.server.start()
     node = _Node(settings, own, ends, cache, address)
     await node.metrics.start()
     renewing = None
     if tls is not None:
-        renewing = asyncio.create_task(keep_renewed(tls, renew_over(ends.control, settings.coordinator)))
+        renewing = asyncio.create_task(
+            keep_renewed(tls, renew_over(ends.control, settings.coordinator))
+        )
     log.info("listener_opened", address=address, node=settings.name)
     try:
         reloading = Reloading(settings, read, node.prepared)
@@ -131,7 +151,8 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
 
 
 def _identity(settings: AgentSettings) -> tuple[NodeId, TlsFiles | None]:
-    """The node's id and certificate. Also raises errors of its addresses, before any listener starts."""
+    """The node's id and certificate. Also raises errors of its addresses, before any listener
+    starts."""
     check_name(settings.name, "name")
     tls = settings.tls()
     if tls is not None:
@@ -166,7 +187,8 @@ class _Endpoints:
         self.store = self.dial(window_bytes=None)
 
     async def close(self) -> None:
-        # Streams of this node's stages have ended with the stages; waiting for others is not worth it.
+        # Streams of this node's stages have ended with the stages; waiting for others is not worth
+        # it.
         await self.server.stop(STREAM_GRACE_S)
         for channel in (self.control, self.store):
             await channel.close()
@@ -176,14 +198,27 @@ class _Node:
     """The parts of a node that listens at `address`, put together."""
 
     def __init__(
-        self, settings: AgentSettings, own: MeasuredNode, ends: _Endpoints, cache: BlobCache, address: str
+        self,
+        settings: AgentSettings,
+        own: MeasuredNode,
+        ends: _Endpoints,
+        cache: BlobCache,
+        address: str,
     ) -> None:
-        self._settings, self._own, self._ends, self._cache, self._address = settings, own, ends, cache, address
+        self._settings, self._own, self._ends, self._cache, self._address = (
+            settings,
+            own,
+            ends,
+            cache,
+            address,
+        )
         self._clock = clock = SystemClock()
         self.worker = ComputeThread(own.threads, clock)
         self._machine = Machine(__version__, own.state_dir, own.tls)
         self.client = self._make_client()
-        self._links = LiveLinks(own.node_id, self.client.report, clock) if own.emulation is None else None
+        self._links = (
+            LiveLinks(own.node_id, self.client.report, clock) if own.emulation is None else None
+        )
         around = HostServices(
             own.node_id,
             self.worker,
@@ -199,26 +234,43 @@ class _Node:
             text_memory_bytes(own.facts.memory_budget_bytes or available_bytes()),
         )
         self._hosting = Hosting(around, self.client.send_results, self.client.started)
-        self._process = process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
-        self._dumps = DumpRequests(self._hosting, process.about, self.client.send_dump, self.client.send_results)
+        self._process = process = Process(
+            settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES
+        )
+        self._dumps = DumpRequests(
+            self._hosting, process.about, self.client.send_dump, self.client.send_results
+        )
         self._packed = PackedRequests(cache.packed, self.client.send_results)
-        metrics = Metrics(AgentMetrics(self._hosting, cache).collect, OwnCondition(self._machine.condition).collect)
-        self.metrics = MetricsListener(settings.metrics_listen, own.tls, metrics, ends.server.denials)
+        metrics = Metrics(
+            AgentMetrics(self._hosting, cache).collect,
+            OwnCondition(self._machine.condition).collect,
+        )
+        self.metrics = MetricsListener(
+            settings.metrics_listen, own.tls, metrics, ends.server.denials
+        )
 
     def prepared(self, settings: AgentSettings) -> Callable[[], None]:
         """A function that applies the settings when they are read again."""
 
         def take_up() -> None:
-            self._cache.limit_bytes = settings.cache_limit  # blobs over the limit are removed when space is needed next
+            self._cache.limit_bytes = (
+                settings.cache_limit
+            )  # blobs over the limit are removed when space is needed next
             self._process.settings = settings
 
         return take_up
 
     def _make_client(self) -> ControlClient:
         own, settings = self._own, self._settings
-        name, address, incarnation = NodeName(settings.name), _advertised(settings, self._address), secrets.token_hex(8)
+        name, address, incarnation = (
+            NodeName(settings.name),
+            _advertised(settings, self._address),
+            secrets.token_hex(8),
+        )
         facts = own.shown(own.facts)
-        registration = Registration(own.node_id, name, address, WIRE_VERSION, facts, incarnation, True, settings.labels)
+        registration = Registration(
+            own.node_id, name, address, WIRE_VERSION, facts, incarnation, True, settings.labels
+        )
         return ControlClient(
             self._ends.control,
             settings.coordinator,
@@ -246,16 +298,21 @@ class _Node:
             self._hosting.post(CommandReceived(operation_id, command))
 
     async def compute(self, notifier: Notifier) -> None:
-        """Import what computes, and be ready: whether or not a coordinator is there, which may start later."""
+        """Import what computes, and be ready: whether or not a coordinator is there, which may
+        start later."""
         own, settings, links = self._own, self._settings, self._links
         make_tools, read_facts = await _import_tools(self.client)
         facts = own.shown(await asyncio.to_thread(read_facts, own.device, own.memory))
-        reports = Reports(self.client.report, self.client.send, links.probed if links else lambda probed: None)
+        reports = Reports(
+            self.client.report, self.client.send, links.probed if links else lambda probed: None
+        )
         # Spinning would use up a CPU quota, and the time of other agents on cores that they share.
         may_spin = own.emulation is None and has_cores_of_its_own() and not cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
         node, store = replace(own, facts=facts), self._ends.store
-        tools = make_tools(node, reports, self._cache, store, self.worker, idle_spin_s, settings.packs)
+        tools = make_tools(
+            node, reports, self._cache, store, self.worker, idle_spin_s, settings.packs
+        )
         self._hosting.start(tools, facts)
         notifier.ready(f"serving on {self._address}")
         check = HangCheck(self._hosting.stages, self.worker, self._clock)
@@ -269,7 +326,8 @@ class _Node:
 
 
 def _emulation(settings: AgentSettings) -> Emulation | None:
-    """The node that this one pretends to be; what reads it brings all of the planner, so only then is it imported."""
+    """The node that this one pretends to be; what reads it brings all of the planner, so only then
+    is it imported."""
     if settings.emulate is None:
         return None
     from edgeshard_agent.emulation import load_emulation
@@ -296,7 +354,8 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
     except Exception as error:
         log.exception("import_failed")
         raise FailedPreconditionError(
-            f"what computes cannot be imported ({type(error).__name__}: {error}); install it again: "
+            f"what computes cannot be imported ({type(error).__name__}: {error}); install it "
+            "again: "
             f"{extra_line('agent')} and with --force-reinstall",
             reason="IMPORT_FAILED",
         ) from None
@@ -337,18 +396,23 @@ async def _until_stopped(
 
 
 def persistent_node_id(state_dir: Path) -> NodeId:
-    """This node's id, made once and kept in the state directory, so that a restarted node is the same node."""
+    """This node's id, made once and kept in the state directory, so that a restarted node is the
+    same node."""
     path = state_dir / "node-id"
     try:
         private_directory(state_dir, "state-dir")
         if not path.exists():
-            with tempfile.NamedTemporaryFile("w", dir=state_dir, prefix="node-id.", delete=False) as file:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=state_dir, prefix="node-id.", delete=False
+            ) as file:
                 file.write(secrets.token_hex(16) + "\n")
             os.link(file.name, path)
             Path(file.name).unlink()
         text = path.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise InvalidArgumentError(f"--state-dir {state_dir}: {error.strerror}", field="state-dir") from None
+        raise InvalidArgumentError(
+            f"--state-dir {state_dir}: {error.strerror}", field="state-dir"
+        ) from None
     if not text:
         raise InvalidArgumentError(f"{path} is empty: remove it to get a new id", field="state-dir")
     return NodeId(text)
@@ -357,8 +421,8 @@ def persistent_node_id(state_dir: Path) -> NodeId:
 def lock_state_dir(state_dir: Path) -> TextIO:
     """Lock the state directory until the returned file is closed.
 
-    Two agents on one directory would be one node to the coordinator, and push each other out for ever. Raises
-    FailedPreconditionError when another process holds it.
+    Two agents on one directory would be one node to the coordinator, and push each other out for
+    ever. Raises FailedPreconditionError when another process holds it.
     """
     file = (state_dir / "lock").open("w", encoding="ascii")
     try:
@@ -380,7 +444,8 @@ def _shared_store(directory: Path | None) -> BlobDirectory | None:
     blobs = directory / "blobs"
     if not blobs.is_dir() or not os.access(blobs, os.R_OK | os.X_OK):
         raise InvalidArgumentError(
-            f"shared-store {directory} holds no models that this user can read; give the folder `models` of the "
+            f"shared-store {directory} holds no models that this user can read; give the folder "
+            "`models` of the "
             "coordinator's state directory, or leave it out: the weights are fetched then",
             field="shared-store",
             reason="UNREADABLE_STORE",
@@ -389,13 +454,14 @@ def _shared_store(directory: Path | None) -> BlobDirectory | None:
 
 
 def _advertised(settings: AgentSettings, address: str) -> str:
-    """The address that neighbours dial: `--advertise`, with the listener's port when it gives port 0, or the listener
-    itself."""
+    """The address that neighbours dial: `--advertise`, with the listener's port when it gives port
+    0, or the listener itself."""
     if settings.advertise is None:
         host, _ = split_address(address, "listen")
         if host in ("0.0.0.0", "::"):
             raise InvalidArgumentError(
-                f"listen {settings.listen} names no address that neighbours can dial: give --advertise HOST:PORT",
+                f"listen {settings.listen} names no address that neighbours can dial: give "
+                "--advertise HOST:PORT",
                 field="advertise",
             )
         return address

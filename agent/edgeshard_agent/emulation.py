@@ -1,9 +1,10 @@
 """A node that pretends to be another: the lab's emulated device and links. Its decisions are pure.
 
-The node computes a small model and then waits until the emulated device would have finished the same step of the
-emulated model. Its frames are padded to the emulated model's size and delayed as on the emulated link. The emulator
-knows devices and links only, never a plan: it charges each step as it comes. The links are in user space: bandwidth
-and delay of one direction, with frames in flight.
+The node computes a small model and then waits until the emulated device would have finished the
+same step of the emulated model. Its frames are padded to the emulated model's size and delayed as
+on the emulated link. The emulator knows devices and links only, never a plan: it charges each step
+as it comes. The links are in user space: bandwidth and delay of one direction, with frames in
+flight.
 """
 
 from __future__ import annotations
@@ -50,22 +51,26 @@ from edgeshard_agent.measuring.probing import Way
 from edgeshard_agent.net.link_sender import OpenStream
 
 TIMER_S = 0.001
-"""The most that timers of the event loop come late. The lab's links take milliseconds, so the rest is slept in the
-loop: nothing that it keeps waiting is due sooner."""
+"""The most that timers of the event loop come late. The lab's links take milliseconds, so the rest
+is slept in the loop: nothing that it keeps waiting is due sooner."""
 
 
 class LinkShape:
     """The bandwidth and delay of a link: when bytes put on it now are all at the other end.
 
-    The bytes occupy the link one frame after the other, at `bandwidth_bps` bits per second, and then travel for
-    `latency_s` seconds without keeping the next frame waiting.
+    The bytes occupy the link one frame after the other, at `bandwidth_bps` bits per second, and
+    then travel for `latency_s` seconds without keeping the next frame waiting.
     """
 
     def __init__(self, bandwidth_bps: float, latency_s: float) -> None:
         if not 0 < bandwidth_bps < float("inf"):
-            raise InvalidArgumentError(f"bandwidth_bps {bandwidth_bps} must be above 0", field="bandwidth_bps")
+            raise InvalidArgumentError(
+                f"bandwidth_bps {bandwidth_bps} must be above 0", field="bandwidth_bps"
+            )
         if not 0 <= latency_s < float("inf"):
-            raise InvalidArgumentError(f"latency_s {latency_s} must be 0 or more", field="latency_s")
+            raise InvalidArgumentError(
+                f"latency_s {latency_s} must be 0 or more", field="latency_s"
+            )
         self.bandwidth_bps = bandwidth_bps
         self.latency_s = latency_s
         self._free_at = float("-inf")
@@ -77,7 +82,9 @@ class LinkShape:
 
 
 @asynccontextmanager
-async def shaped_way(there: LinkShape, back_latency_s: float, size_bytes: int) -> AsyncIterator[None]:
+async def shaped_way(
+    there: LinkShape, back_latency_s: float, size_bytes: int
+) -> AsyncIterator[None]:
     """The way of a probe's payload over a shaped link, and of its acknowledgement back."""
     now = time.perf_counter()
     await asyncio.sleep(there.arrival(now, size_bytes) - now)
@@ -93,14 +100,19 @@ class _InFlight:
 
 
 class EmulatedLink(LinkShape):
-    """A shaped link that pads steps to the size of the emulated model's, and holds each until it would have arrived.
+    """A shaped link that pads steps to the size of the emulated model's, and holds each until it
+    would have arrived.
 
     `activation_bytes` returns the bytes of the hidden states of a number of tokens; a returned step
     has none.
     """
 
     def __init__(
-        self, bandwidth_bps: float, latency_s: float, activation_bytes: Callable[[int], int], window: int
+        self,
+        bandwidth_bps: float,
+        latency_s: float,
+        activation_bytes: Callable[[int], int],
+        window: int,
     ) -> None:
         super().__init__(bandwidth_bps, latency_s)
         self._activation_bytes = activation_bytes
@@ -125,13 +137,17 @@ class EmulatedLink(LinkShape):
                 async with asyncio.timeout_at(flight[0].due - TIMER_S if flight else None):
                     await stream.wake.wait()
 
-    async def _put(self, stream: OpenStream, flight: deque[_InFlight], step: int, frames: list[Frame]) -> None:
+    async def _put(
+        self, stream: OpenStream, flight: deque[_InFlight], step: int, frames: list[Frame]
+    ) -> None:
         """A step's padding is sent while the emulated link is busy with the step, so that none is
         left when it is due.
         """
         size = sum(frame_bytes(frame) for frame in frames)
         padding = max(0, self._activation_bytes(self._tokens.get(step, 0)) - size)
-        flight.append(_InFlight(step, self.arrival(asyncio.get_running_loop().time(), size + padding), frames))
+        flight.append(
+            _InFlight(step, self.arrival(asyncio.get_running_loop().time(), size + padding), frames)
+        )
         while padding:
             piece = min(padding, PART_BYTES)
             await stream.write(LinkPadding(piece))
@@ -139,7 +155,8 @@ class EmulatedLink(LinkShape):
 
 
 class EmulatedPace:
-    """Waits after each step until the emulated device would have finished; `step_s` gives its seconds."""
+    """Waits after each step until the emulated device would have finished; `step_s` gives its
+    seconds."""
 
     def __init__(self, step_s: Callable[[StepPlan], float], clock: Clock) -> None:
         self._step_s = step_s
@@ -147,7 +164,8 @@ class EmulatedPace:
         self._free_at = 0.0
 
     def hold(self, plan: StepPlan, arrived_s: float, on_thread: CallOnThread | None) -> None:
-        # From the time the device could have begun, so that this machine's own overhead is not added.
+        # From the time the device could have begun, so that this machine's own overhead is not
+        # added.
         could_begin = max(arrived_s, self._free_at)
         self._free_at = max(self._clock.now(), could_begin + self._step_s(plan))
         if on_thread is not None:
@@ -164,12 +182,14 @@ _GRID = Grid(
     decode_contexts=(64, 512, 2048),
 )
 _Points = tuple[list[tuple[int, int]], list[tuple[int, int]]]
-"""(tokens, context) of the prefills, and (sequences, context) of the decodes, that a profile has."""
+"""(tokens, context) of the prefills, and (sequences, context) of the decodes, that a profile
+has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """The times that node `name` of `cluster` would take for steps of `model`, and the behaviour of its links."""
+    """The times that node `name` of `cluster` would take for steps of `model`, and the behaviour of
+    its links."""
 
     name: str
     cluster: Cluster
@@ -187,7 +207,8 @@ class Emulation:
         return int(self.device.usable_bytes)
 
     def facts(self, real: DeviceFacts) -> DeviceFacts:
-        """The node's facts: the emulated memory, marked as such. Steps with guesses have no times in the emulation."""
+        """The node's facts: the emulated memory, marked as such. Steps with guesses have no times
+        in the emulation."""
         return replace(
             real,
             model=f"{self.device.kind} (emulated)",
@@ -199,13 +220,16 @@ class Emulation:
         )
 
     def step_s(self, layers: LayerRange, plan: StepPlan) -> float:
-        """Seconds the emulated device takes for a step of these layers; a step without spans costs nothing."""
+        """Seconds the emulated device takes for a step of these layers; a step without spans costs
+        nothing."""
         if not plan.spans:
             return 0.0
         phase = StepShape.of_spans([(span.token_count, span.first_position) for span in plan.spans])
         first, last = layers.first == 0, layers.end == self.model.layer_count
         total = self.times.step_s(self.activation_bytes(phase.step_tokens))
-        total += sum(self.times.block_s(self.model.blocks[i], phase) for i in range(layers.first, layers.end))
+        total += sum(
+            self.times.block_s(self.model.blocks[i], phase) for i in range(layers.first, layers.end)
+        )
         total += self.times.embedding_s(phase) if first else 0.0
         sampled = sum(span.sample for span in plan.spans)
         if last and sampled:
@@ -217,19 +241,25 @@ class Emulation:
         return tokens * self.model.shape.frame_width * self.dtype.itemsize
 
     def profile(
-        self, facts: DeviceFacts, config: Mapping[str, Any], dtype: DType, quantisation: Quantisation | None
+        self,
+        facts: DeviceFacts,
+        config: Mapping[str, Any],
+        dtype: DType,
+        quantisation: Quantisation | None,
     ) -> ComputeProfile:
-        """The profile that a measurement of the emulated device would give for the emulated model's stand-in.
+        """The profile that a measurement of the emulated device would give for the emulated model's
+        stand-in.
 
-        Layer for layer it has the stand-in's sizes and the emulated model's times. The emulator charges these times
-        however the stand-in's weights are kept. If several emulated blocks map to one sort of
-        block, it has their mean. Raises FailedPreconditionError for a model of another number of
-        layers.
+        Layer for layer it has the stand-in's sizes and the emulated model's times. The emulator
+        charges these times however the stand-in's weights are kept. If several emulated blocks map
+        to one sort of block, it has their mean. Raises FailedPreconditionError for a model of
+        another number of layers.
         """
         stand_in = model_from_config("the model", config)
         if stand_in.layer_count != self.model.layer_count:
             raise FailedPreconditionError(
-                f"the node emulates {self.model.name} with {self.model.layer_count} layers, but the model has "
+                f"the node emulates {self.model.name} with {self.model.layer_count} layers, but "
+                "the model has "
                 f"{stand_in.layer_count}: use the lab's stand-in model",
                 field="model",
                 reason="NOT_THE_STAND_IN",
@@ -238,7 +268,9 @@ class Emulation:
         grid = _GRID.within(limit)
         points = grid.prefill_points(limit), grid.decode_points(limit)
         device, times = self.device, self.times
-        embedding = _layer(LayerKind.EMBEDDING, stand_in.embedding_parameters, [times.embedding_s], points)
+        embedding = _layer(
+            LayerKind.EMBEDDING, stand_in.embedding_parameters, [times.embedding_s], points
+        )
         head = _layer(LayerKind.HEAD, stand_in.head_parameters, [times.head_s], points)
         per_step, per_mib = times.step_s(0.0), times.step_s(2.0**20)
         details = {"emulates": device.kind, "model": self.model.name, "dtype": self.dtype}
@@ -275,7 +307,9 @@ class Emulation:
         return self.cluster.link(*ends)
 
 
-def _emulated_blocks(emulation: Emulation, stand_in: ModelSpec, points: _Points) -> Iterable[LayerProfile]:
+def _emulated_blocks(
+    emulation: Emulation, stand_in: ModelSpec, points: _Points
+) -> Iterable[LayerProfile]:
     behind: dict[BlockSpec, list[BlockSpec]] = {}
     for stand_in_block, emulated in zip(stand_in.blocks, emulation.model.blocks, strict=True):
         behind.setdefault(stand_in_block, []).append(emulated)
@@ -286,7 +320,11 @@ def _emulated_blocks(emulation: Emulation, stand_in: ModelSpec, points: _Points)
 
 
 def _layer(
-    kind: LayerKind, parameters: int, costs: Sequence[Callable[[StepShape], float]], points: _Points, window: int = 0
+    kind: LayerKind,
+    parameters: int,
+    costs: Sequence[Callable[[StepShape], float]],
+    points: _Points,
+    window: int = 0,
 ) -> LayerProfile:
     def sample(count: int, context: int, phase: StepShape) -> Sample:
         return Sample(count, context, sum(cost(phase) for cost in costs) / len(costs))
@@ -296,15 +334,20 @@ def _layer(
         sample(tokens, context, StepShape(1, tokens, context + (tokens + 1) / 2, context + tokens))
         for tokens, context in points[0]
     ]
-    decode = [sample(n, context, StepShape(n, 1, context + 1, context + 1)) for n, context in points[1]]
+    decode = [
+        sample(n, context, StepShape(n, 1, context + 1, context + 1)) for n, context in points[1]
+    ]
     return LayerProfile(kind, parameters, len(costs), window, 0, tuple(prefill), tuple(decode))
 
 
 def load_emulation(path: Path, name: str) -> Emulation:
-    """The emulation of node `name` from a lab file. Raises InvalidArgumentError naming the key at fault."""
+    """The emulation of node `name` from a lab file. Raises InvalidArgumentError naming the key at
+    fault."""
 
     def read_config(file: str) -> dict[str, Any]:
-        config: dict[str, Any] = read_json(path.parent / file, f"--emulate {path}: lab.model {file}", "lab.model")
+        config: dict[str, Any] = read_json(
+            path.parent / file, f"--emulate {path}: lab.model {file}", "lab.model"
+        )
         return config
 
     lab = parse_lab(read_toml(path, f"--emulate {path}", "emulate"), read_config)

@@ -1,4 +1,5 @@
-"""Experts of a mixture on storage: a forecast of those that a router will choose, and a cache of them in memory.
+"""Experts of a mixture on storage: a forecast of those that a router will choose, and a cache of
+them in memory.
 
 The cache decides which ones are read ahead, and which one goes when room is needed. Pure.
 
@@ -21,7 +22,8 @@ from edgeshard.domain.errors import InvalidArgumentError
 
 Floats = NDArray[np.float32]
 Choices = NDArray[np.int16]
-"""[tokens, layers, chosen]: the experts that each token's routers chose, in the order of the text."""
+"""[tokens, layers, chosen]: the experts that each token's routers chose, in the order of the
+text."""
 
 Chosen = NDArray[np.int16]
 """[tokens, chosen]: the same of one layer."""
@@ -84,7 +86,9 @@ class ExpertTable:
     def even(cls, layers: int, experts: int) -> ExpertTable:
         """One that knows nothing: every expert is as likely as another."""
         square = np.zeros((layers, experts, experts), np.float32)
-        return cls(np.full((layers, experts), -np.log(max(1, experts - 1)), np.float32), square, square)
+        return cls(
+            np.full((layers, experts), -np.log(max(1, experts - 1)), np.float32), square, square
+        )
 
     def values(self) -> dict[str, list[Any]]:
         """The table in the form stored next to the model, in hundredths."""
@@ -93,8 +97,13 @@ class ExpertTable:
 
     @classmethod
     def of_values(cls, values: Mapping[str, list[Any]], layers: int, experts: int) -> ExpertTable:
-        """Raises InvalidArgumentError if they do not fit a model with this number of mixtures and experts."""
-        shapes = {_BASE: (layers, experts), _LAST: (layers, experts, experts), _EARLIER: (layers, experts, experts)}
+        """Raises InvalidArgumentError if they do not fit a model with this number of mixtures and
+        experts."""
+        shapes = {
+            _BASE: (layers, experts),
+            _LAST: (layers, experts, experts),
+            _EARLIER: (layers, experts, experts),
+        }
         parts: list[Floats] = []
         for name, shape in shapes.items():
             try:
@@ -103,7 +112,9 @@ class ExpertTable:
             except (KeyError, TypeError, ValueError, OverflowError):
                 part = np.zeros(0, dtype=np.float32)
             if part.shape != shape or not np.isfinite(part).all():
-                raise InvalidArgumentError(f"expert table: {name} must be finite numbers of shape {shape}", field=name)
+                raise InvalidArgumentError(
+                    f"expert table: {name} must be finite numbers of shape {shape}", field=name
+                )
             parts.append(part)
         return cls(*parts)
 
@@ -120,16 +131,19 @@ Sizes = NDArray[np.int64]
 """[layers, experts]: bytes of each expert."""
 
 MOST_AHEAD = 3
-# How much one token weighs in the share of tokens that choose an expert: about the last hundred count.
+# How much one token weighs in the share of tokens that choose an expert: about the last hundred
+# count.
 _RECENT = 0.01
 _LEAST_SHARE = 1e-4
-# Fraction of the bytes that least-recently-used has read; the rest is for later misses that it does not have.
+# Fraction of the bytes that least-recently-used has read; the rest is for later misses that it does
+# not have.
 _SPENT = 0.99
 
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Counts of a cache: experts that steps needed, how many of them were in memory, and bytes read from storage."""
+    """Counts of a cache: experts that steps needed, how many of them were in memory, and bytes read
+    from storage."""
 
     needed: int = 0
     hits: int = 0
@@ -142,7 +156,8 @@ class CacheCounts:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An expert that is used now. `load`: it is to be read first, in the room of the experts in `victims`."""
+    """An expert that is used now. `load`: it is to be read first, in the room of the experts in
+    `victims`."""
 
     expert: Expert
     load: bool = False
@@ -159,14 +174,15 @@ class ExpertCache(Protocol):
     counts: CacheCounts
 
     def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
-        """Experts of a layer to be read while its router has not spoken, the likeliest first. Nothing is done yet."""
+        """Experts of a layer to be read while its router has not spoken, the likeliest first.
+        Nothing is done yet."""
 
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
         """Keep an expert that was read ahead; returns the experts in whose room it is."""
 
     def choose(self, layer: int, choices: Chosen) -> Sequence[Use]:
-        """Uses of the experts that the routers of a step's tokens have chosen, each expert once: a prompt is computed
-        expert by expert.
+        """Uses of the experts that the routers of a step's tokens have chosen, each expert once: a
+        prompt is computed expert by expert.
 
         Experts in memory come first. So if a step needs more experts than fit, each is read once:
         it replaces one that the step no longer needs.
@@ -224,9 +240,11 @@ class _Seen:
     earlier: Chosen | None = None
 
     def of(self, tokens: int) -> tuple[Chosen | None, Chosen | None]:
-        """The same for a step of `tokens` tokens; of a longer step before it, the last tokens are used."""
+        """The same for a step of `tokens` tokens; of a longer step before it, the last tokens are
+        used."""
         last, earlier = (
-            rows[-tokens:] if rows is not None and len(rows) >= tokens else None for rows in (self.last, self.earlier)
+            rows[-tokens:] if rows is not None and len(rows) >= tokens else None
+            for rows in (self.last, self.earlier)
         )
         return last, earlier
 
@@ -235,10 +253,10 @@ class _Seen:
 class ForecastCache:
     """Reads ahead the experts that the table predicts, and evicts the one that is needed last.
 
-    `room` is in bytes, for experts of `sizes` [layers, experts]. At most `most_ahead` experts of a layer are read
-    ahead, the likeliest first, each at least `least_likely`. It reads none ahead once it has read
-    nearly as much as least-recently-used would have. A wrong guess is a wasted read, and better
-    eviction pays for all of them.
+    `room` is in bytes, for experts of `sizes` [layers, experts]. At most `most_ahead` experts of a
+    layer are read ahead, the likeliest first, each at least `least_likely`. It reads none ahead
+    once it has read nearly as much as least-recently-used would have. A wrong guess is a wasted
+    read, and better eviction pays for all of them.
     """
 
     room: int
@@ -300,7 +318,12 @@ class ForecastCache:
         return uses
 
     def _load(
-        self, layer: int, expert: int, following: int, forecast: NDArray[np.float32], kept_experts: list[int]
+        self,
+        layer: int,
+        expert: int,
+        following: int,
+        forecast: NDArray[np.float32],
+        kept_experts: list[int],
     ) -> tuple[Expert, ...]:
         """Make room for an expert; returns the experts that go."""
         size = int(self.sizes[layer, expert])
@@ -315,18 +338,24 @@ class ForecastCache:
         return victims
 
     def _let_go(
-        self, size: int, following: int, forecast: NDArray[np.float32], layer: int, kept_experts: list[int]
+        self,
+        size: int,
+        following: int,
+        forecast: NDArray[np.float32],
+        layer: int,
+        kept_experts: list[int],
     ) -> tuple[Expert, ...]:
         """Evict the resident experts whose next use is expected last, as many as necessary; counted
         in turns of layers.
 
-        A layer comes after as many turns as it is away, and its expert is chosen then with its share, or again a round
-        later. For the next layer the forecast is known.
+        A layer comes after as many turns as it is away, and its expert is chosen then with its
+        share, or again a round later. For the next layer the forecast is known.
         """
         layers, experts = self.table.layers, self.table.experts
         distance = (np.arange(layers) - following) % layers
         rounds = 1.0 / np.maximum(self._share, _LEAST_SHARE) - 1.0
-        # If it is not chosen in this round, it waits a whole round and the expected time from there on.
+        # If it is not chosen in this round, it waits a whole round and the expected time from there
+        # on.
         rounds[following] = (1.0 - forecast) * (1.0 + rounds[following])
         expected = distance[:, None] + layers * rounds
         expected[layer, kept_experts] = np.minimum(expected[layer, kept_experts], -1.0)

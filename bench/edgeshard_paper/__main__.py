@@ -3,9 +3,10 @@ own numbers.
 
     python -m bench.edgeshard_paper [--output docs/paper] [--pictures DIR] [--check | --lab]
 
-It takes about a minute and gives the same every time. With --check it writes nothing and exits 1 when a file would
-change. With --pictures the figures are drawn into DIR. With --lab the 7B plans are also run by the lab, ten minutes in
-real processes, and what they take is kept in docs/paper/lab.json, from where the page has it.
+It takes about a minute and gives the same every time. With --check it writes nothing and exits 1
+when a file would change. With --pictures the figures are drawn into DIR. With --lab the 7B plans
+are also run by the lab, ten minutes in real processes, and what they take is kept in
+docs/paper/lab.json, from where the page has it.
 """
 
 from __future__ import annotations

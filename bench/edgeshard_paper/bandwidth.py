@@ -1,4 +1,5 @@
-"""The paper's figures 7 and 8: time per token and throughput by the bandwidth between source and cloud, each model."""
+"""The paper's figures 7 and 8: time per token and throughput by the bandwidth between source and
+cloud, each model."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _ENDLESS_BYTES = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The rows of one model, by strategy and Mb/s. `free` are the strategies of a pair without a memory limit."""
+    """The rows of one model, by strategy and Mb/s. `free` are the strategies of a pair without a
+    memory limit."""
 
     model: str
     rows: dict[int, dict[str, Row]]
@@ -44,7 +46,10 @@ class Sweep:
 def endless(cluster: Cluster) -> Cluster:
     """The cluster with nodes whose memory has no limit."""
     nodes = (
-        replace(node, device=replace(node.device, memory_bytes=node.device.memory_bytes + _ENDLESS_BYTES))
+        replace(
+            node,
+            device=replace(node.device, memory_bytes=node.device.memory_bytes + _ENDLESS_BYTES),
+        )
         for node in cluster.nodes
     )
     return replace(cluster, nodes=tuple(nodes))
@@ -54,8 +59,14 @@ def sweep(model: str, rates_mbps: Sequence[int] = SWEEP_MBPS) -> Sweep:
     rows = {mbps: _by_name(model, paper_cluster(slow_mbps=mbps), SWEPT) for mbps in rates_mbps}
     if model not in FREED:
         return Sweep(model, rows, {})
-    free = {mbps: _by_name(model, endless(paper_cluster(slow_mbps=mbps)), PAIRS) for mbps in rates_mbps}
-    return Sweep(model, rows, {mbps: {FREE[name]: row for name, row in found.items()} for mbps, found in free.items()})
+    free = {
+        mbps: _by_name(model, endless(paper_cluster(slow_mbps=mbps)), PAIRS) for mbps in rates_mbps
+    }
+    return Sweep(
+        model,
+        rows,
+        {mbps: {FREE[name]: row for name, row in found.items()} for mbps, found in free.items()},
+    )
 
 
 def _by_name(model: str, cluster: Cluster, names: tuple[str, ...]) -> dict[str, Row]:
@@ -75,7 +86,10 @@ def section(sweeps: Mapping[str, Sweep]) -> list[str]:
             overtakes=next(mbps for mbps in SWEEP_MBPS if _overtaken(sweeps[FREED[0]], mbps)),
             steep=opt[1] - opt[10],
             flat=opt[10] - opt[50],
-            **{f"saved_{TITLES[model].lower()}": 100 * (1 - wide[model] / ours[model]) for model in MODELS},
+            **{
+                f"saved_{TITLES[model].lower()}": 100 * (1 - wide[model] / ours[model])
+                for model in MODELS
+            },
         )
     )
     return parts
@@ -97,8 +111,12 @@ def table_header(found: Sweep) -> list[str]:
 
 
 def table_rows(found: Sweep) -> list[list[str]]:
-    """The cells of a model's table, a row for each bandwidth; strategies that never fit are left out."""
-    names, digits = [name for name in found.names if _fits(found, name)], 2 if found.model == MODELS[-1] else 1
+    """The cells of a model's table, a row for each bandwidth; strategies that never fit are left
+    out."""
+    names, digits = (
+        [name for name in found.names if _fits(found, name)],
+        2 if found.model == MODELS[-1] else 1,
+    )
     rows = []
     for mbps in found.rows:
         each = [found.row(mbps, name) for name in names]
@@ -119,7 +137,8 @@ def _fits(found: Sweep, name: str) -> bool:
 
 
 def pictures(sweeps: Mapping[str, Sweep]) -> dict[str, str]:
-    """SVG by file name. A strategy that fits nowhere keeps its place in the legend, so that colours mean the same."""
+    """SVG by file name. A strategy that fits nowhere keeps its place in the legend, so that colours
+    mean the same."""
     link = "Mb/s between source and cloud"
     files = {}
     for found in sweeps.values():
@@ -129,8 +148,16 @@ def pictures(sweeps: Mapping[str, Sweep]) -> dict[str, str]:
         for name in found.names:
             rows = [(mbps, found.row(mbps, name)) for mbps in SWEEP_MBPS]
             words = name if _fits(found, name) else f"{name}: no memory"
-            ms[words] = [(mbps, row.ms_per_token) for mbps, row in rows if row.ms_per_token is not None]
-            tps[words] = [(mbps, row.tokens_per_s) for mbps, row in rows if row.tokens_per_s is not None]
-        files[f"bandwidth-latency-{size}.svg"] = line_chart(ms, f"{title}: time per token", link, "ms per token", True)
-        files[f"bandwidth-throughput-{size}.svg"] = line_chart(tps, f"{title}: throughput", link, "tokens/s", True)
+            ms[words] = [
+                (mbps, row.ms_per_token) for mbps, row in rows if row.ms_per_token is not None
+            ]
+            tps[words] = [
+                (mbps, row.tokens_per_s) for mbps, row in rows if row.tokens_per_s is not None
+            ]
+        files[f"bandwidth-latency-{size}.svg"] = line_chart(
+            ms, f"{title}: time per token", link, "ms per token", True
+        )
+        files[f"bandwidth-throughput-{size}.svg"] = line_chart(
+            tps, f"{title}: throughput", link, "tokens/s", True
+        )
     return files

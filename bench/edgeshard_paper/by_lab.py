@@ -1,4 +1,5 @@
-"""The paper's 7B row by the lab: the same placements in real processes that emulate the test bed's nodes and links.
+"""The paper's 7B row by the lab: the same placements in real processes that emulate the test bed's
+nodes and links.
 
 The measurements are kept in a file next to the page (`read`, `write`), so that the page is always
 the same.
@@ -32,7 +33,8 @@ class LabRow:
     """One strategy's plan: a single request under the latency plan, or several under the throughput
     plan.
 
-    `measured` is None until the lab has run this placement; `paper` is the paper's time per token or rate.
+    `measured` is None until the lab has run this placement; `paper` is the paper's time per token
+    or rate.
     """
 
     strategy: str
@@ -62,12 +64,23 @@ def lab_rows(table: Sequence[Row], measured: Mapping[LabRun, LabFigures]) -> lis
         alone = _run(row.latency, 1)
         rows.append((row.strategy, alone, paper.ms_per_token if paper else None))
         if row.strategy in STRATEGIES:
-            rows.append((row.strategy, _run(row.throughput, REQUESTS), paper.tokens_per_s if paper else None))
-    return [LabRow(strategy, run, predicted_of(lab, run), measured.get(run), quoted) for strategy, run, quoted in rows]
+            rows.append(
+                (
+                    row.strategy,
+                    _run(row.throughput, REQUESTS),
+                    paper.tokens_per_s if paper else None,
+                )
+            )
+    return [
+        LabRow(strategy, run, predicted_of(lab, run), measured.get(run), quoted)
+        for strategy, run, quoted in rows
+    ]
 
 
 def _run(outcome: Outcome, streams: int) -> LabRun:
-    return LabRun(parse_layers(outcome.placement), "sequential" if streams == 1 else "no-bubbles", streams)
+    return LabRun(
+        parse_layers(outcome.placement), "sequential" if streams == 1 else "no-bubbles", streams
+    )
 
 
 def measure_all(runs: Iterable[LabRun]) -> Measurements:
@@ -90,14 +103,21 @@ def read(path: Path) -> Measurements:
     if not path.exists():
         return {}
     return {
-        LabRun(parse_layers(item["placement"]), item["mode"], item["streams"]): LabFigures(**item["measured"])
+        LabRun(parse_layers(item["placement"]), item["mode"], item["streams"]): LabFigures(
+            **item["measured"]
+        )
         for item in json.loads(path.read_text(encoding="utf-8"))
     }
 
 
 def write(path: Path, measured: Measurements) -> None:
     items = [
-        {"placement": run.placement, "mode": run.mode, "streams": run.streams, "measured": asdict(figures)}
+        {
+            "placement": run.placement,
+            "mode": run.mode,
+            "streams": run.streams,
+            "measured": asdict(figures),
+        }
         for run, figures in measured.items()
     ]
     path.write_text(json.dumps(items, indent=1) + "\n", encoding="utf-8")

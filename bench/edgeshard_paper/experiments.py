@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.edgeshard_paper.paper_numbers import LINK_BPS, NEW_TOKENS, PROMPT_TOKENS, REQUESTS, SLOW_LINK_BPS
+from bench.edgeshard_paper.paper_numbers import (
+    LINK_BPS,
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    REQUESTS,
+    SLOW_LINK_BPS,
+)
 from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType
@@ -52,16 +58,21 @@ class Row:
 
     @property
     def ms_per_token(self) -> float | None:
-        return None if self.latency.simulation is None else 1e3 * self.latency.simulation.inter_token_s
+        return (
+            None if self.latency.simulation is None else 1e3 * self.latency.simulation.inter_token_s
+        )
 
     @property
     def tokens_per_s(self) -> float | None:
-        return None if self.throughput.simulation is None else self.throughput.simulation.tokens_per_s
+        return (
+            None if self.throughput.simulation is None else self.throughput.simulation.tokens_per_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """Tokens a second of EdgeShard's throughput plan in all three modes, and of the best plan for bubbles."""
+    """Tokens a second of EdgeShard's throughput plan in all three modes, and of the best plan for
+    bubbles."""
 
     model: str
     load: Load
@@ -81,9 +92,12 @@ class Modes:
 
 
 def paper_cluster(source: str = "agx-1", slow_mbps: float = SLOW_LINK_BPS / 1e6) -> Cluster:
-    """The paper's nodes. The link between source and cloud has `slow_mbps` both ways, every other one 50 Mb/s."""
+    """The paper's nodes. The link between source and cloud has `slow_mbps` both ways, every other
+    one 50 Mb/s."""
     cluster = parse_cluster(tomllib.loads(TESTBED.read_text(encoding="utf-8")))
-    cluster = replace(cluster, default_link=Link(LINK_BPS), links=MappingProxyType({}), source=source)
+    cluster = replace(
+        cluster, default_link=Link(LINK_BPS), links=MappingProxyType({}), source=source
+    )
     return with_bandwidth(cluster, slow_mbps * 1e6, (source, cluster.cloud or ""))
 
 
@@ -138,7 +152,8 @@ def sources(model: str) -> dict[str, list[Row]]:
 
 
 def modes(model: str) -> Modes:
-    """EdgeShard's throughput plan in every mode, and the best that bubbles can do with a plan of its own."""
+    """EdgeShard's throughput plan in every mode, and the best that bubbles can do with a plan of
+    its own."""
     result = plan(problem(model, paper_cluster(), Objective.THROUGHPUT), alternatives=0)
     if result.prediction is None:
         raise EdgeShardError(f"{model} has no plan on the paper's test bed")

@@ -63,9 +63,13 @@ PERFORMANCE: dict[tuple[str, str], PaperRow] = {
     ("llama2-70b", "cloud-edge-opt"): _out_of_memory("S"),
     ("llama2-70b", "edgeshard"): _row(3086.43, "S", 1.25, "S"),
 }
-"""The performance table: source-cloud 1 Mb/s, every other link 50 Mb/s. 32 tokens in, 96 out. Batch of at most 8."""
+"""The performance table: source-cloud 1 Mb/s, every other link 50 Mb/s. 32 tokens in, 96 out. Batch
+of at most 8."""
 
-NO_BUBBLES_GAIN_TPS = {"llama2-7b": Quoted(6.96, Tag.SOURCE), "llama2-13b": Quoted(5.21, Tag.SOURCE)}
+NO_BUBBLES_GAIN_TPS = {
+    "llama2-7b": Quoted(6.96, Tag.SOURCE),
+    "llama2-13b": Quoted(5.21, Tag.SOURCE),
+}
 """Tokens a second that no-bubbles has more than bubbles."""
 
 SOURCE_AGX_MS = Quoted(75.0, Tag.SOURCE)
@@ -73,7 +77,10 @@ SOURCE_NX_MS = Quoted(80.0, Tag.SOURCE)
 """EdgeShard's time per token of 7B with an AGX Orin or an Orin NX as the source, both "about"."""
 SOURCE_OPT_APART_MS = Quoted(60.0, Tag.SOURCE)
 """How far apart Cloud-Edge-Opt's are, "about"."""
-SOURCE_RATE_RATIOS = {"edgeshard": Quoted(2.0, Tag.SOURCE), "cloud-edge-opt": Quoted(6.0, Tag.SOURCE)}
+SOURCE_RATE_RATIOS = {
+    "edgeshard": Quoted(2.0, Tag.SOURCE),
+    "cloud-edge-opt": Quoted(6.0, Tag.SOURCE),
+}
 """Throughput with the AGX as the source over that with the NX."""
 
 PREFILL_OVER_DECODE = Quoted(10.0, Tag.RECALLED)

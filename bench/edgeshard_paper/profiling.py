@@ -1,10 +1,10 @@
 """The paper's figure 10: plans made from profiles of prefill, of decode and of both, and their
 costs.
 
-Its premise is that a layer's prefill takes about ten times as long as its decode. For one prompt of 32 tokens a
-roofline gives 1.0 instead, because both read all weights once. So the experiment is repeated with
-cases in which the premise holds: with the prompts of a batch of eight together, and with prompts
-ten times as long.
+Its premise is that a layer's prefill takes about ten times as long as its decode. For one prompt of
+32 tokens a roofline gives 1.0 instead, because both read all weights once. So the experiment is
+repeated with cases in which the premise holds: with the prompts of a batch of eight together, and
+with prompts ten times as long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 
 from bench.edgeshard_paper import prose
 from bench.edgeshard_paper.experiments import paper_cluster, placement_of, problem
-from bench.edgeshard_paper.paper_numbers import MODELS, PREFILL_OVER_DECODE, PROMPT_TOKENS, REQUESTS, TITLES
+from bench.edgeshard_paper.paper_numbers import (
+    MODELS,
+    PREFILL_OVER_DECODE,
+    PROMPT_TOKENS,
+    REQUESTS,
+    TITLES,
+)
 from bench.pages import markdown_table, number
 from edgeshard.cli.render.svg import bar_chart
 from edgeshard.domain.deployments.placement import Mode
@@ -45,7 +51,10 @@ class Case:
         count = self.load.requests
         if count == 1:
             return f"one request, {self.prompt_tokens} in"
-        return f"{count} requests, {self.prompt_tokens} in, {self.load.batch} x {self.load.micro_batches}"
+        return (
+            f"{count} requests, {self.prompt_tokens} in, {self.load.batch} x "
+            f"{self.load.micro_batches}"
+        )
 
 
 ONE = Case(PROMPT_TOKENS, Load())
@@ -57,7 +66,8 @@ CASES = (ONE, BATCH, LONG, RATE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Milliseconds of one block on one kind of node: of a case's prompts, and of one token of each request."""
+    """Milliseconds of one block on one kind of node: of a case's prompts, and of one token of each
+    request."""
 
     device: str
     case: Case
@@ -71,7 +81,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """A plan made from one of the profiles, and the requests' times under it. `seconds` is until the last token."""
+    """A plan made from one of the profiles, and the requests' times under it. `seconds` is until
+    the last token."""
 
     model: str
     case: Case
@@ -91,7 +102,9 @@ def blocks(model: str) -> list[Block]:
         prefill, decode = costs.prefill(case.load).compute_s, costs.decode(case.load).compute_s
         for title, name in _KINDS.items():
             node = costs.names.index(name)
-            found.append(Block(title, case, 1e3 * float(prefill[node, 0]), 1e3 * float(decode[node, 0])))
+            found.append(
+                Block(title, case, 1e3 * float(prefill[node, 0]), 1e3 * float(decode[node, 0]))
+            )
     return found
 
 
@@ -111,7 +124,10 @@ def profiling_of(model: str, case: Case) -> list[Profiling]:
     profiles = {
         PREFILL: replace(decode, **{name: getattr(prefill, name) for name in _COMPUTED}),
         DECODE: decode,
-        MEAN: replace(decode, **{name: (getattr(prefill, name) + getattr(decode, name)) / 2 for name in _COMPUTED}),
+        MEAN: replace(
+            decode,
+            **{name: (getattr(prefill, name) + getattr(decode, name)) / 2 for name in _COMPUTED},
+        ),
     }
     cuts = {name: _solved(instance, case.load) for name, instance in profiles.items()}
     cuts[BOTH] = _both(costs, case.load)
@@ -122,21 +138,32 @@ def profiling_of(model: str, case: Case) -> list[Profiling]:
 def _problem(model: str, case: Case) -> PlanProblem:
     asked = problem(model, paper_cluster(), Objective.THROUGHPUT)
     return replace(
-        asked, prompt_tokens=case.prompt_tokens, batch=case.load.batch, concurrency=case.load.requests, sliced=False
+        asked,
+        prompt_tokens=case.prompt_tokens,
+        batch=case.load.batch,
+        concurrency=case.load.requests,
+        sliced=False,
     )
 
 
 def _solved(instance: Instance, load: Load) -> Cut:
-    solution = solve_latency(instance) if load.micro_batches == 1 else solve_throughput(instance, load.micro_batches)
+    solution = (
+        solve_latency(instance)
+        if load.micro_batches == 1
+        else solve_throughput(instance, load.micro_batches)
+    )
     if solution is None:
         raise EdgeShardError("a model of the paper has no plan on its test bed")
     return solution.cut
 
 
 def _both(costs: Costs, load: Load) -> Cut:
-    """The cut of the least time until the last token, prompts and tokens each with their own times."""
+    """The cut of the least time until the last token, prompts and tokens each with their own
+    times."""
     if load.micro_batches == 1:
-        return _solved(with_tokens(costs.prefill(load), costs.decode(load), costs.problem.new_tokens - 1), load)
+        return _solved(
+            with_tokens(costs.prefill(load), costs.decode(load), costs.problem.new_tokens - 1), load
+        )
     found = plan(costs.problem, alternatives=0).prediction
     if found is None:
         raise EdgeShardError("a model of the paper has no plan on its test bed")
@@ -146,7 +173,9 @@ def _both(costs: Costs, load: Load) -> Cut:
 def _outcome(costs: Costs, case: Case, model: str, profile: str, cut: Cut) -> Profiling:
     load = case.load
     run = simulate(
-        ring(costs, cut, load.batch), traffic(costs.problem, load.batch, load.micro_batches), Mode.NO_BUBBLES
+        ring(costs, cut, load.batch),
+        traffic(costs.problem, load.batch, load.micro_batches),
+        Mode.NO_BUBBLES,
     )
     return Profiling(
         model=model,
@@ -167,7 +196,9 @@ def section(premise: Sequence[Block], found: Sequence[Profiling]) -> list[str]:
     parts = [
         "## Which profile the plan is made from: figure 10\n",
         prose.PREMISE.format(factor=PREFILL_OVER_DECODE.value),
-        markdown_table(["one block of 7B", *(case.title for case in (ONE, BATCH, LONG))], _premise(premise)),
+        markdown_table(
+            ["one block of 7B", *(case.title for case in (ONE, BATCH, LONG))], _premise(premise)
+        ),
         markdown_table(HEADER, [row for row in table_rows(found) if row[0] == TITLES[MODELS[0]]]),
         prose.PROFILING.format(**_words(found)),
     ]
@@ -178,7 +209,10 @@ def _premise(premise: Sequence[Block]) -> list[list[str]]:
     rows = []
     for device in _KINDS:
         each = [block for block in premise if block.device == device]
-        cells = [f"{block.prefill_ms:.2f} / {block.decode_ms:.2f} ms = {block.ratio:.1f}" for block in each]
+        cells = [
+            f"{block.prefill_ms:.2f} / {block.decode_ms:.2f} ms = {block.ratio:.1f}"
+            for block in each
+        ]
         rows.append([device, *cells])
     return rows
 
@@ -189,12 +223,20 @@ def table_rows(found: Sequence[Profiling]) -> list[list[str]]:
     for row in found:
         figures = (number(row.ms_per_token), number(row.ttft_s), number(row.seconds))
         merged.setdefault((TITLES[row.model], row.case.title, *figures), []).append(row.profile)
-    return [[model, case, ", ".join(names), *figures] for (model, case, *figures), names in merged.items()]
+    return [
+        [model, case, ", ".join(names), *figures]
+        for (model, case, *figures), names in merged.items()
+    ]
 
 
 def placements(found: Sequence[Profiling]) -> list[list[str]]:
     """The plan of each profile, if those of a model and case cost differently."""
-    differing = {(r.model, r.case) for r in found for o in found if _same_question(r, o) and r.seconds != o.seconds}
+    differing = {
+        (r.model, r.case)
+        for r in found
+        for o in found
+        if _same_question(r, o) and r.seconds != o.seconds
+    }
     rows = [row for row in found if (row.model, row.case) in differing]
     return [[TITLES[row.model], row.case.title, row.profile, row.placement] for row in rows]
 
@@ -203,8 +245,12 @@ def _same_question(row: Profiling, other: Profiling) -> bool:
     return (row.model, row.case) == (other.model, other.case)
 
 
-def seconds_of(found: Sequence[Profiling], case: Case, profile: str, model: str = MODELS[0]) -> float:
-    return next(r.seconds for r in found if r.case == case and r.profile == profile and r.model == model)
+def seconds_of(
+    found: Sequence[Profiling], case: Case, profile: str, model: str = MODELS[0]
+) -> float:
+    return next(
+        r.seconds for r in found if r.case == case and r.profile == profile and r.model == model
+    )
 
 
 def _words(found: Sequence[Profiling]) -> dict[str, float]:
@@ -225,5 +271,7 @@ def pictures(found: Sequence[Profiling]) -> dict[str, str]:
         if row.case in (LONG, RATE) and row.model != MODELS[-1]:  # of 70B all are equal
             group = groups.setdefault(f"{TITLES[row.model]}, {row.case.load.requests} at once", {})
             group[row.profile] = row.seconds
-    title = f"Until the last of {LONG_TOKENS} + 96 tokens, by the profile that the plan is made from"
+    title = (
+        f"Until the last of {LONG_TOKENS} + 96 tokens, by the profile that the plan is made from"
+    )
     return {"profiling.svg": bar_chart(groups, title, "seconds", log_y=True)}

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.edgeshard_paper.bandwidth import PAIRS, Sweep, endless, sweep
-from bench.edgeshard_paper.experiments import Modes, Row, modes, paper_cluster, sources, table, timelines
+from bench.edgeshard_paper.experiments import (
+    Modes,
+    Row,
+    modes,
+    paper_cluster,
+    sources,
+    table,
+    timelines,
+)
 from bench.edgeshard_paper.paper_numbers import MODELS
 from bench.edgeshard_paper.profiling import Block, Profiling, blocks, profiling
 from edgeshard.domain.deployments.placement import Mode

@@ -1,9 +1,10 @@
-"""Write docs/paper/flexgen.md: FlexGen's published table by its cost model, with our linear program.
+"""Write docs/paper/flexgen.md: FlexGen's published table by its cost model, with our linear
+program.
 
     python -m bench.flexgen_paper [--output docs/paper] [--pictures DIR] [--check]
 
-It takes a few seconds and gives the same every time. With --check it writes nothing and exits 1 when a file would
-change.
+It takes a few seconds and gives the same every time. With --check it writes nothing and exits 1
+when a file would change.
 """
 
 from __future__ import annotations
@@ -14,8 +15,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.flexgen_paper.machine import OPT_6_7B, OPT_30B, OPT_175B, T4, TierMachine, TierModel, TierWorkload
-from bench.flexgen_paper.offloading import FLEXGEN, Runtime, TierPolicy, best_at, best_policy, frontier, policies
+from bench.flexgen_paper.machine import (
+    OPT_6_7B,
+    OPT_30B,
+    OPT_175B,
+    T4,
+    TierMachine,
+    TierModel,
+    TierWorkload,
+)
+from bench.flexgen_paper.offloading import (
+    FLEXGEN,
+    Runtime,
+    TierPolicy,
+    best_at,
+    best_policy,
+    frontier,
+    policies,
+)
 from bench.pages import NONE, markdown_table, run_page_program
 from edgeshard.cli.render.svg import line_chart
 
@@ -35,7 +52,8 @@ ACCELERATE = Runtime(one_batch=True, overlap=False, fixed=_ON_GPU)
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row of the paper's table: tokens a second, and (batch, batches) that they were measured with, by model."""
+    """A row of the paper's table: tokens a second, and (batch, batches) that they were measured
+    with, by model."""
 
     name: str
     runtime: Runtime
@@ -91,7 +109,12 @@ def pictures() -> dict[str, str]:
         if model != OPT_6_7B.name
     }
     picture = line_chart(
-        lines, "Most tokens a second within a time for the whole block", "seconds", "tokens/s", log_x=True, log_y=True
+        lines,
+        "Most tokens a second within a time for the whole block",
+        "seconds",
+        "tokens/s",
+        log_x=True,
+        log_y=True,
     )
     return {"flexgen-frontier.svg": picture}
 
@@ -108,7 +131,8 @@ def _searched(machine: TierMachine, model: TierModel, runtime: Runtime) -> list[
 
 
 def main_table() -> str:
-    """The published table next to the model's, for two rates of the disk (docs/papers.md#tensors-over-three-tiers)."""
+    """The published table next to the model's, for two rates of the disk
+    (docs/papers.md#tensors-over-three-tiers)."""
     rows = []
     for row in PUBLISHED:
         for index, model in enumerate(MODELS):
@@ -116,11 +140,22 @@ def main_table() -> str:
             cells = [row.name, model.name, f"{batch} x {batches}", f"{row.rates[index]:.2f}"]
             for machine in (T4, NVME):
                 # These ran, so they may have all of the memory.
-                there = best_at(replace(machine, usable=1.0), model, WORK, row.runtime, batch, batches)
+                there = best_at(
+                    replace(machine, usable=1.0), model, WORK, row.runtime, batch, batches
+                )
                 best = best_policy(_searched(machine, model, row.runtime))
                 cells += [_rate(there), _rate(best)]
             rows.append(cells)
-    header = ["system", "model", "batches", "published", "model, its batches", "model, best", "2 GB/s", "2 GB/s, best"]
+    header = [
+        "system",
+        "model",
+        "batches",
+        "published",
+        "model, its batches",
+        "model, best",
+        "2 GB/s",
+        "2 GB/s, best",
+    ]
     return markdown_table(header, rows)
 
 
@@ -131,8 +166,18 @@ def _policies_table() -> str:
             best = best_policy(_searched(NVME, model, row.runtime))
             if best is not None:
                 held = [_split(best.fractions[at : at + 3]) for at in (0, 3, 6)]
-                rows.append([row.name, model.name, f"{best.batch} x {best.batches}", *held, f"{best.seconds:.0f} s"])
-    return markdown_table(["system", "model", "batches", "weights", "KV cache", "activations", "block"], rows)
+                rows.append(
+                    [
+                        row.name,
+                        model.name,
+                        f"{best.batch} x {best.batches}",
+                        *held,
+                        f"{best.seconds:.0f} s",
+                    ]
+                )
+    return markdown_table(
+        ["system", "model", "batches", "weights", "KV cache", "activations", "block"], rows
+    )
 
 
 def _ablation_table() -> str:
@@ -142,9 +187,15 @@ def _ablation_table() -> str:
         cells = [name]
         for model, (batch, batches) in columns:
             machine, runtime, shape = change(model, batch, batches)
-            cells.append(_rate(best_at(machine, model, WORK, runtime, *shape)) if shape else _search(machine, model))
+            cells.append(
+                _rate(best_at(machine, model, WORK, runtime, *shape))
+                if shape
+                else _search(machine, model)
+            )
         rows.append([*cells, *_RECALLED[name]])
-    return markdown_table(["", *(model.name for model, _ in columns), "paper, OPT-30B", "paper, OPT-175B"], rows)
+    return markdown_table(
+        ["", *(model.name for model, _ in columns), "paper, OPT-30B", "paper, OPT-175B"], rows
+    )
 
 
 def _search(machine: TierMachine, model: TierModel) -> str:
@@ -156,16 +207,29 @@ _Change = tuple[TierMachine, Runtime, tuple[int, int] | tuple[()]]
 
 
 def _by_hand(model: TierModel, batch: int, batches: int) -> _Change:
-    """The paper's policies without a search: no weights on the accelerator; of OPT-175B one batch."""
+    """The paper's policies without a search: no weights on the accelerator; of OPT-175B one
+    batch."""
     weights = {"weights_gpu": 0.0, "weights_host": 0.5 if model is OPT_175B else 1.0}
-    return _WHOLE, Runtime(fixed={**FLEXGEN.fixed, **weights}), (32, 1) if model is OPT_175B else (batch, batches)
+    return (
+        _WHOLE,
+        Runtime(fixed={**FLEXGEN.fixed, **weights}),
+        (32, 1) if model is OPT_175B else (batch, batches),
+    )
 
 
 _ABLATED: Mapping[str, Callable[[TierModel, int, int], _Change]] = {
     "all of it": lambda model, batch, batches: (_WHOLE, FLEXGEN, (batch, batches)),
     "no policy search": _by_hand,
-    "no overlapping": lambda model, batch, batches: (_WHOLE, Runtime(overlap=False), (batch, batches)),
-    "no attention on the host": lambda model, batch, batches: (_WHOLE, Runtime(host_attention=False), (batch, batches)),
+    "no overlapping": lambda model, batch, batches: (
+        _WHOLE,
+        Runtime(overlap=False),
+        (batch, batches),
+    ),
+    "no attention on the host": lambda model, batch, batches: (
+        _WHOLE,
+        Runtime(host_attention=False),
+        (batch, batches),
+    ),
     "no disk": lambda model, batch, batches: (replace(NVME, disk_bytes=0.0), FLEXGEN, ()),
     "DeepSpeed's policy": lambda model, batch, batches: (
         _WHOLE,
@@ -190,7 +254,11 @@ def _bounds_table(found: dict[tuple[str, str], list[TierPolicy]]) -> str:
         for model in (OPT_30B, OPT_175B):
             for kind in ("plain", "compressed"):
                 best = best_policy(found[model.name, kind], bound)
-                cells.append(NONE if best is None else f"{best.tokens_per_s:.2f} ({best.batch} x {best.batches})")
+                cells.append(
+                    NONE
+                    if best is None
+                    else f"{best.tokens_per_s:.2f} ({best.batch} x {best.batches})"
+                )
         rows.append(cells)
     header = ["block within"] + [
         f"{model.name}{kind}" for model in (OPT_30B, OPT_175B) for kind in ("", ", compressed")

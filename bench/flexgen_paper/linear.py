@@ -15,15 +15,18 @@ from edgeshard.planning.solvers.instance import Floats
 _NOTHING = 1e-10
 """An entry of a scaled table below this counts as zero."""
 _INFEASIBLE = 1e-8
-"""The largest remaining infeasibility, over the scaled rows, of a program that counts as solvable."""
+"""The largest remaining infeasibility, over the scaled rows, of a program that counts as
+solvable."""
 
 
-def minimise(cost: Floats, upper: Floats, limits: Floats, equal: Floats, values: Floats) -> Floats | None:
+def minimise(
+    cost: Floats, upper: Floats, limits: Floats, equal: Floats, values: Floats
+) -> Floats | None:
     """The x >= 0 of least cost x with  upper x <= limits  and  equal x = values; None if there is
     none.
 
-    cost [n], upper [u, n], limits [u], equal [e, n], values [e]. The cost must not be able to fall without end; one
-    that is nowhere negative cannot.
+    cost [n], upper [u, n], limits [u], equal [e, n], values [e]. The cost must not be able to fall
+    without end; one that is nowhere negative cannot.
     """
     count = len(cost)
     upper, limits = _scaled(upper, limits)
@@ -78,7 +81,8 @@ def _solve(table: Floats, basis: list[int], aim: Floats, allowed: int) -> None:
 
 
 def _drive_out(table: Floats, basis: list[int], total: int) -> None:
-    """Artificial variables that stayed at zero leave the basis; a row without any other entry is redundant."""
+    """Artificial variables that stayed at zero leave the basis; a row without any other entry is
+    redundant."""
     for row, column in enumerate(basis):
         if column < total:
             continue

@@ -1,4 +1,5 @@
-"""The subjects of FlexGen's cost model: a node with three tiers of memory, an OPT model, a workload. Pure."""
+"""The subjects of FlexGen's cost model: a node with three tiers of memory, an OPT model, a
+workload. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class TierMachine:
-    """A node with an accelerator, host memory and a disk. Bytes, bytes a second, operations a second.
+    """A node with an accelerator, host memory and a disk. Bytes, bytes a second, operations a
+    second.
 
-    Names say from where to where: `host_to_gpu`, `gpu_to_host`, `disk_to_host`, `host_to_disk`. Rates differ by what
-    moves, because the KV cache is gathered from pieces. `dense` rates are for matrices, `attention`
-    rates for attention on the accelerator. Both are given for prompts and for tokens;
-    `host_attention` is attention where the cache lies in host memory. `usable` is the part of each
-    tier that may be planned with.
+    Names say from where to where: `host_to_gpu`, `gpu_to_host`, `disk_to_host`, `host_to_disk`.
+    Rates differ by what moves, because the KV cache is gathered from pieces. `dense` rates are for
+    matrices, `attention` rates for attention on the accelerator. Both are given for prompts and for
+    tokens; `host_attention` is attention where the cache lies in host memory. `usable` is the part
+    of each tier that may be planned with.
     """
 
     gpu_bytes: float
@@ -38,9 +40,12 @@ class TierMachine:
     usable: float = 0.8
 
     def host_attention_at(self, batch: int, hidden: int) -> float:
-        """Operations a second of attention on the host, which small batches and narrow models reach less of."""
+        """Operations a second of attention on the host, which small batches and narrow models reach
+        less of."""
         few, narrow = max(0.0, log2(64 / batch)), max(0.0, log2(4096 / hidden))
-        return self.host_attention * max(0.1, 1 + 0.0168 * few * narrow - 0.0328 * few - 0.0621 * narrow)
+        return self.host_attention * max(
+            0.1, 1 + 0.0168 * few * narrow - 0.0328 * few - 0.0621 * narrow
+        )
 
 
 T4 = TierMachine(
@@ -60,8 +65,8 @@ T4 = TierMachine(
     token_attention=0.079 * TERA,
     host_attention=0.0123 * TERA,
 )
-"""The paper's node: a T4 with 16 GB, 208 GB of memory and 1.5 TB of SSD. The constants are those that its authors
-fitted to runs and released with their cost model."""
+"""The paper's node: a T4 with 16 GB, 208 GB of memory and 1.5 TB of SSD. The constants are those
+that its authors fitted to runs and released with their cost model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""FlexGen's placement of weights, KV cache and activations over accelerator, host memory and disk. Pure.
+"""FlexGen's placement of weights, KV cache and activations over accelerator, host memory and disk.
+Pure.
 
-A block of `batch` x `batches` sequences goes through the model layer by layer: a layer's weights are read once for all
-of its batches (zig-zag). For fixed batch and batches every time and every memory is linear in nine fractions, so the
-best fractions are a linear program; batch and batches are enumerated. Source: Sheng et al., *FlexGen: High-Throughput
-Generative Inference of Large Language Models with a Single GPU*, ICML 2023, section 4.3 and its released cost model.
+A block of `batch` x `batches` sequences goes through the model layer by layer: a layer's weights
+are read once for all of its batches (zig-zag). For fixed batch and batches every time and every
+memory is linear in nine fractions, so the best fractions are a linear program; batch and batches
+are enumerated. Source: Sheng et al., *FlexGen: High-Throughput Generative Inference of Large
+Language Models with a Single GPU*, ICML 2023, section 4.3 and its released cost model.
 (docs/papers.md#tensors-over-three-tiers)
 """
 
@@ -32,9 +34,11 @@ FRACTIONS = (
 )
 """The part of weights, KV cache and activations in each tier; each three add up to 1."""
 COMPRESSED = (4 + 2 * 16 / 64) / 16
-"""Bytes left of 16-bit numbers in groups of 64 with 4 bits each, a least value and a scale in 16 bits."""
+"""Bytes left of 16-bit numbers in groups of 64 with 4 bits each, a least value and a scale in 16
+bits."""
 _DISK_WEIGHTS = 0.95
-"""Part of the disk's rate that weights reach while tokens are generated, as fitted by the authors."""
+"""Part of the disk's rate that weights reach while tokens are generated, as fitted by the
+authors."""
 _KEPT = 1e-9
 
 
@@ -42,18 +46,21 @@ _KEPT = 1e-9
 class Runtime:
     """The abilities of a system.
 
-    * `compressed`: weights and cache in 4 bits. The cache is then attended to on the accelerator, and packing and
-      unpacking count as nothing.
+    * `compressed`: weights and cache in 4 bits. The cache is then attended to on the accelerator,
+      and packing and unpacking count as nothing.
     * `overlap`: whether reading, writing and computing run at the same time.
     * `host_attention`: whether attention is computed in host memory if the cache is there.
     * `fixed`: fractions that are not chosen.
-    * `one_batch`: whether a layer's weights serve one batch only, as in systems that work row by row.
+    * `one_batch`: whether a layer's weights serve one batch only, as in systems that work row by
+      row.
     """
 
     compressed: bool = False
     overlap: bool = True
     host_attention: bool = True
-    fixed: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"hidden_disk": 0.0}))
+    fixed: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({"hidden_disk": 0.0})
+    )
     one_batch: bool = False
 
 
@@ -63,10 +70,11 @@ FLEXGEN = Runtime()
 
 @dataclass(frozen=True, slots=True)
 class TierCosts:
-    """Linear costs of one (batch, batches). A row has ten entries: a factor of each fraction, and a constant.
+    """Linear costs of one (batch, batches). A row has ten entries: a factor of each fraction, and a
+    constant.
 
-    A layer takes the largest of `prompt` seconds for all sequences' prompts, the largest of `token` for one token each.
-    `memory` rows must not exceed `limits`, bytes.
+    A layer takes the largest of `prompt` seconds for all sequences' prompts, the largest of `token`
+    for one token each. `memory` rows must not exceed `limits`, bytes.
     """
 
     prompt: Floats
@@ -76,17 +84,22 @@ class TierCosts:
 
     def seconds(self, fractions: Floats, layers: int, new: int) -> Floats:
         """[...] seconds from the prompts to the last token; `fractions` are [..., 9]."""
-        prompt, token = (_values(rows, fractions).max(axis=-1) for rows in (self.prompt, self.token))
+        prompt, token = (
+            _values(rows, fractions).max(axis=-1) for rows in (self.prompt, self.token)
+        )
         return np.asarray(layers * (prompt + (new - 1) * token))
 
     def fits(self, fractions: Floats) -> Floats:
         """[...] whether the fractions keep all limits of memory."""
-        return np.asarray((_values(self.memory, fractions) <= self.limits * (1 + _KEPT)).all(axis=-1))
+        return np.asarray(
+            (_values(self.memory, fractions) <= self.limits * (1 + _KEPT)).all(axis=-1)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TierPolicy:
-    """`batches` batches of `batch` sequences share each read of a layer; `fractions` in the order of `FRACTIONS`.
+    """`batches` batches of `batch` sequences share each read of a layer; `fractions` in the order
+    of `FRACTIONS`.
 
     `seconds` is the time of the whole block, to its last token.
     """
@@ -107,13 +120,25 @@ class TierPolicy:
 
 
 def tier_costs(
-    machine: TierMachine, model: TierModel, work: TierWorkload, runtime: Runtime, batch: int, batches: int
+    machine: TierMachine,
+    model: TierModel,
+    work: TierWorkload,
+    runtime: Runtime,
+    batch: int,
+    batches: int,
 ) -> TierCosts:
     """The linear costs of a block; memory is that of 16-bit numbers, or of compressed ones."""
     every = batch * batches
     wg, wc, wn, cg, cc, cn, hg, hc, hn = np.eye(10)[:9]
     one = np.eye(10)[9]
-    s, n, layers, h, inner, heads = work.prompt, work.new, model.layers, model.hidden, model.inner, model.heads
+    s, n, layers, h, inner, heads = (
+        work.prompt,
+        work.new,
+        model.layers,
+        model.hidden,
+        model.inner,
+        model.heads,
+    )
     packed = COMPRESSED if runtime.compressed else 1.0
     on_host = runtime.host_attention and not runtime.compressed
     weights = packed * model.layer_bytes
@@ -127,17 +152,24 @@ def tier_costs(
     down = every * (s + 1) * token_kv * (cc + cn) / machine.gpu_to_host_cache
     down = down + s * hidden * (hc + hn) / machine.gpu_to_host_hidden
     to_disk = (
-        every * (s + 1) * token_kv * cn / machine.host_to_disk_cache + s * hidden * hn / machine.host_to_disk_hidden
+        every * (s + 1) * token_kv * cn / machine.host_to_disk_cache
+        + s * hidden * hn / machine.host_to_disk_hidden
     )
-    dense = every * (8 * h**2 + 4 * h * inner)  # operations of one token of each sequence in the matrices
-    compute = (s * dense / machine.prompt_dense + 4 * every * s**2 * h / machine.prompt_attention) * one
+    dense = every * (
+        8 * h**2 + 4 * h * inner
+    )  # operations of one token of each sequence in the matrices
+    compute = (
+        s * dense / machine.prompt_dense + 4 * every * s**2 * h / machine.prompt_attention
+    ) * one
     prompt = [up + from_disk, down + to_disk, compute]
 
     # Seconds of one layer, one token of each sequence.
     scores = 4 * every * (s + n / 2) * h  # operations of attention
     up = (weights * (wc + wn) + hidden * (hc + hn)) / machine.host_to_gpu
     if on_host:
-        attention = scores * (cg / machine.token_attention + (cc + cn) / machine.host_attention_at(batch, h))
+        attention = scores * (
+            cg / machine.token_attention + (cc + cn) / machine.host_attention_at(batch, h)
+        )
     else:  # the cache moves to the accelerator
         up = up + read_kv * (cc + cn) / machine.host_to_gpu
         attention = scores / machine.token_attention * one
@@ -154,16 +186,32 @@ def tier_costs(
     # Bytes, in prompts and while tokens are generated.
     held = layers * weights
     cache = layers * every * token_kv
-    inside = batch * (s * (20 * h + 2 * inner) + 2 * heads * s**2) * one  # activations of one batch in a layer
+    inside = (
+        batch * (s * (20 * h + 2 * inner) + 2 * heads * s**2) * one
+    )  # activations of one batch in a layer
     gpu_prompt = held * wg + s * hidden * hg + (s + n) * cache * cg
     gpu_prompt = gpu_prompt + 2 * weights * (one - wg) + 2 * s * h * batch * (one - hg) + inside
     there = cg if on_host else one  # the part of the cache that is attended to on the accelerator
     inside = batch * ((16 * h + 2 * inner) * one + ((s + n) * (4 * h + 2 * heads) + 4 * h) * there)
-    gpu_token = held * wg + hidden * hg + (s + n) * cache * cg + 2 * weights * (one - wg) + 2 * h * batch * (one - hg)
+    gpu_token = (
+        held * wg
+        + hidden * hg
+        + (s + n) * cache * cg
+        + 2 * weights * (one - wg)
+        + 2 * h * batch * (one - hg)
+    )
     gpu_token = gpu_token + 4 * batch * (s + n) * h * there + inside
-    host_prompt = held * wc + s * hidden * hc + s * cache * cc + weights * (one - wg) + 2 * s * h * batch * (one - hg)
+    host_prompt = (
+        held * wc
+        + s * hidden * hc
+        + s * cache * cc
+        + weights * (one - wg)
+        + 2 * s * h * batch * (one - hg)
+    )
     host_token = held * wc + hidden * hc + (s + n) * cache * cc + weights * wn + 4 * h * batch * hn
-    host_token = host_token + 8 * (s + n) * h * batch * cn + batch * (2 * heads * (s + n) + 2 * h) * one
+    host_token = (
+        host_token + 8 * (s + n) * h * batch * cn + batch * (2 * heads * (s + n) + 2 * h) * one
+    )
     disk = held * wn + s * hidden * hn + (s + n) * cache * cn
     limits = [machine.gpu_bytes] * 2 + [machine.host_bytes] * 2 + [machine.disk_bytes]
     return TierCosts(
@@ -174,13 +222,20 @@ def tier_costs(
     )
 
 
-def best_fractions(costs: TierCosts, layers: int, new: int, fixed: Mapping[str, float]) -> Floats | None:
-    """The nine fractions of least seconds by the linear program; None if no tier's memory can hold them."""
+def best_fractions(
+    costs: TierCosts, layers: int, new: int, fixed: Mapping[str, float]
+) -> Floats | None:
+    """The nine fractions of least seconds by the linear program; None if no tier's memory can hold
+    them."""
     rows, limits = [], []
-    units = [float(terms.max()) for terms in (costs.prompt, costs.token)]  # so that both times are of the size of 1
+    units = [
+        float(terms.max()) for terms in (costs.prompt, costs.token)
+    ]  # so that both times are of the size of 1
     for index, terms in enumerate((costs.prompt, costs.token)):
         for term in terms:  # a phase takes at least each of its terms
-            rows.append([*term[:9], *(-units[phase] if phase == index else 0.0 for phase in range(2))])
+            rows.append(
+                [*term[:9], *(-units[phase] if phase == index else 0.0 for phase in range(2))]
+            )
             limits.append(-term[9])
     for row, limit in zip(costs.memory, costs.limits, strict=True):
         rows.append([*row[:9], 0.0, 0.0])
@@ -198,7 +253,12 @@ def best_fractions(costs: TierCosts, layers: int, new: int, fixed: Mapping[str, 
 
 
 def best_at(
-    machine: TierMachine, model: TierModel, work: TierWorkload, runtime: Runtime, batch: int, batches: int
+    machine: TierMachine,
+    model: TierModel,
+    work: TierWorkload,
+    runtime: Runtime,
+    batch: int,
+    batches: int,
 ) -> TierPolicy | None:
     """The best policy with this batch and this many batches; None if memory can hold none."""
     costs = tier_costs(machine, model, work, runtime, batch, batches)
@@ -217,7 +277,8 @@ def policies(
     batches: Sequence[int] = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20),
     sizes: Sequence[int] = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128),
 ) -> Iterator[TierPolicy]:
-    """The best policy of each batch and number of batches that memory holds, the smaller ones first."""
+    """The best policy of each batch and number of batches that memory holds, the smaller ones
+    first."""
     for count in (1,) if runtime.one_batch else batches:
         for batch in sizes:
             found = best_at(machine, model, work, runtime, batch, count)
@@ -227,7 +288,8 @@ def policies(
 
 
 def best_policy(found: Sequence[TierPolicy], longest_s: float | None = None) -> TierPolicy | None:
-    """The policy of most tokens a second whose block takes at most `longest_s`; of equals the quickest."""
+    """The policy of most tokens a second whose block takes at most `longest_s`; of equals the
+    quickest."""
     kept = [policy for policy in found if longest_s is None or policy.seconds <= longest_s]
     return max(kept, key=lambda policy: (policy.tokens_per_s, -policy.seconds), default=None)
 

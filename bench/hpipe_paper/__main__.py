@@ -1,10 +1,12 @@
-"""Write docs/paper/hpipe.md and its tables: HPipe and other ways of using its test bed, computed from data sheets.
+"""Write docs/paper/hpipe.md and its tables: HPipe and other ways of using its test bed, computed
+from data sheets.
 
     python -m bench.hpipe_paper [--output docs/paper] [--pictures DIR] [--check | --measure]
 
-It takes about half a minute and gives the same every time. With --check it writes nothing and exits 1 when a file
-would change. With --pictures the figures are drawn into DIR. With --measure this machine's kernels are measured first,
-two minutes of one core, and the figures are kept in docs/paper/hpipe-kernels.json, from where the page has them.
+It takes about half a minute and gives the same every time. With --check it writes nothing and exits
+1 when a file would change. With --pictures the figures are drawn into DIR. With --measure this
+machine's kernels are measured first, two minutes of one core, and the figures are kept in
+docs/paper/hpipe-kernels.json, from where the page has them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ TABLES = "hpipe-tables.json"
 
 def main() -> int:
     parser, either = page_parser("bench.hpipe_paper", OUTPUT)
-    either.add_argument("--measure", action="store_true", help="measure this machine's kernels first")
+    either.add_argument(
+        "--measure", action="store_true", help="measure this machine's kernels first"
+    )
     arguments = parser.parse_args()
     if arguments.measure:
         arguments.output.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.hpipe_paper.halves import HalfCosts
-from bench.hpipe_paper.schedules import ALL, Schedule, balanced_gpipe, hpipe, planned_first_token, planned_rate
+from bench.hpipe_paper.schedules import (
+    ALL,
+    Schedule,
+    balanced_gpipe,
+    hpipe,
+    planned_first_token,
+    planned_rate,
+)
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, problem
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.planning.costs.batch_time import batch_times
@@ -79,7 +86,9 @@ def outcome(costs: Costs, schedule: Schedule) -> Outcome:
 
 
 def _run(costs: Costs, schedule: Schedule, prompts: int) -> Simulation:
-    return simulate(schedule.pipeline, traffic(costs.problem, 1, prompts, schedule.slices), schedule.mode)
+    return simulate(
+        schedule.pipeline, traffic(costs.problem, 1, prompts, schedule.slices), schedule.mode
+    )
 
 
 def timeline(costs: Costs, schedule: Schedule, prompts: int) -> list[Visit]:
@@ -88,7 +97,8 @@ def timeline(costs: Costs, schedule: Schedule, prompts: int) -> list[Visit]:
 
 
 def in_flight(first_s: float, all_s: float) -> int:
-    """How many prompts at once the rate needs: a prompt's way through all nodes over the busiest one's time for it.
+    """How many prompts at once the rate needs: a prompt's way through all nodes over the busiest
+    one's time for it.
 
     (docs/papers.md#rates-of-a-pipeline)
     """
@@ -97,10 +107,18 @@ def in_flight(first_s: float, all_s: float) -> int:
 
 
 def joules(costs: Costs, schedule: Schedule, run: Simulation) -> float:
-    """The energy of a run over the nodes in use, by the planner's formula with the run's own times."""
+    """The energy of a run over the nodes in use, by the planner's formula with the run's own
+    times."""
     waiting = schedule.sums_share or (0.0,) * len(schedule.nodes)
-    busy_s = [share * run.makespan_s * (1 - sums) for share, sums in zip(run.node_utilisation, waiting, strict=True)]
-    nodes = [(node, seconds) for group, seconds in zip(schedule.nodes, busy_s, strict=True) for node in group]
+    busy_s = [
+        share * run.makespan_s * (1 - sums)
+        for share, sums in zip(run.node_utilisation, waiting, strict=True)
+    ]
+    nodes = [
+        (node, seconds)
+        for group, seconds in zip(schedule.nodes, busy_s, strict=True)
+        for node in group
+    ]
     times = replace(
         batch_times(costs, schedule.cut, Load()),
         request_s=run.makespan_s,
@@ -113,14 +131,19 @@ def joules(costs: Costs, schedule: Schedule, run: Simulation) -> float:
 
 
 def memory(costs: Costs, schedule: Schedule, in_flight: int) -> tuple[MemoryUse, ...]:
-    """The memory of each node with the keys and values of `in_flight` prompts and with steps of the longest slice."""
+    """The memory of each node with the keys and values of `in_flight` prompts and with steps of the
+    longest slice."""
     sized = Costs(replace(costs.problem, step_tokens=max(schedule.slices)))
     found = []
     uses = sized.memory(Load(1, in_flight), schedule.cut)
     for use, group, parts in zip(uses, schedule.nodes, schedule.parts, strict=True):
         for node, part in zip(group, parts, strict=True):
             weights, kv = math.ceil(part * use.weights), math.ceil(part * use.kv)
-            found.append(replace(use, weights=weights, kv=kv, usable=int(costs.nodes[node].device.usable_bytes)))
+            found.append(
+                replace(
+                    use, weights=weights, kv=kv, usable=int(costs.nodes[node].device.usable_bytes)
+                )
+            )
     return tuple(found)
 
 
@@ -131,7 +154,9 @@ def _placement(costs: Costs, schedule: Schedule) -> str:
     return ",".join(parts)
 
 
-def table(name: str, nodes: Cluster | None = None, ways: Sequence[Callable[[Costs], Schedule]] = ALL) -> list[Outcome]:
+def table(
+    name: str, nodes: Cluster | None = None, ways: Sequence[Callable[[Costs], Schedule]] = ALL
+) -> list[Outcome]:
     """All schedules of a model on the test bed, or on another cluster of the same nodes."""
     costs = costs_of(name, nodes)
     return [outcome(costs, way(costs)) for way in ways]
@@ -157,7 +182,9 @@ class Halved:
         without halves; at least 0 except for rounding.
         """
         sooner = None if self.ttft_s is None else self.ttft_s[0] / self.ttft_s[1] - 1
-        more = None if self.tokens_per_s is None else self.tokens_per_s[1] / self.tokens_per_s[0] - 1
+        more = (
+            None if self.tokens_per_s is None else self.tokens_per_s[1] / self.tokens_per_s[0] - 1
+        )
         return _no_rounding(sooner), _no_rounding(more)
 
 
@@ -171,7 +198,8 @@ _HALVED: tuple[tuple[Callable[[Costs], Schedule], bool, bool], ...] = (
     (planned_first_token, True, False),
     (planned_rate, False, True),
 )
-"""Schedules whose layers follow the nodes' speed, and whether they are for the first token and for the rate."""
+"""Schedules whose layers follow the nodes' speed, and whether they are for the first token and for
+the rate."""
 
 
 def halved(whole: Sequence[Outcome], name: str, nodes: Cluster | None = None) -> list[Halved]:
@@ -203,15 +231,17 @@ def utilisation(name: str, kind: str) -> dict[int, float]:
     found, block = {}, spec.blocks[0]
     for tokens in LENGTHS:
         step = StepShape.of_spans([(tokens, 0)])
-        operations = 2.0 * block.active_parameters * tokens + spec.attention_flops(block, tokens, step.context)
+        operations = 2.0 * block.active_parameters * tokens + spec.attention_flops(
+            block, tokens, step.context
+        )
         found[tokens] = operations / peak / costs.times[node].block_s(block, step)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """By model; `sweeps` and `halves` also by Mb/s between the computers. `timelines` are of the first model, by
-    schedule; `utilisations` are by device and model, and by tokens of a slice."""
+    """By model; `sweeps` and `halves` also by Mb/s between the computers. `timelines` are of the
+    first model, by schedule; `utilisations` are by device and model, and by tokens of a slice."""
 
     tables: dict[str, list[Outcome]]
     sweeps: dict[str, dict[int, list[Outcome]]]

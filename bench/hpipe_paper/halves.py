@@ -1,10 +1,10 @@
 """Cuts between a block's attention and its MLP, priced against cuts between whole blocks: no agent
 holds such cuts.
 
-A block is two units here, so that the planner's own searches run on 2 N of them. The attention half has the norm before
-it, its matrices, the KV cache and its residual; the MLP half has the rest. Two nodes exchange the
-same data at either cut: for each position one row of hidden states, to which the residual is added
-already.
+A block is two units here, so that the planner's own searches run on 2 N of them. The attention half
+has the norm before it, its matrices, the KV cache and its residual; the MLP half has the rest. Two
+nodes exchange the same data at either cut: for each position one row of hidden states, to which the
+residual is added already.
 """
 
 from __future__ import annotations
@@ -56,27 +56,36 @@ class HalfTimes:
 
 
 class HalfCosts(Costs):
-    """The costs of a problem's model by halves. Only attention halves take memory for keys and values."""
+    """The costs of a problem's model by halves. Only attention halves take memory for keys and
+    values."""
 
     def __init__(self, whole: PlanProblem) -> None:
-        blocks = tuple(half for block in whole.model.blocks for half in halves(whole.model.name, block))
+        blocks = tuple(
+            half for block in whole.model.blocks for half in halves(whole.model.name, block)
+        )
         costs = Costs(whole)
         known = {id(times): HalfTimes(times) for times in costs.times}
-        times = {name: known[id(times)] for name, times in zip(costs.names, costs.times, strict=True)}
+        times = {
+            name: known[id(times)] for name, times in zip(costs.names, costs.times, strict=True)
+        }
         super().__init__(replace(whole, model=replace(whole.model, blocks=blocks), times=times))
 
 
 def halves(name: str, block: BlockSpec) -> tuple[BlockSpec, MlpSpec]:
     """A block of the model as its attention and its MLP."""
     tensors = expected_tensors(CONFIGS[name], LayerRange(1, 2)).values()
-    mlp = sum(math.prod(tensor.shape) for tensor in tensors if name_in_block(tensor.name).startswith(_MLP))
+    mlp = sum(
+        math.prod(tensor.shape) for tensor in tensors if name_in_block(tensor.name).startswith(_MLP)
+    )
     return replace(block, parameters=block.parameters - mlp), MlpSpec(mlp)
 
 
 def cuts_sooner(costs: Costs, limit_s: float) -> tuple[list[Cut], int]:
-    """The cuts of all there are whose first token comes before the limit, and how many are below it by their bound.
+    """The cuts of all there are whose first token comes before the limit, and how many are below it
+    by their bound.
 
-    The rest is ruled out by the bounds of `prompt_floor`. 38 million cuts by halves take five minutes.
+    The rest is ruled out by the bounds of `prompt_floor`. 38 million cuts by halves take five
+    minutes.
     """
     tables, found, searched = StepTables(costs), list[Cut](), 0
     floor, closer, times = PromptFloor.of(tables), CutFloor(tables), PromptTimes(costs)

@@ -1,8 +1,9 @@
 """Figure 2 on this machine: the utilisation of one core by a block, by the length of a slice and by
 the tokens before it.
 
-Blocks of a random Llama in bfloat16 compute slices with the agent's kernels, on one thread. A slice's utilisation is
-the block's operations over its time, as a part of the core's own FMA rate, which is measured between the slices.
+Blocks of a random Llama in bfloat16 compute slices with the agent's kernels, on one thread. A
+slice's utilisation is the block's operations over its time, as a part of the core's own FMA rate,
+which is measured between the slices.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Measured:
     """Utilisations between 0 and 1: by a slice's tokens if no tokens precede it, and by the number
     of preceding tokens for a slice of `long_slice`.
 
-    `read` is the part of the FMA rate that reading the weights once a slice allows, by a slice's tokens.
+    `read` is the part of the FMA rate that reading the weights once a slice allows, by a slice's
+    tokens.
     """
 
     cpu: str
@@ -61,7 +63,9 @@ def measure() -> Measured:
     most = max(max(LENGTHS), max(CONTEXTS) + LONG_SLICE)
     with torch.inference_mode():
         stage = _Blocks(most)
-        cases = [(0, length) for length in LENGTHS] + [(context, LONG_SLICE) for context in CONTEXTS]
+        cases = [(0, length) for length in LENGTHS] + [
+            (context, LONG_SLICE) for context in CONTEXTS
+        ]
         found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
         rates = []
         reads = []
@@ -89,7 +93,11 @@ def operations(before: int, tokens: int) -> float:
     """Operations of a slice after `before` other tokens, in all of LAYERS: two for each weight,
     four for each channel of a pair.
     """
-    hidden, inner, heads = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["num_attention_heads"]
+    hidden, inner, heads = (
+        CONFIG["hidden_size"],
+        CONFIG["intermediate_size"],
+        CONFIG["num_attention_heads"],
+    )
     width = heads * CONFIG["head_dim"]
     kv_width = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
     weights = 2 * hidden * (width + kv_width) + 3 * hidden * inner
@@ -102,7 +110,12 @@ class _Blocks:
 
     def __init__(self, most: int) -> None:
         weights = StageWeights.load(
-            RandomWeights(layers=LAYERS), CONFIG, LAYERS, dtype=DType.BFLOAT16, device="cpu", quantisation=None
+            RandomWeights(layers=LAYERS),
+            CONFIG,
+            LAYERS,
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=None,
         )
         blocks = -(-most // BLOCK_TOKENS)
         self._model = StageModel.with_kv(weights, KvMemory(DType.BFLOAT16, blocks, BLOCK_TOKENS))
@@ -112,7 +125,8 @@ class _Blocks:
         self._held = 0
 
     def slice_s(self, before: int, tokens: int) -> float:
-        """Seconds of this thread's processor time for a slice after the first `before` positions of the request."""
+        """Seconds of this thread's processor time for a slice after the first `before` positions of
+        the request."""
         if before > self._held:
             self._run(self._held, before - self._held)
         return self._run(before, tokens)

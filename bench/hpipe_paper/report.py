@@ -35,7 +35,11 @@ _COMPARED = (
     ("GP-B", "by speed", _WHOLE),
     ("Megatron-LM", _DIVIDED, _WHOLE),
     ("TeraPipe", "equal shares", "slices follow each other, their lengths searched"),
-    ("TP-T", _DIVIDED, f"equal slices follow each other, as many as are best (at most {MOST_SLICES})"),
+    (
+        "TP-T",
+        _DIVIDED,
+        f"equal slices follow each other, as many as are best (at most {MOST_SLICES})",
+    ),
     (HPIPE, "by speed", "slices follow each other, their lengths searched"),
     (FIRST, "the plan for the first token of one prompt", "the plan's slices follow each other"),
     (RATE, f"the plan for {PROMPTS} prompts at once", _WHOLE),
@@ -55,7 +59,9 @@ def page(results: Results, kernels: Measured) -> str:
     workload = cluster().workload
     parts = [
         prose.INTRODUCTION.format(
-            speed_up=ANCHORS.speed_up, energy=100 * ANCHORS.energy_saved, prompt=workload.prompt_tokens
+            speed_up=ANCHORS.speed_up,
+            energy=100 * ANCHORS.energy_saved,
+            prompt=workload.prompt_tokens,
         ),
         "## What is compared\n",
         markdown_table(["name", "layers", "what follows what"], _COMPARED),
@@ -92,7 +98,15 @@ def _figures(name: str, found: Sequence[Outcome]) -> list[str]:
                 *(_against(row, ours) if row.name != HPIPE else [NONE] * 3),
             ]
         )
-    header = ["", "TTFT, ms", "tokens/s", "J a prompt", "memory, GB", "fullest", *(f"{HPIPE}: {w}" for w in _WORDS)]
+    header = [
+        "",
+        "TTFT, ms",
+        "tokens/s",
+        "J a prompt",
+        "memory, GB",
+        "fullest",
+        *(f"{HPIPE}: {w}" for w in _WORDS),
+    ]
     return [f"### {name}\n", markdown_table(header, rows)]
 
 
@@ -153,9 +167,11 @@ def _found(results: Results) -> dict[str, float]:
 
 
 def _host_w(base: Outcome, ours: Outcome) -> float:
-    """The watts besides the boards at which all computers together would save the paper's part against Base.
+    """The watts besides the boards at which all computers together would save the paper's part
+    against Base.
 
-    `ours.joules + w t_ours = (1 - saved) (base.joules + w t_base)` for the times t of one prompt of many.
+    `ours.joules + w t_ours = (1 - saved) (base.joules + w t_base)` for the times t of one prompt of
+    many.
     """
     tokens = cluster().workload.prompt_tokens
     rest = 1 - ANCHORS.energy_saved
@@ -174,7 +190,13 @@ def _halves(results: Results) -> list[str]:
         ms = None if row.ttft_s is None else (1e3 * row.ttft_s[0], 1e3 * row.ttft_s[1])
         rows.append([name, row.name, *_gained(ms, sooner, 1), *_gained(row.tokens_per_s, more, 0)])
     gains = {
-        mbps: 100 * max(gain or 0.0 for sweep in results.halves.values() for row in sweep[mbps] for gain in row.gains)
+        mbps: 100
+        * max(
+            gain or 0.0
+            for sweep in results.halves.values()
+            for row in sweep[mbps]
+            for gain in row.gains
+        )
         for mbps in results.halves[MODELS[0]]
     }
     fastest = max(gains, key=gains.__getitem__)
@@ -243,7 +265,10 @@ def _hidden_bytes(name: str) -> int:
 
 def _sweep(results: Results) -> list[str]:
     size = cluster().workload.prompt_tokens * _hidden_bytes(MODELS[0])
-    parts = ["## The link between the computers\n", prose.SWEEP.format(size=size / 1e6, hop=8 * size / 1e9)]
+    parts = [
+        "## The link between the computers\n",
+        prose.SWEEP.format(size=size / 1e6, hop=8 * size / 1e9),
+    ]
     parts.append(f"{MODELS[0]}, by Mb/s:\n")
     for header, rows in _sweep_tables(results, MODELS[0]):
         parts.append(markdown_table(header, [row for row in rows if int(row[0]) in _SHOWN_MBPS]))
@@ -255,13 +280,17 @@ def _sweep_tables(results: Results, name: str) -> list[tuple[list[str], list[lis
     sweep = results.sweeps[name]
     tables = []
     for drawn, words, value in _QUANTITIES[:2]:
-        rows = [[str(mbps), *(number(value(_named(found, one)), 0) for one in drawn)] for mbps, found in sweep.items()]
+        rows = [
+            [str(mbps), *(number(value(_named(found, one)), 0) for one in drawn)]
+            for mbps, found in sweep.items()
+        ]
         tables.append(([words, *drawn], rows))
     return tables
 
 
 def tables(results: Results, kernels: Measured) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """Rows that the page leaves out, by title: layers and slices, every rate of the link, every measured slice."""
+    """Rows that the page leaves out, by title: layers and slices, every rate of the link, every
+    measured slice."""
     found: dict[str, tuple[list[str], list[list[str]]]] = {}
     for name, outcomes in results.tables.items():
         places = [[row.name, row.placement, _slices(row.slices)] for row in outcomes]
@@ -295,20 +324,38 @@ def pictures(results: Results, kernels: Measured) -> dict[str, str]:
         files[f"hpipe-{file}.svg"] = bar_chart(groups, title, words, log_y=True)
     link = "Mb/s between the computers"
     for name, sweep in results.sweeps.items():
-        for (drawn, words, value), file, title in zip(_QUANTITIES[:2], ("link-ttft", "link"), _TITLES[:2], strict=True):
-            lines = {one: [(mbps, value(_named(found, one))) for mbps, found in sweep.items()] for one in drawn}
+        for (drawn, words, value), file, title in zip(
+            _QUANTITIES[:2], ("link-ttft", "link"), _TITLES[:2], strict=True
+        ):
+            lines = {
+                one: [(mbps, value(_named(found, one))) for mbps, found in sweep.items()]
+                for one in drawn
+            }
             files[f"hpipe-{file}-{_file(name)}.svg"] = line_chart(
                 lines, f"{name}: {title.lower()}", link, words, log_x=True, log_y=True
             )
-    used = {name: [(x, 100 * part) for x, part in found.items()] for name, found in results.utilisations.items()}
-    used["a core of this page"] = [(length, 100 * part) for length, part in kernels.by_length.items()]
+    used = {
+        name: [(x, 100 * part) for x, part in found.items()]
+        for name, found in results.utilisations.items()
+    }
+    used["a core of this page"] = [
+        (length, 100 * part) for length, part in kernels.by_length.items()
+    ]
     files["hpipe-utilisation.svg"] = line_chart(
-        used, "Utilisation by slice length", "tokens of the slice", "% of the operations a second", log_x=True
+        used,
+        "Utilisation by slice length",
+        "tokens of the slice",
+        "% of the operations a second",
+        log_x=True,
     )
     batches, slices = results.timelines.values()
     names = ("prompt", "token")
-    files["hpipe-timeline-batches.svg"] = timeline(batches, "Whole prompts over balanced layers", names=names)
-    files["hpipe-timeline-slices.svg"] = timeline(slices, "HPipe's slices over the same layers", names=names)
+    files["hpipe-timeline-batches.svg"] = timeline(
+        batches, "Whole prompts over balanced layers", names=names
+    )
+    files["hpipe-timeline-slices.svg"] = timeline(
+        slices, "HPipe's slices over the same layers", names=names
+    )
     return files
 
 

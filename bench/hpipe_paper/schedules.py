@@ -1,8 +1,9 @@
 """HPipe, its six baselines, a single node, and EdgeShard's own plans: the layers of each stage, and
 the order of work.
 
-Each is a `Schedule`: a ring of stages for the simulator, the slices of a prompt, and the mode. Times of blocks, links
-and slices are the planner's. The only time made here is that of tensor parallelism, which the planner does not have.
+Each is a `Schedule`: a ring of stages for the simulator, the slices of a prompt, and the mode.
+Times of blocks, links and slices are the planner's. The only time made here is that of tensor
+parallelism, which the planner does not have.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ MOST_SLICES = 16
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`cut` names the first node of each stage, `nodes` all that share it, and `parts` the part of each; `slices` are a
-    prompt's.
+    """`cut` names the first node of each stage, `nodes` all that share it, and `parts` the part of
+    each; `slices` are a prompt's.
 
-    `sums_share` is the part of a stage's time in which its nodes compute nothing but wait for each other's sums.
-    `gap` is the plan's certificate: the most by which its objective could be better.
+    `sums_share` is the part of a stage's time in which its nodes compute nothing but wait for each
+    other's sums. `gap` is the plan's certificate: the most by which its objective could be better.
     """
 
     name: str
@@ -73,7 +74,8 @@ def balanced_gpipe(costs: Costs) -> Schedule:
 
 
 def terapipe(costs: Costs) -> Schedule:
-    """Equal layers; a prompt in the slices that TeraPipe's search over slice ends finds for them."""
+    """Equal layers; a prompt in the slices that TeraPipe's search over slice ends finds for
+    them."""
     cut = even_cut(costs)
     return _schedule("TeraPipe", costs, cut, PromptTimes(costs).first_token(cut).slices)
 
@@ -103,21 +105,24 @@ def planned_rate(costs: Costs) -> Schedule:
 
 
 def megatron(costs: Costs) -> Schedule:
-    """Each block divided among the nodes of one computer; the two computers have half the layers each, in a pipeline.
+    """Each block divided among the nodes of one computer; the two computers have half the layers
+    each, in a pipeline.
 
-    A node computes its part of each block, by its speed: a roofline's time of that part of the bytes and operations.
-    Then D nodes sum their partial hidden states, once after attention and once after the MLP. This
-    is a ring all-reduce: 2 (D - 1) hops of 1/D of the bytes, each as slow as the slowest link
-    between two of them.
+    A node computes its part of each block, by its speed: a roofline's time of that part of the
+    bytes and operations. Then D nodes sum their partial hidden states, once after attention and
+    once after the MLP. This is a ring all-reduce: 2 (D - 1) hops of 1/D of the bytes, each as slow
+    as the slowest link between two of them.
     """
     groups = tuple(
-        tuple(index for index, node in enumerate(costs.nodes) if node.group == machine) for machine in MACHINES
+        tuple(index for index, node in enumerate(costs.nodes) if node.group == machine)
+        for machine in MACHINES
     )
     return _divided("Megatron-LM", costs, groups, MACHINES)
 
 
 def sliced_tensor_parallel(costs: Costs) -> Schedule:
-    """As Megatron-LM; a prompt is cut into equal slices, in the number that gives the earliest first token."""
+    """As Megatron-LM; a prompt is cut into equal slices, in the number that gives the earliest
+    first token."""
     whole = megatron(costs)
     tokens = costs.problem.prompt_tokens
     slices = min(
@@ -127,23 +132,40 @@ def sliced_tensor_parallel(costs: Costs) -> Schedule:
     return replace(whole, name="TP-T", slices=slices)
 
 
-def _divided(name: str, costs: Costs, groups: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Schedule:
+def _divided(
+    name: str, costs: Costs, groups: tuple[tuple[int, ...], ...], names: tuple[str, ...]
+) -> Schedule:
     """Equal layers for the groups in order, each block divided among a group's nodes."""
     cut = cut_of(even([group[0] for group in groups], costs.problem.model.layer_count))
     whole, tokens = ring(costs, cut, 1), costs.problem.prompt_tokens
     speeds = 1 / costs.prefill(Load()).compute_s.sum(axis=1)
-    parts = tuple(tuple((speeds[list(group)] / speeds[list(group)].sum()).tolist()) for group in groups)
+    parts = tuple(
+        tuple((speeds[list(group)] / speeds[list(group)].sum()).tolist()) for group in groups
+    )
     layers = np.diff((0, *cut.ends)).tolist()
     sums = [_sums_s(costs, group, 2 * count) for group, count in zip(groups, layers, strict=True)]
     stages = tuple(
-        _shared(stage, part[0], waiting) for stage, part, waiting in zip(whole.stages, parts, sums, strict=True)
+        _shared(stage, part[0], waiting)
+        for stage, part, waiting in zip(whole.stages, parts, sums, strict=True)
     )
-    shares = tuple(waiting(tokens) / stage.prefill_s(tokens, 0) for waiting, stage in zip(sums, stages, strict=True))
-    return Schedule(name, cut, groups, parts, replace(whole, stages=stages, names=names), (tokens,), sums_share=shares)
+    shares = tuple(
+        waiting(tokens) / stage.prefill_s(tokens, 0)
+        for waiting, stage in zip(sums, stages, strict=True)
+    )
+    return Schedule(
+        name,
+        cut,
+        groups,
+        parts,
+        replace(whole, stages=stages, names=names),
+        (tokens,),
+        sums_share=shares,
+    )
 
 
 def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], float]:
-    """(tokens) -> seconds of `count` all-reduces of their hidden states among the nodes of a group."""
+    """(tokens) -> seconds of `count` all-reduces of their hidden states among the nodes of a
+    group."""
     width, size = costs.hidden_bytes, len(group)
 
     def seconds(tokens: int) -> float:
@@ -155,10 +177,13 @@ def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], f
 
 
 def _shared(stage: StageTimes, part: float, sums_s: Callable[[int], float]) -> StageTimes:
-    """The stage with only this part of the work for its first node, and the time that all take to add up."""
+    """The stage with only this part of the work for its first node, and the time that all take to
+    add up."""
     return StageTimes(
         prefill_s=lambda tokens, context: part * stage.prefill_s(tokens, context) + sums_s(tokens),
-        decode_s=lambda sequences, context: part * stage.decode_s(sequences, context) + sums_s(sequences),
+        decode_s=lambda sequences, context: (
+            part * stage.decode_s(sequences, context) + sums_s(sequences)
+        ),
     )
 
 
@@ -180,7 +205,8 @@ def even_cut(costs: Costs) -> Cut:
 
 
 def balanced_cut(costs: Costs) -> Cut:
-    """HPipe's partition of the prompt's work over the nodes in the order of the file, within their memory."""
+    """HPipe's partition of the prompt's work over the nodes in the order of the file, within their
+    memory."""
     whole, order = costs.prefill(Load()), _in_order(costs)
     seconds = whole.compute_s.copy()
     seconds[:, 0] += whole.embed_s
@@ -209,4 +235,6 @@ def _schedule(
     name: str, costs: Costs, cut: Cut, slices: tuple[int, ...] = (), mode: Mode = Mode.NO_BUBBLES
 ) -> Schedule:
     nodes, parts = tuple((node,) for node in cut.nodes), ((1.0,),) * len(cut.nodes)
-    return Schedule(name, cut, nodes, parts, ring(costs, cut, 1), slices or (costs.problem.prompt_tokens,), mode)
+    return Schedule(
+        name, cut, nodes, parts, ring(costs, cut, 1), slices or (costs.problem.prompt_tokens,), mode
+    )

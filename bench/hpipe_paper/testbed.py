@@ -46,7 +46,8 @@ MODELS = tuple(CONFIGS)
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """The paper's results as the notes give them: up to this many times the throughput, up to this much less energy."""
+    """The paper's results as the notes give them: up to this many times the throughput, up to this
+    much less energy."""
 
     speed_up: float = 2.28
     energy_saved: float = 0.682

@@ -16,7 +16,9 @@ def learn(choices: Choices, experts: int) -> ExpertTable:
     layers = choices.shape[1]
     hot = np.zeros((*choices.shape[:2], experts), dtype=np.float32)
     np.put_along_axis(hot, choices.astype(np.int64), 1.0, axis=-1)
-    before = np.concatenate([np.zeros_like(hot[:1]), hot[:-1]])  # the token before; nothing before the first
+    before = np.concatenate(
+        [np.zeros_like(hot[:1]), hot[:-1]]
+    )  # the token before; nothing before the first
     table = ExpertTable(
         np.zeros((layers, experts), np.float32),
         np.zeros((layers, experts, experts), np.float32),
@@ -24,7 +26,8 @@ def learn(choices: Choices, experts: int) -> ExpertTable:
     )
     for layer in range(layers):
         last, earlier = (
-            hot[:, layer - back] if layer >= back else before[:, (layer - back) % layers] for back in (1, 2)
+            hot[:, layer - back] if layer >= back else before[:, (layer - back) % layers]
+            for back in (1, 2)
         )
         inputs = np.concatenate([last, earlier, np.ones_like(last[:, :1])], axis=1)
         weights = _regression(inputs, hot[:, layer])
@@ -34,10 +37,11 @@ def learn(choices: Choices, experts: int) -> ExpertTable:
 
 
 def _regression(inputs: Floats, outcomes: Floats) -> Floats:
-    """Weights [inputs, outcomes] of logistic regressions with one matrix of inputs [samples, inputs].
+    """Weights [inputs, outcomes] of logistic regressions with one matrix of inputs [samples,
+    inputs].
 
-    A quarter of the inputs' Gram matrix bounds the curvature of them all (Boehning 1992), so one factorisation serves
-    every step of every outcome, and each step goes uphill.
+    A quarter of the inputs' Gram matrix bounds the curvature of them all (Boehning 1992), so one
+    factorisation serves every step of every outcome, and each step goes uphill.
     """
     penalty = np.full(inputs.shape[1], _PRIOR, dtype=np.float64)
     penalty[-1] = 1e-3

@@ -37,7 +37,9 @@ class Mixture:
 
     def mixtures(self) -> list[MixtureMlp]:
         """The mixtures of the layers that have experts, in order."""
-        blocks = (module for module in self.stage.weights.modules.modules() if isinstance(module, Block))
+        blocks = (
+            module for module in self.stage.weights.modules.modules() if isinstance(module, Block)
+        )
         return [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
 
     def nats_per_token(self, ids: list[int], overlap: int = HALF) -> float:
@@ -45,16 +47,21 @@ class Mixture:
         return nats(self.stage, ids, overlap) / (len(ids) - 1)
 
     def routing(self, ids: list[int]) -> Choices:
-        """[tokens, mixtures, chosen]: the routers' choices for every token of a text except its last."""
+        """[tokens, mixtures, chosen]: the routers' choices for every token of a text except its
+        last."""
         per_token = int(self.config["num_experts_per_tok"])
         seen: list[torch.Tensor] = []
         handles = [
-            mixture.router.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+            mixture.router.register_forward_hook(
+                lambda _module, _inputs, output: seen.append(output)
+            )
             for mixture in self.mixtures()
         ]
         pieces = []
         for logits, _ in scored(self.stage, ids):
-            chosen = torch.stack([torch.softmax(s, -1, torch.float32).topk(per_token).indices for s in seen], dim=1)
+            chosen = torch.stack(
+                [torch.softmax(s, -1, torch.float32).topk(per_token).indices for s in seen], dim=1
+            )
             pieces.append(chosen[-len(logits) :].sort(-1).values.to(torch.int16).numpy())
             seen.clear()
         for handle in handles:

@@ -1,4 +1,5 @@
-"""Widths per expert by measured loss, and the table that forecasts experts, for a mixture model's directory.
+"""Widths per expert by measured loss, and the table that forecasts experts, for a mixture model's
+directory.
 
     python -m bench.training.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve,
                                                                                          writes config.json
@@ -64,7 +65,10 @@ class Widths:
         """Each expert's share of the text's choices, by layer."""
         choices = self.mixture.routing(self.ids)
         return [
-            (np.bincount(choices[:, layer].ravel(), minlength=len(experts)) / choices[:, layer].size).tolist()
+            (
+                np.bincount(choices[:, layer].ravel(), minlength=len(experts))
+                / choices[:, layer].size
+            ).tolist()
             for layer, experts in enumerate(self.kinds[MIDDLE])
         ]
 
@@ -88,7 +92,8 @@ def _experts_of(model: Path) -> int:
 def most_within(
     order: Sequence[Expert], loss: Callable[[Sequence[Expert]], float], limit: float, fewest: int
 ) -> int | None:
-    """How many of the experts, taken in order, keep the loss within the limit: found by bisection from `fewest` on.
+    """How many of the experts, taken in order, keep the loss within the limit: found by bisection
+    from `fewest` on.
 
     None if `fewest` do not. The loss grows with their number except for noise, so the result holds
     although a larger number might, too.
@@ -108,7 +113,8 @@ def most_within(
 
 
 def choose_widths(widths: Widths, tolerance: float, single: int) -> dict[Expert, IntegerFormat]:
-    """As many experts at int2 as the tolerance allows, once the experts that int8 helps most have it.
+    """As many experts at int2 as the tolerance allows, once the experts that int8 helps most have
+    it.
 
     Each expert of the `single` layers that cost least is measured by itself.
     """
@@ -180,13 +186,17 @@ def measure_widths(options: argparse.Namespace) -> None:
     mixture = widths.mixture
     print(f"chosen: {widths.loss(chosen):.5f} nats per token, all int4 {widths.loss({}):.5f}")
     print(
-        f"bits per weight of experts, scales counted: {bits_per_weight(options.model, mixture, per_layer):.3f}, "
+        "bits per weight of experts, scales counted: "
+        f"{bits_per_weight(options.model, mixture, per_layer):.3f}, "
         f"all int4 {bits_per_weight(options.model, mixture, None):.3f}"
     )
     if options.judge is not None:
         widths.ids = token_ids(options.model, options.judge, None)
         widths.measured.clear()
-        print(f"on the other text: {widths.loss(chosen):.5f} nats per token, all int4 {widths.loss({}):.5f}")
+        print(
+            f"on the other text: {widths.loss(chosen):.5f} nats per token, all int4 "
+            f"{widths.loss({}):.5f}"
+        )
     path = options.model / "config.json"
     config = json.loads(path.read_text()) | {EXPERT_WIDTHS: per_layer}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -201,13 +211,17 @@ def measure_table(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("widths", "table"))
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--judge", type=Path, help="another text, of which the loss is printed")
     parser.add_argument("--bytes", type=int, help="of the text, its first")
-    parser.add_argument("--single", type=int, default=0, help="layers whose experts are measured one by one")
+    parser.add_argument(
+        "--single", type=int, default=0, help="layers whose experts are measured one by one"
+    )
     parser.add_argument("--tolerance", type=float, default=0.0, help="nats per token over all int4")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -11,8 +11,8 @@ Reproducible: batches come from a seeded generator, the schedule counts steps an
 `--threads` is fixed. So two runs on the same kind of machine give the same weights. It runs on a
 GPU when torch sees one.
 
-Hidden matrices are trained with Muon (momentum, orthogonalised by a Newton-Schulz iteration), embeddings and norms with
-AdamW.
+Hidden matrices are trained with Muon (momentum, orthogonalised by a Newton-Schulz iteration),
+embeddings and norms with AdamW.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def train_tokenizer(text: str) -> Tokenizer:
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     pattern = Regex(r"▁?[\p{L}\p{M}]+|▁?[^\p{L}\p{M}▁\n]+|▁+|\n+")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=SPECIAL_TOKENS + BYTE_TOKENS,
@@ -73,14 +75,16 @@ def train_tokenizer(text: str) -> Tokenizer:
 
 
 def mark_byte_tokens_ordinary(tokenizer: Tokenizer) -> Tokenizer:
-    """Byte tokens had to be special for the trainer to keep them; in use they are ordinary vocabulary."""
+    """Byte tokens had to be special for the trainer to keep them; in use they are ordinary
+    vocabulary."""
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in SPECIAL_TOKENS]
     return Tokenizer.from_str(json.dumps(state))
 
 
 def is_title(paragraph: str) -> bool:
-    """Whether a paragraph is a story's title: short and all capitals. A story ends before the next title."""
+    """Whether a paragraph is a story's title: short and all capitals. A story ends before the next
+    title."""
     letters = [c for c in paragraph if c.isalpha()]
     return len(letters) > 3 and len(paragraph) < 80 and all(c.isupper() for c in letters)
 
@@ -120,14 +124,19 @@ def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            torch.nn.init.zeros_(weight)  # every block starts as the identity: deep and narrow trains faster
+            torch.nn.init.zeros_(
+                weight
+            )  # every block starts as the identity: deep and narrow trains faster
     return model
 
 
 def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """The nearest semi-orthogonal matrix to each [..., rows, columns] matrix, by a quintic Newton-Schulz iteration."""
+    """The nearest semi-orthogonal matrix to each [..., rows, columns] matrix, by a quintic
+    Newton-Schulz iteration."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.bfloat16()  # only the direction is needed; bfloat16 is several times faster on CPUs that have it
+    x = (
+        matrix.bfloat16()
+    )  # only the direction is needed; bfloat16 is several times faster on CPUs that have it
     transposed = x.size(-2) > x.size(-1)
     if transposed:
         x = x.mT
@@ -140,15 +149,20 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 class Muon:
-    """Momentum whose update is orthogonalised, for weight matrices. Matrices of one shape are stepped as one batch."""
+    """Momentum whose update is orthogonalised, for weight matrices. Matrices of one shape are
+    stepped as one batch."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float
+    ) -> None:
         self._momentum = momentum
         self._weight_decay = weight_decay
         self._groups: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             self._groups.setdefault(parameter.shape, []).append(parameter)
-        self.averages = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
+        self.averages = {
+            shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()
+        }
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -165,7 +179,9 @@ class Muon:
                 parameter.grad = None
 
 
-def forward_loss(model: LlamaForCausalLM, inputs: torch.Tensor, targets: torch.Tensor, dropout: float) -> torch.Tensor:
+def forward_loss(
+    model: LlamaForCausalLM, inputs: torch.Tensor, targets: torch.Tensor, dropout: float
+) -> torch.Tensor:
     """Mean cross-entropy in nats of `targets` [batch, time] given `inputs` [batch, time]."""
     embedded = F.dropout(model.model.embed_tokens(inputs), dropout, training=dropout > 0)
     hidden = model.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
@@ -174,8 +190,11 @@ def forward_loss(model: LlamaForCausalLM, inputs: torch.Tensor, targets: torch.T
 
 
 @torch.no_grad()
-def bits_per_byte(model: PreTrainedModel, ids: list[int], text_bytes: int, context: int, device: str) -> float:
-    """Total bits of the validation tokens over its bytes. Every scored token sees at least half a context."""
+def bits_per_byte(
+    model: PreTrainedModel, ids: list[int], text_bytes: int, context: int, device: str
+) -> float:
+    """Total bits of the validation tokens over its bytes. Every scored token sees at least half a
+    context."""
     data = torch.tensor(ids, device=device)
     half = context // 2
     nats = 0.0
@@ -200,22 +219,29 @@ def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
 
 
 def batches(ids: list[int], arguments: argparse.Namespace, device: str) -> Iterator[torch.Tensor]:
-    """Blocks [batch, window + 1] for ever: each epoch cuts the text at a new random offset, in a new order."""
+    """Blocks [batch, window + 1] for ever: each epoch cuts the text at a new random offset, in a
+    new order."""
     data = torch.tensor(ids, device=device)
     generator = torch.Generator().manual_seed(arguments.seed)
     while True:
         offset = int(torch.randint(arguments.window, (1,), generator=generator))
         starts = torch.arange(offset, len(ids) - arguments.window - 1, arguments.window)
         order = starts[torch.randperm(len(starts), generator=generator)]
-        for rows in order[: len(order) // arguments.batch * arguments.batch].view(-1, arguments.batch):
+        for rows in order[: len(order) // arguments.batch * arguments.batch].view(
+            -1, arguments.batch
+        ):
             yield torch.stack([data[s : s + arguments.window + 1] for s in rows.tolist()])
 
 
-def train(model: LlamaForCausalLM, ids: list[int], arguments: argparse.Namespace, device: str) -> None:
+def train(
+    model: LlamaForCausalLM, ids: list[int], arguments: argparse.Namespace, device: str
+) -> None:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = Muon(matrices, momentum=0.95, weight_decay=arguments.weight_decay)
-    adam = torch.optim.AdamW(others, lr=arguments.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    adam = torch.optim.AdamW(
+        others, lr=arguments.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
     average, started = 0.0, time.monotonic()
     for step, block in zip(range(arguments.steps), batches(ids, arguments, device), strict=False):
         factor = learning_rate_factor(step, arguments.steps, arguments.warmup)
@@ -227,7 +253,9 @@ def train(model: LlamaForCausalLM, ids: list[int], arguments: argparse.Namespace
         muon.step(arguments.muon_lr * factor)
         adam.step()
         adam.zero_grad(set_to_none=True)
-        average = float(loss.detach()) if step == 0 else 0.98 * average + 0.02 * float(loss.detach())
+        average = (
+            float(loss.detach()) if step == 0 else 0.98 * average + 0.02 * float(loss.detach())
+        )
         show_progress(step + 1, arguments.steps, average, time.monotonic() - started)
 
 
@@ -238,8 +266,16 @@ def show_progress(step: int, steps: int, loss: float, elapsed: float) -> None:
         return
     filled = 30 * step // steps
     left = elapsed / step * (steps - step)
-    line = f"[{'#' * filled}{'.' * (30 - filled)}] {step}/{steps} loss {loss:.3f} {elapsed:.0f}s, {left:.0f}s left"
-    print(("\r" if terminal else "") + line, end="" if terminal and step < steps else "\n", file=sys.stderr, flush=True)
+    line = (
+        f"[{'#' * filled}{'.' * (30 - filled)}] {step}/{steps} loss {loss:.3f} {elapsed:.0f}s, "
+        f"{left:.0f}s left"
+    )
+    print(
+        ("\r" if terminal else "") + line,
+        end="" if terminal and step < steps else "\n",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 CHAT_TEMPLATE = """\
@@ -259,13 +295,20 @@ def save(
     record: dict[str, Any],
     written: tuple[str, ...] = ("num_hidden_layers",),
 ) -> None:
-    """The tensors, the config, the tokenizer with its settings and template, as transformers reads them, and the
-    record of the training. `written` are keys of the config that are there though they have a default's value."""
+    """The tensors, the config, the tokenizer with its settings and template, as transformers reads
+    them, and the record of the training. `written` are keys of the config that are there though
+    they have a default's value."""
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = {k: v for k, v in model.config.to_diff_dict().items() if not k.startswith("_")}
-    config |= {"architectures": [type(model).__name__], "model_type": model.config.model_type, "dtype": "bfloat16"}
-    write_json(out / "config.json", config | {name: getattr(model.config, name) for name in written})
+    config |= {
+        "architectures": [type(model).__name__],
+        "model_type": model.config.model_type,
+        "dtype": "bfloat16",
+    }
+    write_json(
+        out / "config.json", config | {name: getattr(model.config, name) for name in written}
+    )
     write_json(out / "training.json", record)
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     write_json(out / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
@@ -298,9 +341,14 @@ def sample(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, device: st
 
 
 def training_record(
-    model: PreTrainedModel, texts: dict[str, str], ids: list[int], arguments: argparse.Namespace, device: str
+    model: PreTrainedModel,
+    texts: dict[str, str],
+    ids: list[int],
+    arguments: argparse.Namespace,
+    device: str,
 ) -> dict[str, Any]:
-    """The settings, and the bits per byte that the weights to be shipped, those in bfloat16, reach."""
+    """The settings, and the bits per byte that the weights to be shipped, those in bfloat16,
+    reach."""
     model.train(False)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -309,19 +357,25 @@ def training_record(
     print(f"{reached:.4f} bits per byte on the validation text")
     left_out = ("corpus", "out", "checkpoint", "checkpoint_steps", "tokenizer")
     return {
-        "settings": {name: value for name, value in vars(arguments).items() if name not in left_out},
+        "settings": {
+            name: value for name, value in vars(arguments).items() if name not in left_out
+        },
         "parameters": sum(p.numel() for p in model.parameters()),
         "valid_bits_per_byte": round(reached, 4),
         "torch": torch.__version__,
         "device": device,
-        "corpus_sha256": {part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()},
+        "corpus_sha256": {
+            part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()
+        },
     }
 
 
 def options_of(description: str) -> argparse.ArgumentParser:
     """The options of both models' training, with the demo model's defaults."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
-    parser.add_argument("--corpus", type=Path, required=True, help="directory with *.train.txt and *.valid.txt")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="directory with *.train.txt and *.valid.txt"
+    )
     parser.add_argument("--out", type=Path, default=Path("edgeshard/demo_model"))
     parser.add_argument("--steps", type=int, default=1700)
     parser.add_argument("--batch", type=int, default=16, help="windows per step")
@@ -335,7 +389,9 @@ def options_of(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.1, help="on the embedded tokens, while training")
+    parser.add_argument(
+        "--dropout", type=float, default=0.1, help="on the embedded tokens, while training"
+    )
     parser.add_argument("--warmup", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -360,8 +416,16 @@ def main() -> None:
     started = time.monotonic()
     train(model, ids["train"], arguments, device)
     record = training_record(model, texts, ids["valid"], arguments, device)
-    tensors = {n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in model.named_parameters()}
-    save(model, tensors, tokenizer, arguments.out, record | {"train_seconds": round(time.monotonic() - started)})
+    tensors = {
+        n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in model.named_parameters()
+    }
+    save(
+        model,
+        tensors,
+        tokenizer,
+        arguments.out,
+        record | {"train_seconds": round(time.monotonic() - started)},
+    )
     print(sample(model, tokenizer, "Once upon a time", device))
 
 

@@ -48,7 +48,9 @@ class Teacher:
     def __init__(self, model: LlamaForCausalLM, windows: torch.Tensor) -> None:
         self._model = model.train(False)
         self._windows = windows
-        self._hidden = torch.empty(len(windows), windows.shape[1] - 1, model.config.hidden_size, dtype=torch.bfloat16)
+        self._hidden = torch.empty(
+            len(windows), windows.shape[1] - 1, model.config.hidden_size, dtype=torch.bfloat16
+        )
         self._known = torch.zeros(len(windows), dtype=torch.bool)
 
     @torch.no_grad()
@@ -56,15 +58,17 @@ class Teacher:
         """[rows x window, vocabulary], after each token of these windows except the last."""
         missing = rows[~self._known[rows]]
         if len(missing):
-            self._hidden[missing] = self._model.model(self._windows[missing, :-1], use_cache=False).last_hidden_state
+            self._hidden[missing] = self._model.model(
+                self._windows[missing, :-1], use_cache=False
+            ).last_hidden_state
             self._known[missing] = True
         return F.log_softmax(self._model.lm_head(self._hidden[rows]).float(), -1).flatten(0, 1)
 
 
 @torch.no_grad()
 def begin_from(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None:
-    """Give the draft the demo model's embedding, as far as its fewer dimensions hold it: what tokens have in common
-    need not be learned again."""
+    """Give the draft the demo model's embedding, as far as its fewer dimensions hold it: what
+    tokens have in common need not be learned again."""
     embedding = teacher.model.embed_tokens.weight.float() * teacher.model.norm.weight.float()
     directions = torch.linalg.svd(embedding, full_matrices=False).Vh[: model.config.hidden_size]
     model.model.embed_tokens.weight.copy_(embedding @ directions.T)
@@ -74,16 +78,24 @@ def orders(count: int, batch: int, seed: int) -> Iterator[torch.Tensor]:
     """Rows for ever, `batch` at a time: all of them in a new order each time."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield from torch.randperm(count, generator=generator)[: count // batch * batch].view(-1, batch)
+        yield from torch.randperm(count, generator=generator)[: count // batch * batch].view(
+            -1, batch
+        )
 
 
-def train(model: LlamaForCausalLM, teacher: Teacher, windows: torch.Tensor, arguments: argparse.Namespace) -> None:
+def train(
+    model: LlamaForCausalLM, teacher: Teacher, windows: torch.Tensor, arguments: argparse.Namespace
+) -> None:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = Muon(matrices, momentum=0.95, weight_decay=arguments.weight_decay)
-    adam = torch.optim.AdamW(others, lr=arguments.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    adam = torch.optim.AdamW(
+        others, lr=arguments.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
     average, started = 0.0, time.monotonic()
-    for step, rows in zip(range(arguments.steps), orders(len(windows), arguments.batch, arguments.seed), strict=False):
+    for step, rows in zip(
+        range(arguments.steps), orders(len(windows), arguments.batch, arguments.seed), strict=False
+    ):
         factor = learning_rate_factor(step, arguments.steps, arguments.warmup)
         adam.param_groups[0]["lr"] = arguments.adam_lr * factor
         wanted = teacher.logprobs(rows)
@@ -96,25 +108,36 @@ def train(model: LlamaForCausalLM, teacher: Teacher, windows: torch.Tensor, argu
         muon.step(arguments.muon_lr * factor)
         adam.step()
         adam.zero_grad(set_to_none=True)
-        average = float(loss.detach()) if step == 0 else 0.98 * average + 0.02 * float(loss.detach())
+        average = (
+            float(loss.detach()) if step == 0 else 0.98 * average + 0.02 * float(loss.detach())
+        )
         show_progress(step + 1, arguments.steps, average, time.monotonic() - started)
 
 
 @torch.no_grad()
-def agreement(model: LlamaForCausalLM, teacher: LlamaForCausalLM, ids: list[int], window: int) -> float:
-    """The fraction of the first validation tokens after which both find the same token likeliest."""
+def agreement(
+    model: LlamaForCausalLM, teacher: LlamaForCausalLM, ids: list[int], window: int
+) -> float:
+    """The fraction of the first validation tokens after which both find the same token
+    likeliest."""
     windows = torch.tensor(ids[: JUDGED_TOKENS // window * window]).view(-1, window)
     same = [
-        (model(part).logits.argmax(-1) == teacher(part).logits.argmax(-1)).float().mean() for part in windows.split(8)
+        (model(part).logits.argmax(-1) == teacher(part).logits.argmax(-1)).float().mean()
+        for part in windows.split(8)
     ]
     return float(torch.stack(same).mean())
 
 
 def main() -> None:
     parser = options_of(__doc__ or "")
-    parser.set_defaults(out=Path("bench/draft_model"), hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1)
-    # Twelve minutes on one core. 350 steps find the demo model's likeliest token for 48 of 100, 1,500 for 58.
-    parser.set_defaults(steps=5000, batch=8, window=128, warmup=20, adam_lr=0.004, dropout=0.0, threads=1)
+    parser.set_defaults(
+        out=Path("bench/draft_model"), hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1
+    )
+    # Twelve minutes on one core. 350 steps find the demo model's likeliest token for 48 of 100,
+    # 1,500 for 58.
+    parser.set_defaults(
+        steps=5000, batch=8, window=128, warmup=20, adam_lr=0.004, dropout=0.0, threads=1
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     texts = read_corpus(arguments.corpus)
@@ -125,7 +148,9 @@ def main() -> None:
     begin_from(model, teacher)
     window = arguments.window
     windows = torch.tensor(ids["train"]).unfold(0, window + 1, window)
-    print(f"{model.num_parameters() / 1e6:.2f} M parameters, {len(windows)} windows", file=sys.stderr)
+    print(
+        f"{model.num_parameters() / 1e6:.2f} M parameters, {len(windows)} windows", file=sys.stderr
+    )
     started = time.monotonic()
     train(model, Teacher(teacher, windows), windows, arguments)
     record = training_record(model, texts, ids["valid"], arguments, "cpu")

@@ -2,9 +2,9 @@
 
     python -m bench.training.train_mixture_model --corpus DIR --out OUT
 
-DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory like the demo model's, with one matrix
-per expert and projection as qwen3_moe is published. `training.json` records every setting, the bits per byte reached
-and how unevenly each layer uses its experts.
+DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory like the demo
+model's, with one matrix per expert and projection as qwen3_moe is published. `training.json`
+records every setting, the bits per byte reached and how unevenly each layer uses its experts.
 
 The balance loss is weak on purpose. Users of this model (a cache of experts, widths by expert) need
 routing that is skewed and follows from the layers before, as in mixtures of useful size.
@@ -74,31 +74,45 @@ def build_model(arguments: argparse.Namespace) -> Qwen3MoeForCausalLM:
 
 
 class ExpertMuon:
-    """The demo model's Muon for experts [experts, out, in]: each expert's projections are matrices of their own."""
+    """The demo model's Muon for experts [experts, out, in]: each expert's projections are matrices
+    of their own."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float
+    ) -> None:
         self._parameters = parameters
         self._views = [
             torch.nn.Parameter(torch.empty(0))
             for parameter in parameters
-            for _ in range(parameter.shape[0] * (2 if parameter.shape[1] < parameter.shape[2] else 1))
+            for _ in range(
+                parameter.shape[0] * (2 if parameter.shape[1] < parameter.shape[2] else 1)
+            )
         ]
         self._bind()
         self.muon = Muon(self._views, momentum, weight_decay)
 
     def _matrices(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        halves = 2 if tensor.shape[1] < tensor.shape[2] else 1  # gate and up are in one tensor, down has its own
+        halves = (
+            2 if tensor.shape[1] < tensor.shape[2] else 1
+        )  # gate and up are in one tensor, down has its own
         return [half for expert in tensor for half in expert.chunk(halves)]
 
     def _bind(self) -> None:
-        matrices = [matrix for parameter in self._parameters for matrix in self._matrices(parameter.data)]
+        matrices = [
+            matrix for parameter in self._parameters for matrix in self._matrices(parameter.data)
+        ]
         for view, matrix in zip(self._views, matrices, strict=True):
             view.data = matrix
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every expert from its gradient and drop the gradient."""
-        gradients = [matrix for p in self._parameters if p.grad is not None for matrix in self._matrices(p.grad)]
+        gradients = [
+            matrix
+            for p in self._parameters
+            if p.grad is not None
+            for matrix in self._matrices(p.grad)
+        ]
         for view, gradient in zip(self._views, gradients, strict=True):
             view.grad = gradient
         self.muon.step(lr)
@@ -110,12 +124,15 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], active: int) -> torch.
     """1 if layers spread tokens evenly over experts, more if not: the mean of layers [tokens,
     experts]
 
-    experts * sum over experts of (share of the choices x mean probability), as in the Switch Transformer.
+    experts * sum over experts of (share of the choices x mean probability), as in the Switch
+    Transformer.
     """
     losses = []
     for logits in router_logits:
         probabilities = torch.softmax(logits.float(), -1)
-        chosen = torch.zeros_like(probabilities).scatter_(1, probabilities.topk(active, -1).indices, 1.0 / active)
+        chosen = torch.zeros_like(probabilities).scatter_(
+            1, probabilities.topk(active, -1).indices, 1.0 / active
+        )
         losses.append(logits.shape[1] * (chosen.mean(0) * probabilities.mean(0)).sum())
     return torch.stack(losses).mean()
 
@@ -140,7 +157,9 @@ class Training:
         named = list(model.named_parameters())
         experts = [p for n, p in named if ".experts." in n]
         matrices = [p for n, p in named if n.endswith("_proj.weight")]
-        self._others = [p for n, p in named if ".experts." not in n and not n.endswith("_proj.weight")]
+        self._others = [
+            p for n, p in named if ".experts." not in n and not n.endswith("_proj.weight")
+        ]
         self._muon = Muon(matrices, momentum=0.95, weight_decay=arguments.weight_decay)
         self._experts = ExpertMuon(experts, momentum=0.95, weight_decay=arguments.weight_decay)
         self._adam = torch.optim.AdamW(
@@ -165,7 +184,10 @@ class Training:
     def _state(self) -> dict[str, torch.Tensor]:
         state = {f"weight.{n}": p.data for n, p in self._model.named_parameters()}
         for name, muon in (("muon", self._muon), ("experts", self._experts.muon)):
-            state |= {f"{name}.{'x'.join(map(str, shape))}": average for shape, average in muon.averages.items()}
+            state |= {
+                f"{name}.{'x'.join(map(str, shape))}": average
+                for shape, average in muon.averages.items()
+            }
         for index, parameter in enumerate(self._others):
             for key, value in self._adam.state.get(parameter, {}).items():
                 state[f"adam.{index}.{key}"] = value
@@ -184,7 +206,11 @@ class Training:
         with safe_open(path, "pt") as file:
             for parameter in self._others:
                 zeros = torch.zeros_like(parameter)
-                self._adam.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+                self._adam.state[parameter] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": zeros,
+                    "exp_avg_sq": zeros.clone(),
+                }
             for name, tensor in self._state().items():
                 tensor.copy_(file.get_tensor(name))
             metadata = file.metadata()
@@ -205,7 +231,10 @@ def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namesp
         loss, balance = training.step(step, block)
         average = loss if step == 0 else 0.98 * average + 0.02 * loss
         show_progress(
-            step + 1, arguments.steps, average, (time.monotonic() - started) * (step + 1) / (step + 1 - first)
+            step + 1,
+            arguments.steps,
+            average,
+            (time.monotonic() - started) * (step + 1) / (step + 1 - first),
         )
         if (step + 1) % arguments.checkpoint_steps == 0:
             print(f"step {step + 1} balance {balance:.3f}", file=sys.stderr, flush=True)
@@ -214,26 +243,35 @@ def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namesp
 
 
 @torch.no_grad()
-def expert_shares(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namespace) -> list[list[float]]:
+def expert_shares(
+    model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namespace
+) -> list[list[float]]:
     """Each expert's share of its layer's choices on a text, largest first, by layer."""
     counts: list[torch.Tensor] = [torch.zeros(arguments.experts) for _ in range(arguments.layers)]
     for start in range(0, len(ids) - arguments.window, arguments.window):
         block = torch.tensor([ids[start : start + arguments.window]])
         result = model.model(block, use_cache=False, output_router_logits=True)
         for count, logits in zip(counts, result.router_logits, strict=True):
-            count += torch.bincount(logits.topk(arguments.active, -1).indices.flatten(), minlength=arguments.experts)
-    return [[round(float(s), 4) for s in (c / c.sum()).sort(descending=True).values] for c in counts]
+            count += torch.bincount(
+                logits.topk(arguments.active, -1).indices.flatten(), minlength=arguments.experts
+            )
+    return [
+        [round(float(s), 4) for s in (c / c.sum()).sort(descending=True).values] for c in counts
+    ]
 
 
 def published_tensors(model: Qwen3MoeForCausalLM) -> dict[str, torch.Tensor]:
-    """The weights in bfloat16 by the names under which qwen3_moe is published: one matrix per expert and projection."""
+    """The weights in bfloat16 by the names under which qwen3_moe is published: one matrix per
+    expert and projection."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         weight = parameter.detach().to(torch.bfloat16)
         if name.endswith("experts.gate_up_proj"):
             for expert, both in enumerate(weight):
                 gate, up = both.chunk(2)
-                tensors[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate.contiguous()
+                tensors[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = (
+                    gate.contiguous()
+                )
                 tensors[name.replace("gate_up_proj", f"{expert}.up_proj.weight")] = up.contiguous()
         elif name.endswith("experts.down_proj"):
             for expert, down in enumerate(weight):
@@ -245,12 +283,20 @@ def published_tensors(model: Qwen3MoeForCausalLM) -> dict[str, torch.Tensor]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = options_of(__doc__ or "")
-    parser.set_defaults(out=None, steps=1000, batch=8, intermediate=64, layers=8, dropout=0.0, threads=1)
-    parser.add_argument("--tokenizer", type=Path, default=Path("edgeshard/demo_model/tokenizer.json"))
-    parser.add_argument("--experts", type=int, default=16, help="in each layer, as wide as --intermediate")
+    parser.set_defaults(
+        out=None, steps=1000, batch=8, intermediate=64, layers=8, dropout=0.0, threads=1
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, default=Path("edgeshard/demo_model/tokenizer.json")
+    )
+    parser.add_argument(
+        "--experts", type=int, default=16, help="in each layer, as wide as --intermediate"
+    )
     parser.add_argument("--active", type=int, default=2, help="experts per token")
     parser.add_argument("--balance", type=float, default=0.02, help="weight of the balance loss")
-    parser.add_argument("--checkpoint", type=Path, help="a safetensors file to continue from and to write")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="a safetensors file to continue from and to write"
+    )
     parser.add_argument("--checkpoint-steps", type=int, default=100)
     arguments = parser.parse_args()
     if arguments.out is None:
@@ -266,7 +312,11 @@ def main() -> None:
     ids = {part: encode_corpus(tokenizer, text) for part, text in texts.items()}
     model = build_model(arguments)
     parameters = model.num_parameters()
-    print(f"{parameters / 1e6:.2f} M parameters, {len(ids['train'])} training tokens", file=sys.stderr, flush=True)
+    print(
+        f"{parameters / 1e6:.2f} M parameters, {len(ids['train'])} training tokens",
+        file=sys.stderr,
+        flush=True,
+    )
     started = time.monotonic()
     train(model, ids["train"], arguments)
     record = training_record(model, texts, ids["valid"], arguments, "cpu")

@@ -16,7 +16,12 @@ import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.cpsat.solver_process import CpSat
-from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
+from edgeshard.domain.errors import (
+    DeniedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    extra_line,
+)
 from edgeshard.domain.identity import Role, authority_digest
 from edgeshard.gateway.access.cors import Origins, parse_origins
 from edgeshard.gateway.connections.listen import HttpListen
@@ -53,7 +58,12 @@ from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.dashboard.places import PageOrigins, parse_place
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.api_keys import ApiKeyStore, KeyBook
-from edgeshard_coordinator.membership.membership import EnrolmentServicer, GatewayCertificate, Issuing, Membership
+from edgeshard_coordinator.membership.membership import (
+    EnrolmentServicer,
+    GatewayCertificate,
+    Issuing,
+    Membership,
+)
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.packages.listener import PackagesListener
 from edgeshard_coordinator.packages.shelf import Shelf
@@ -84,7 +94,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     asyncio.run(serve(settings, read, raise_descriptor_limit()))
 
 
-async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSettings], descriptors: int) -> None:
+async def serve(
+    settings: CoordinatorSettings, read: Callable[[], CoordinatorSettings], descriptors: int
+) -> None:
     """`read` reads the settings again; `descriptors` is the number that this process may open."""
     notifier, stopping = Notifier.from_environment(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -106,11 +118,17 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
     try:
         await metrics.start()
         joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
-        listeners.enrolment, joins_at = await _open_enrolment(settings, site, coordinator, address, joiners)
+        listeners.enrolment, joins_at = await _open_enrolment(
+            settings, site, coordinator, address, joiners
+        )
         listeners.packages = await _open_packages(settings, site, coordinator)
         if listen is not None:
-            authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
-            listeners.gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places, adder)
+            authenticator = ApiKeyAuthenticator(
+                site.keys, site.audit, asks=not settings.http_no_key
+            )
+            listeners.gateway = await _open_gateway(
+                listen, origins, authenticator, coordinator, site, places, adder
+            )
         log.info("coordinator_started", address=address)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, address, listeners.url, joins_at)
@@ -185,15 +203,20 @@ def _site(settings: CoordinatorSettings) -> _Site:
     if settings.announce:
         if settings.enrol_listen is None:
             raise InvalidArgumentError(
-                "--announce needs --enrol-listen, the address where processes join", field="announce"
+                "--announce needs --enrol-listen, the address where processes join",
+                field="announce",
             )
         check_extras("--announce", "discovery")
     files, denials = settings.tls(), Denials()
     keys = KeyBook(ApiKeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
     if files is None:
         if settings.ca_key is not None or settings.enrol_listen is not None:
-            raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")
-        return _Site(None, None, denials, AuditLog(settings.state_dir / "audit", SystemClock()), keys)
+            raise InvalidArgumentError(
+                "--ca-key and --enrol-listen need TLS files", field="tls-cert"
+            )
+        return _Site(
+            None, None, denials, AuditLog(settings.state_dir / "audit", SystemClock()), keys
+        )
     files.check_is(Role.COORDINATOR, "coordinator")
     tls = adopted(files, settings.state_dir / "pki")
     issuing = None
@@ -202,7 +225,9 @@ def _site(settings: CoordinatorSettings) -> _Site:
         authority = Authority.load(tls.ca.read_bytes(), read_pem(settings.ca_key, "ca-key"))
         issuing = Issuing(authority, tls, timedelta(seconds=settings.certificate_life))
     elif settings.enrol_listen is not None:
-        raise InvalidArgumentError("--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key")
+        raise InvalidArgumentError(
+            "--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key"
+        )
     store = MembershipStore(settings.state_dir / "membership.sqlite")
     membership = Membership(tls.principal().site, store, denials, issuing, now, SystemClock().now)
     seal_key = None if issuing is None else SealKey(issuing.authority.derived("audit seals"))
@@ -211,13 +236,19 @@ def _site(settings: CoordinatorSettings) -> _Site:
 
 
 async def _open_enrolment(
-    settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
+    settings: CoordinatorSettings,
+    site: _Site,
+    coordinator: Coordinator,
+    address: str,
+    most_connections: int,
 ) -> tuple[EnrolmentServer | None, str]:
     """The server for joining, and its address, host:port; None and "" if there is none. Raises
     UnavailableError if the port is taken."""
     if site.tls is None or site.membership is None or settings.enrol_listen is None:
         return None, ""
-    server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
+    server = EnrolmentServer(
+        settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections
+    )
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
@@ -242,10 +273,17 @@ async def _open_packages(
     UnavailableError if the port is taken."""
     if settings.wheels is None:
         if settings.wheels_listen is not None:
-            raise InvalidArgumentError("--wheels-listen needs --wheels, a folder of wheels", field="wheels-listen")
+            raise InvalidArgumentError(
+                "--wheels-listen needs --wheels, a folder of wheels", field="wheels-listen"
+            )
         return None
     addresses = coordinator.identities.addresses
-    if site.tls is None or site.membership is None or settings.enrol_listen is None or addresses is None:
+    if (
+        site.tls is None
+        or site.membership is None
+        or settings.enrol_listen is None
+        or addresses is None
+    ):
         raise InvalidArgumentError(
             "--wheels serves machines that join: it needs --enrol-listen and --ca-key",
             field="wheels",
@@ -256,12 +294,18 @@ async def _open_packages(
     listen = settings.wheels_listen or join_address(host, min(port + 1, 65535) if port else 0)
     packages = PackagesListener(listen, site.tls, site.membership, site.denials, shelf, site.audit)
     at = await packages.start()
-    coordinator.identities.addresses = replace(addresses, packages=at, bootstrap_sha256=packages.script_sha256)
-    log.info("packages_listener_opened", address=at, folders=[folder.name for folder in shelf.folders])
+    coordinator.identities.addresses = replace(
+        addresses, packages=at, bootstrap_sha256=packages.script_sha256
+    )
+    log.info(
+        "packages_listener_opened", address=at, folders=[folder.name for folder in shelf.folders]
+    )
     return packages
 
 
-def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
+def _http_listen(
+    settings: CoordinatorSettings, site: _Site
+) -> tuple[HttpListen | None, GatewayCertificate | None]:
     """The gateway's listener, None if there is none, and its certificate if the site makes it.
     Raises as `HttpListen.check`, and DeniedError for a gateway that anybody on the network could
     use."""
@@ -271,8 +315,16 @@ def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen
         raise FailedPreconditionError(
             f"--http-listen needs the gateway extra: {extra_line('gateway')}", field="http-listen"
         )
-    listen, certificate = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key), None
-    if site.issuing is not None and not listen.is_local and listen.cert is None and listen.key is None:
+    listen, certificate = (
+        HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key),
+        None,
+    )
+    if (
+        site.issuing is not None
+        and not listen.is_local
+        and listen.cert is None
+        and listen.key is None
+    ):
         certificate = GatewayCertificate(
             site.issuing, settings.state_dir / "gateway", listen.address, settings.http_name
         )
@@ -286,7 +338,8 @@ def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen
     listen.check()
     if settings.http_no_key and not listen.is_local:
         raise DeniedError(
-            "--http-no-key works on loopback only: create keys with edgectl key create", field="http-no-key"
+            "--http-no-key works on loopback only: create keys with edgectl key create",
+            field="http-no-key",
         )
     return listen, certificate
 
@@ -296,7 +349,9 @@ def _certified(listen: HttpListen, certificate: GatewayCertificate) -> HttpListe
         files = certificate.made()
     except OSError as error:
         raise InvalidArgumentError(
-            f"--state-dir {certificate.directory.parent}: {error.strerror}", field="state-dir", reason="STATE_DIR"
+            f"--state-dir {certificate.directory.parent}: {error.strerror}",
+            field="state-dir",
+            reason="STATE_DIR",
         ) from None
     return replace(listen, cert=files.cert, key=files.key, host=certificate.hosts()[0])
 
@@ -315,11 +370,13 @@ def _renewing_own(site: _Site) -> list[Coroutine[None, None, None]]:
 
 
 def _origins(settings: CoordinatorSettings) -> Origins:
-    """Pages that may use the gateway. Raises DeniedError if every page in a browser of this machine could."""
+    """Pages that may use the gateway. Raises DeniedError if every page in a browser of this machine
+    could."""
     origins = parse_origins(settings.http_allow_origin)
     if origins.any and settings.http_no_key:
         raise DeniedError(
-            "--http-allow-origin * with --http-no-key lets any web page use the models: name the pages",
+            "--http-allow-origin * with --http-no-key lets any web page use the models: name the "
+            "pages",
             field="http-allow-origin",
         )
     return origins
@@ -333,7 +390,8 @@ def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> PageOri
         return PageOrigins(listen.cert is not None, listen.names, front)
     if settings.dashboard_url is not None:
         raise InvalidArgumentError(
-            "--dashboard-url needs --http-listen, and cannot be combined with --no-dashboard", field="dashboard-url"
+            "--dashboard-url needs --http-listen, and cannot be combined with --no-dashboard",
+            field="dashboard-url",
         )
     return None
 
@@ -350,7 +408,8 @@ async def _open_gateway(
     """`places` is None if there is no dashboard. Raises UnavailableError if the port is taken."""
 
     def made() -> tuple[GatewayServer, Login | None]:
-        # Half a second that a coordinator without a gateway need not wait, and no node waits for with one.
+        # Half a second that a coordinator without a gateway need not wait, and no node waits for
+        # with one.
         from edgeshard.gateway.app import make_app
         from edgeshard.gateway.connections.server import GatewayServer
         from edgeshard_coordinator.control.services.gateway import SiteBackend
@@ -361,9 +420,16 @@ async def _open_gateway(
             from edgeshard_coordinator.dashboard.opening import open_dashboard
 
             named = None if site.tls is None else site.tls.principal().site
-            pages, door = open_dashboard(coordinator, places, ApiKeyAuthenticator(site.keys, site.audit), named, adder)
+            pages, door = open_dashboard(
+                coordinator, places, ApiKeyAuthenticator(site.keys, site.audit), named, adder
+            )
         app = make_app(
-            backend, authenticator, coordinator.metrics, local_only=listen.is_local, origins=origins, pages=pages
+            backend,
+            authenticator,
+            coordinator.metrics,
+            local_only=listen.is_local,
+            origins=origins,
+            pages=pages,
         )
         return GatewayServer(app, listen), door
 
@@ -377,7 +443,9 @@ async def _open_gateway(
     return server
 
 
-def _prepared(coordinator: Coordinator, process: Process, settings: CoordinatorSettings) -> Callable[[], None]:
+def _prepared(
+    coordinator: Coordinator, process: Process, settings: CoordinatorSettings
+) -> Callable[[], None]:
     """A function that applies settings that were read again. Raises InvalidArgumentError for a
     wrong file of quotas."""
     quotas = settings.read_quotas()
@@ -397,24 +465,31 @@ async def _open_models(settings: CoordinatorSettings) -> ModelStore:
         await asyncio.to_thread(models.open)
     except OSError as error:
         raise InvalidArgumentError(
-            f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
+            f"--state-dir {settings.state_dir}: {error.strerror}",
+            field="state-dir",
+            reason="STATE_DIR",
         ) from None
     return models
 
 
-async def _open_adder(settings: CoordinatorSettings, places: PageOrigins | None, models: ModelStore) -> ModelAdder:
-    """What adds models for the dashboard. Raises InvalidArgumentError for options that need a dashboard,
-    FailedPreconditionError without the extra that reads the Hub."""
+async def _open_adder(
+    settings: CoordinatorSettings, places: PageOrigins | None, models: ModelStore
+) -> ModelAdder:
+    """What adds models for the dashboard. Raises InvalidArgumentError for options that need a
+    dashboard, FailedPreconditionError without the extra that reads the Hub."""
     if places is None and (settings.model_folder or settings.allow_hub):
         raise InvalidArgumentError(
-            "--model-folder and --allow-hub are for the dashboard: they need --http-listen, and cannot "
+            "--model-folder and --allow-hub are for the dashboard: they need --http-listen, and "
+            "cannot "
             "be combined with --no-dashboard",
             field="model-folder",
         )
     if settings.allow_hub:
         check_extras("--allow-hub", "models")
     folders = ModelFolders([Path(folder) for folder in settings.model_folder])
-    adder = ModelAdder(models, settings.state_dir / "additions", folders, allow_hub=settings.allow_hub)
+    adder = ModelAdder(
+        models, settings.state_dir / "additions", folders, allow_hub=settings.allow_hub
+    )
     await asyncio.to_thread(adder.open)
     return adder
 
@@ -429,7 +504,15 @@ async def _assemble(
 ) -> Coordinator:
     watch = CallAudit(site.audit)
     return Coordinator(
-        Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, watch, most_connections),
+        Server(
+            settings.listen,
+            site.tls,
+            CONTROL_KEEPALIVE_S,
+            WINDOW_BYTES,
+            site.denials,
+            watch,
+            most_connections,
+        ),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),

@@ -17,7 +17,9 @@ def main() -> None:
 
 def _run() -> None:
     if missing("coordinator"):
-        sys.stderr.write(f"edgeshard-coordinator needs the coordinator extra: {extra_line('coordinator')}\n")
+        sys.stderr.write(
+            f"edgeshard-coordinator needs the coordinator extra: {extra_line('coordinator')}\n"
+        )
         sys.exit(1)
     settle_grpc()
     with lasting_imports():

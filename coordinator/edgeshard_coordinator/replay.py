@@ -1,4 +1,5 @@
-"""`python -m edgeshard_coordinator.replay`: replays a coordinator's part of a dump. For `edgectl debug replay`."""
+"""`python -m edgeshard_coordinator.replay`: replays a coordinator's part of a dump. For
+`edgectl debug replay`."""
 
 from __future__ import annotations
 

@@ -25,18 +25,21 @@ StoreT = TypeVar("StoreT", bound="SqliteStore")
 def in_own_thread(
     work: Callable[Concatenate[StoreT, Arguments], ResultT],
 ) -> Callable[Concatenate[StoreT, Arguments], Coroutine[Any, Any, ResultT]]:
-    """Make a store's method one to be awaited, which runs in the thread that owns the store's connection."""
+    """Make a store's method one to be awaited, which runs in the thread that owns the store's
+    connection."""
 
     @wraps(work)
-    async def awaited(store: StoreT, /, *args: Arguments.args, **options: Arguments.kwargs) -> ResultT:
+    async def awaited(
+        store: StoreT, /, *args: Arguments.args, **options: Arguments.kwargs
+    ) -> ResultT:
         return await store._run(partial(work, store, *args, **options))
 
     return awaited
 
 
 class SqliteStore:
-    """Base of the stores. Every method of theirs raises ResourceExhaustedError (DISK_FULL) or InternalError
-    (STATE_STORE) when the disk or the file refuses; nothing has changed then.
+    """Base of the stores. Every method of theirs raises ResourceExhaustedError (DISK_FULL) or
+    InternalError (STATE_STORE) when the disk or the file refuses; nothing has changed then.
 
     What runs `in_own_thread` has the connection as `_open_database`; `_connect` made it.
     """
@@ -77,7 +80,8 @@ class SqliteStore:
         return self._database
 
     def _connect(self, schema: str) -> sqlite3.Connection:
-        """Open the file, readable only by its owner, with the tables of `schema`, which may be there already."""
+        """Open the file, readable only by its owner, with the tables of `schema`, which may be
+        there already."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._database = sqlite3.connect(self._path, timeout=5.0)
         self._database.execute("PRAGMA journal_mode=WAL")
@@ -87,7 +91,8 @@ class SqliteStore:
         return self._database
 
     def _move_columns(self, table: str, columns: Sequence[str], statement: str) -> None:
-        """Move columns that are too many in `table` out of it, by a `statement` that copies them to another table.
+        """Move columns that are too many in `table` out of it, by a `statement` that copies them to
+        another table.
 
         Earlier versions write rows without the names of columns, and cannot write a table that has
         more of them. So a later version's values are in a table of their own.

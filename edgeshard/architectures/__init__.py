@@ -1,6 +1,8 @@
-"""The model architectures that EdgeShard runs: the meaning of their config.json, and the tensors of each unit.
+"""The model architectures that EdgeShard runs: the meaning of their config.json, and the tensors of
+each unit.
 
-A family is one record in a file of `families/`. Pure and free of torch; the agent builds modules from the record.
+A family is one record in a file of `families/`. Pure and free of torch; the agent builds modules
+from the record.
 """
 
 from __future__ import annotations

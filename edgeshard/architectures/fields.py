@@ -1,4 +1,5 @@
-"""Typed reading of a config.json: a value that is missing or wrong raises UnsupportedModelError naming its field."""
+"""Typed reading of a config.json: a value that is missing or wrong raises UnsupportedModelError
+naming its field."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _SHORT.maxlevel = 3
 
 
 def shown(value: object) -> str:
-    """A value of a config.json, shortened for a message: it may be a megabyte long or a thousand levels deep."""
+    """A value of a config.json, shortened for a message: it may be a megabyte long or a thousand
+    levels deep."""
     return _SHORT.repr(value)
 
 
@@ -31,10 +33,11 @@ def refuse(field: str, why: str) -> UnsupportedModelError:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """The part of a config.json that describes the decoder. `prefix` is put before a field's name in errors.
+    """The part of a config.json that describes the decoder. `prefix` is put before a field's name
+    in errors.
 
-    `family` is the architecture's name, for messages. `defaults` are its values for keys that are missing or null; a
-    text as the default of a size names the key whose value it takes.
+    `family` is the architecture's name, for messages. `defaults` are its values for keys that are
+    missing or null; a text as the default of a size names the key whose value it takes.
     """
 
     values: Mapping[str, Any]
@@ -58,7 +61,8 @@ class ConfigFields:
         return self.defaults.get(key, default) if value is None else value
 
     def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """A positive integer up to `most`. Null counts as missing, which is an error without a default."""
+        """A positive integer up to `most`. Null counts as missing, which is an error without a
+        default."""
         value = self._value(key, default)
         if isinstance(value, str) and not self.given(key):
             return self.size(value, most=most)
@@ -67,7 +71,10 @@ class ConfigFields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refuse(key, f"is {shown(value)}; it must be a positive integer")
         if not 0 < value <= most:
-            raise self.refuse(key, f"is {shown(value)}; it must be between 1 and {most}, the most that EdgeShard runs")
+            raise self.refuse(
+                key,
+                f"is {shown(value)}; it must be between 1 and {most}, the most that EdgeShard runs",
+            )
         return value
 
     def count(self, key: str, default: int = 0, most: int = MAX_SIZE) -> int:
@@ -101,7 +108,9 @@ class ConfigFields:
         """One of `choices`; the family's default must have one for the key."""
         value = self._value(key, None)
         if not isinstance(value, str) or value not in choices:
-            raise self.refuse(key, f"is {shown(value)}; EdgeShard runs {', '.join(sorted(choices))}")
+            raise self.refuse(
+                key, f"is {shown(value)}; EdgeShard runs {', '.join(sorted(choices))}"
+            )
         return value
 
     def layer_list(self, key: str, layer_count: int) -> tuple[int, ...]:
@@ -110,8 +119,11 @@ class ConfigFields:
         if value is None:
             return ()
         valid = isinstance(value, list | tuple) and all(
-            isinstance(item, int) and not isinstance(item, bool) and 0 <= item < layer_count for item in value
+            isinstance(item, int) and not isinstance(item, bool) and 0 <= item < layer_count
+            for item in value
         )
         if not valid:
-            raise self.refuse(key, f"is {shown(value)}; it must be a list of layers below {layer_count}")
+            raise self.refuse(
+                key, f"is {shown(value)}; it must be a list of layers below {layer_count}"
+            )
         return tuple(value)

@@ -1,4 +1,5 @@
-"""Shared parts of families with gated delta layers: their layers' types, tensors, states and checks. Pure."""
+"""Shared parts of families with gated delta layers: their layers' types, tensors, states and
+checks. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Any
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import GgufFields, attending, ssm_head
 from edgeshard.architectures.limits import MAX_SIZE
-from edgeshard.architectures.parts import attention, even_split, head_norms, linear, llama_style, norms
+from edgeshard.architectures.parts import (
+    attention,
+    even_split,
+    head_norms,
+    linear,
+    llama_style,
+    norms,
+)
 from edgeshard.architectures.record import BlockStyle, Ends, Routing, Shapes
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
@@ -19,9 +27,11 @@ FLOAT32 = r"(A_log|dt_bias)$"
 WHOLE = r"(gate|in_proj_(a|b|ba))\.weight$"
 """The weights that open and decay a state are not quantised; neither is a router."""
 APART = "edgeshard_inputs_apart"
-"""The flag of a model whose queries, keys and values have another tensor than the gates of the output, as in GGUF."""
+"""The flag of a model whose queries, keys and values have another tensor than the gates of the
+output, as in GGUF."""
 TILED = "edgeshard_heads_tiled"
-"""The flag of a model whose value heads take the key heads in turn, as in GGUF, instead of some after one another."""
+"""The flag of a model whose value heads take the key heads in turn, as in GGUF, instead of some
+after one another."""
 UNIT_NORMS = r"(?<!linear_attn\.)norm\.weight$"
 DEFAULTS = {
     "hidden_act": "silu",
@@ -75,8 +85,15 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> 
     hidden = shape.hidden_size
     if not is_linear(fields, layer):
         bias = fields.flag("attention_bias")
-        queries = linear("self_attn.q_proj", 2 * shape.attention_heads * shape.head_dim, hidden, bias)
-        return block | attention(shape, input_bias=bias, output_bias=bias) | head_norms(shape) | queries
+        queries = linear(
+            "self_attn.q_proj", 2 * shape.attention_heads * shape.head_dim, hidden, bias
+        )
+        return (
+            block
+            | attention(shape, input_bias=bias, output_bias=bias)
+            | head_norms(shape)
+            | queries
+        )
     (keys, values), heads = widths(fields), fields.size("linear_num_value_heads")
     if joined and not fields.flag(APART):
         inputs = {"qkvz": 2 * keys + 2 * values}
@@ -88,7 +105,11 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> 
     return (
         block
         | {
-            "linear_attn.conv1d.weight": (2 * keys + values, 1, fields.size("linear_conv_kernel_dim")),
+            "linear_attn.conv1d.weight": (
+                2 * keys + values,
+                1,
+                fields.size("linear_conv_kernel_dim"),
+            ),
             "linear_attn.A_log": (heads,),
             "linear_attn.dt_bias": (heads,),
         }
@@ -100,7 +121,9 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> 
 def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
     rotary = None if is_linear(fields, layer) else ""
     tiled = fields.flag(TILED)
-    return replace(llama_style(fields, shape, layer), rotary=rotary, unit_offset=True, tiled_heads=tiled)
+    return replace(
+        llama_style(fields, shape, layer), rotary=rotary, unit_offset=True, tiled_heads=tiled
+    )
 
 
 def mixture_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
@@ -118,7 +141,11 @@ def gguf(*flags: str) -> Callable[[GgufFields], dict[str, Any]]:
 
     def config(fields: GgufFields) -> dict[str, Any]:
         kinds = attending(fields, FULL, LINEAR)
-        return {"layer_types": kinds, "linear_value_head_dim": ssm_head(fields), **dict.fromkeys(flags, True)}
+        return {
+            "layer_types": kinds,
+            "linear_value_head_dim": ssm_head(fields),
+            **dict.fromkeys(flags, True),
+        }
 
     return config
 
@@ -137,7 +164,8 @@ def check(fields: ConfigFields, layer_count: int) -> None:
     fields.choice("hidden_act", frozenset({"silu", "swish"}))
     if sum(widths(fields)) > MAX_SIZE:
         raise fields.refuse(
-            "linear_num_value_heads", f"is {values}; keys and values of a token may have {MAX_SIZE} numbers together"
+            "linear_num_value_heads",
+            f"is {values}; keys and values of a token may have {MAX_SIZE} numbers together",
         )
     if fields.size("linear_conv_kernel_dim") < 2:
         raise fields.refuse("linear_conv_kernel_dim", "is 1; it must be 2 or more")

@@ -1,7 +1,9 @@
-"""GGUF files of llama.cpp's converter: its changes to a family's checkpoint, and its metadata as config.json. Pure.
+"""GGUF files of llama.cpp's converter: its changes to a family's checkpoint, and its metadata as
+config.json. Pure.
 
-The converter reorders rows of queries and keys, adds 1 to some norms and joins the experts of a layer. The record of a
-family has a `Gguf` if EdgeShard undoes all the changes of that family. `gguf_names` has the names in both forms.
+The converter reorders rows of queries and keys, adds 1 to some norms and joins the experts of a
+layer. The record of a family has a `Gguf` if EdgeShard undoes all the changes of that family.
+`gguf_names` has the names in both forms.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
 SHORT_FACTORS = "rope_factors_short.weight"
 _LOW, _HIGH = 1.0, (4.0, 1.0)
-"""Options of llama3's rule in published models: the high one of llama 3.1 and after it, then of llama 4."""
+"""Options of llama3's rule in published models: the high one of llama 3.1 and after it, then of
+llama 4."""
 _TRAINED = (8192, *(1 << power for power in range(4, 18)))
 """Contexts of the first training; published models have the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFields:
-    """The metadata of a file, typed; its architecture's keys are named without the prefix. `file` is for messages."""
+    """The metadata of a file, typed; its architecture's keys are named without the prefix. `file`
+    is for messages."""
 
     file: str
     metadata: Mapping[str, Any]
@@ -40,7 +44,8 @@ class GgufFields:
 
     @property
     def layers(self) -> int:
-        """The number of blocks that predict the next token; blocks for further tokens follow them."""
+        """The number of blocks that predict the next token; blocks for further tokens follow
+        them."""
         further = self.get("nextn_predict_layers")
         count = self.size("block_count")
         if count > MAX_LAYERS:
@@ -49,7 +54,9 @@ class GgufFields:
 
     def has(self, stem: str) -> bool:
         """Whether any block has a tensor of this name, which is without `blk.N.`."""
-        return any(name.startswith("blk.") and name.split(".", 2)[2] == stem for name in self.tensors)
+        return any(
+            name.startswith("blk.") and name.split(".", 2)[2] == stem for name in self.tensors
+        )
 
     def layers_with(self, stem: str) -> list[bool]:
         """Whether each block has a tensor of this name."""
@@ -63,7 +70,11 @@ class GgufFields:
         if value is None and default is not None:
             return default
         if isinstance(value, list):  # by layer: 0 for those without
-            distinct = {item for item in value if item != 0} if all(type(item) is int for item in value) else set()
+            distinct = (
+                {item for item in value if item != 0}
+                if all(type(item) is int for item in value)
+                else set()
+            )
             value = distinct.pop() if len(distinct) == 1 else None
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self._refuse(key, "is missing or not one positive integer for all layers")
@@ -73,7 +84,11 @@ class GgufFields:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value < math.inf:
+        if (
+            not isinstance(value, float | int)
+            or isinstance(value, bool)
+            or not 0 < value < math.inf
+        ):
             raise self._refuse(key, "is missing or no positive number")
         # A float32 of the file, as the shortest decimal that means the same.
         shorter = (float(f"{value:.{digits}g}") for digits in range(1, 17))
@@ -81,11 +96,15 @@ class GgufFields:
 
     def unsupported(self, key: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{self.file}: {what}; add the checkpoint as safetensors", field=key, reason="UNSUPPORTED_GGUF"
+            f"{self.file}: {what}; add the checkpoint as safetensors",
+            field=key,
+            reason="UNSUPPORTED_GGUF",
         )
 
     def _refuse(self, key: str, what: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"{self.file}: {key} {what}", field=key, reason="MALFORMED_CHECKPOINT")
+        return InvalidArgumentError(
+            f"{self.file}: {key} {what}", field=key, reason="MALFORMED_CHECKPOINT"
+        )
 
 
 def rope_parameters(fields: GgufFields) -> dict[str, Any]:
@@ -106,12 +125,16 @@ def rope_parameters(fields: GgufFields) -> dict[str, Any]:
         entry |= {"rope_type": "linear", "factor": fields.number("rope.scaling.factor")}
     elif kind == "yarn":
         entry |= {"rope_type": "yarn", "factor": fields.number("rope.scaling.factor")}
-        entry["original_max_position_embeddings"] = fields.size("rope.scaling.original_context_length")
+        entry["original_max_position_embeddings"] = fields.size(
+            "rope.scaling.original_context_length"
+        )
         for key in ("beta_fast", "beta_slow"):
             if fields.get(f"rope.scaling.yarn_{key}") is not None:
                 entry[key] = fields.number(f"rope.scaling.yarn_{key}")
     else:
-        raise fields.unsupported("rope.scaling.type", f"rope.scaling.type {str(kind)[:40]!r} is not supported")
+        raise fields.unsupported(
+            "rope.scaling.type", f"rope.scaling.type {str(kind)[:40]!r} is not supported"
+        )
     if fields.rope_factors:
         entry |= _llama3(fields, theta)
     return entry
@@ -137,7 +160,8 @@ def _llama3(fields: GgufFields, theta: float) -> dict[str, Any]:
 
 
 def _llama3_factor(step: float, rule: Mapping[str, float]) -> float:
-    """The divisor of the frequency 1 / `step`, as llama.cpp's converter computes it from config.json."""
+    """The divisor of the frequency 1 / `step`, as llama.cpp's converter computes it from
+    config.json."""
     rounds = rule["original_max_position_embeddings"] / (2 * math.pi * step)
     low, high, factor = rule["low_freq_factor"], rule["high_freq_factor"], rule["factor"]
     if rounds > high:
@@ -163,7 +187,8 @@ def ssm_head(fields: GgufFields) -> int:
 
 
 def sliding(fields: GgufFields) -> dict[str, Any]:
-    """The window and the type of each layer as a config.json has them; a file without a window has full attention."""
+    """The window and the type of each layer as a config.json has them; a file without a window has
+    full attention."""
     window = fields.get("attention.sliding_window")
     pattern = fields.get("attention.sliding_window_pattern")
     if window in (None, 0):
@@ -183,11 +208,12 @@ def attending(fields: GgufFields, attention: str, other: str) -> list[str]:
 class Gguf:
     """The form in which llama.cpp writes a family.
 
-    `names` are its `general.architecture`, the record's name if empty. Several families may share one: a file is of
-    the first that `applies` to it. If `permuted`, rows of queries and keys are in llama.cpp's order. Tensors with names
-    that match `unit_norms` are 1 more than in the checkpoint. If `in_turn`, a matrix that the file has in two parts
-    takes their rows in turn, else one part follows the other. `config` returns keys of config.json that
-    `gguf_names.KEYS` does not have, or has otherwise.
+    `names` are its `general.architecture`, the record's name if empty. Several families may share
+    one: a file is of the first that `applies` to it. If `permuted`, rows of queries and keys are in
+    llama.cpp's order. Tensors with names that match `unit_norms` are 1 more than in the checkpoint.
+    If `in_turn`, a matrix that the file has in two parts takes their rows in turn, else one part
+    follows the other. `config` returns keys of config.json that `gguf_names.KEYS` does not have, or
+    has otherwise.
     """
 
     names: tuple[str, ...] = ()

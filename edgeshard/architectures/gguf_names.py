@@ -1,7 +1,9 @@
-"""llama.cpp's names of tensors and of metadata, and what config.json and checkpoints call the same. Pure.
+"""llama.cpp's names of tensors and of metadata, and what config.json and checkpoints call the same.
+Pure.
 
-A name in a file has several names in checkpoints, by family. The tensors that a family expects decide between them, so
-a family needs no table of its own. Source: gguf-py/gguf/constants.py of https://github.com/ggml-org/llama.cpp.
+A name in a file has several names in checkpoints, by family. The tensors that a family expects
+decide between them, so a family needs no table of its own. Source: gguf-py/gguf/constants.py of
+https://github.com/ggml-org/llama.cpp.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from edgeshard.architectures.gguf import GgufFields
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A half of a checkpoint's tensor that a file has in two: its gate (0) or what the gate multiplies (1)."""
+    """A half of a checkpoint's tensor that a file has in two: its gate (0) or what the gate
+    multiplies (1)."""
 
     name: str
     number: int
@@ -39,7 +42,12 @@ def _each(paths: tuple[str, ...], *names: str) -> tuple[str, ...]:
 
 BLOCK: Mapping[str, tuple[str | Half, ...]] = {
     "attn_norm": ("input_layernorm", "operator_norm", "norm"),
-    "ffn_norm": ("pre_feedforward_layernorm", "pre_ff_layernorm", "ffn_norm", "post_attention_layernorm"),
+    "ffn_norm": (
+        "pre_feedforward_layernorm",
+        "pre_ff_layernorm",
+        "ffn_norm",
+        "post_attention_layernorm",
+    ),
     "post_attention_norm": ("post_self_attn_layernorm", "post_attention_layernorm"),
     "pre_ffw_norm_2": ("pre_feedforward_layernorm_2",),
     "post_ffw_norm_1": ("post_feedforward_layernorm_1",),
@@ -102,7 +110,8 @@ BLOCK: Mapping[str, tuple[str | Half, ...]] = {
     "shortconv.in_proj": ("conv.in_proj",),
     "shortconv.out_proj": ("conv.out_proj",),
 }
-"""Names in a block, without `.weight` and `.bias` unless these differ too; the one that the family expects counts."""
+"""Names in a block, without `.weight` and `.bias` unless these differ too; the one that the family
+expects counts."""
 
 _EXPERTS = (
     "mlp.experts.{}.",
@@ -131,10 +140,12 @@ EXPERTS: Mapping[str, tuple[str | Half, ...]] = {
     "ffn_up_exps.bias": (Half("mlp.experts.{}.gate_up_proj_bias", 1),),
     "ffn_down_exps.bias": ("mlp.experts.{}.down_proj_bias",),
 }
-"""Names of tensors that hold all experts of a block, one after the other; `{}` is for the expert's index."""
+"""Names of tensors that hold all experts of a block, one after the other; `{}` is for the expert's
+index."""
 
 GATES_AND_UPS = "ffn_gate_up_exps.weight"
-"""The tensor in which files may have gates of all experts and what they multiply: both of an expert, then the next."""
+"""The tensor in which files may have gates of all experts and what they multiply: both of an
+expert, then the next."""
 
 Read = Callable[[GgufFields, str], Any]
 
@@ -192,8 +203,8 @@ KEYS: Mapping[str, tuple[str, Read]] = {
     "num_heads": ("ssm.time_step_rank", _SIZE),
     "mamba_d_ssm": ("ssm.inner_size", _SIZE),
 }
-"""Keys of config.json, with the key of the metadata without its prefix and how it is read. A family has those that its
-record reads."""
+"""Keys of config.json, with the key of the metadata without its prefix and how it is read. A family
+has those that its record reads."""
 
 FLAGS: Mapping[str, str] = {
     "attention_bias": "attn_q.bias",
@@ -211,7 +222,8 @@ FLAGS: Mapping[str, str] = {
 
 
 def known_keys(fields: GgufFields, read: Container[str]) -> dict[str, Any]:
-    """The keys among those that a family reads for which the file has the metadata or the tensor."""
+    """The keys among those that a family reads for which the file has the metadata or the
+    tensor."""
     config = {}
     for key, (name, how) in KEYS.items():
         if key in read and fields.get(name) is not None:

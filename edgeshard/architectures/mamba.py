@@ -1,4 +1,5 @@
-"""Shared parts of families with Mamba2 layers: the sizes, tensors, states and checks of these. Pure."""
+"""Shared parts of families with Mamba2 layers: the sizes, tensors, states and checks of these.
+Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ MIXER = "selective_scan"
 
 @dataclass(frozen=True, slots=True)
 class MambaKeys:
-    """The keys under which config.json has the sizes of Mamba2 layers, and flags for their biases."""
+    """The keys under which config.json has the sizes of Mamba2 layers, and flags for their
+    biases."""
 
     heads: str = "mamba_n_heads"
     groups: str = "mamba_n_groups"
@@ -66,9 +68,15 @@ class Mamba:
     normed: bool = True
 
     @classmethod
-    def read(cls, fields: ConfigFields, keys: MambaKeys, head_dim: int, normed: bool = True) -> Mamba:
+    def read(
+        cls, fields: ConfigFields, keys: MambaKeys, head_dim: int, normed: bool = True
+    ) -> Mamba:
         """Raises UnsupportedModelError for sizes that do not fit together."""
-        heads, groups, taps = fields.size(keys.heads), fields.size(keys.groups), fields.size(keys.taps)
+        heads, groups, taps = (
+            fields.size(keys.heads),
+            fields.size(keys.groups),
+            fields.size(keys.taps),
+        )
         even_split(fields, keys.heads, heads, keys.groups, groups)
         if taps < 2:
             raise fields.refuse(keys.taps, "is 1; it must be 2 or more")
@@ -84,7 +92,10 @@ class Mamba:
             normed,
         )
         if mamba.inner + mamba.channels + heads > MAX_SIZE:
-            why = f"is {heads}, of {head_dim} numbers each; a layer's input may have {MAX_SIZE} numbers with its gate"
+            why = (
+                f"is {heads}, of {head_dim} numbers each; a layer's input may have {MAX_SIZE} "
+                "numbers with its gate"
+            )
             raise fields.refuse(keys.heads, why)
         return mamba
 
@@ -95,7 +106,8 @@ class Mamba:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: all heads, with the inputs and the outputs of their states."""
+        """Channels of the convolution: all heads, with the inputs and the outputs of their
+        states."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -111,7 +123,9 @@ class Mamba:
             block[f"{path}.conv1d.bias"] = (self.channels,)
         if self.normed:
             block |= norms(self.inner, f"{path}.norm")
-        inputs = linear(f"{path}.in_proj", self.inner + self.channels + self.heads, hidden, self.input_bias)
+        inputs = linear(
+            f"{path}.in_proj", self.inner + self.channels + self.heads, hidden, self.input_bias
+        )
         return block | inputs | linear(f"{path}.out_proj", hidden, self.inner, self.output_bias)
 
 
@@ -126,20 +140,28 @@ def expanded_head_dim(fields: ConfigFields) -> int:
     head_dim = even_split(fields, key, inner, "mamba_n_heads", fields.size("mamba_n_heads"))
     config_dim = fields.values.get("mamba_d_head")
     if config_dim not in (None, "auto", head_dim) or isinstance(config_dim, bool):
-        raise fields.refuse("mamba_d_head", f"is {shown(config_dim)}; by {key} and mamba_n_heads it is {head_dim}")
+        raise fields.refuse(
+            "mamba_d_head", f"is {shown(config_dim)}; by {key} and mamba_n_heads it is {head_dim}"
+        )
     return head_dim
 
 
-def plain(values: Mapping[str, Any], kinds: str = "", names: Mapping[str, str] | None = None) -> dict[str, Any]:
+def plain(
+    values: Mapping[str, Any], kinds: str = "", names: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """A config.json with an infinite `time_step_limit` as a number, which transformers writes as an
     object. The layer types are under the key `kinds` by today's names; `names` maps older ones to
     these."""
     config = dict(values)
     limits = config.get(_LIMITS)
     if isinstance(limits, list | tuple):
-        config[_LIMITS] = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]
+        config[_LIMITS] = [
+            math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits
+        ]
     if names and isinstance(listed := config.get(kinds), list):
-        config[kinds] = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in listed]
+        config[kinds] = [
+            names.get(kind, kind) if isinstance(kind, str) else kind for kind in listed
+        ]
     return config
 
 
@@ -150,7 +172,9 @@ def check_limits(fields: ConfigFields, layer_count: int) -> None:
         return
     numbers = isinstance(limits, list) and all(type(limit) in (int, float) for limit in limits)
     if not numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:
-        raise fields.refuse(_LIMITS, f"is {shown(limits)}; it must be the least and the most step, 0 or more")
+        raise fields.refuse(
+            _LIMITS, f"is {shown(limits)}; it must be the least and the most step, 0 or more"
+        )
 
 
 def check_kinds(fields: ConfigFields, key: str, kinds: frozenset[str], layer_count: int) -> None:
@@ -161,5 +185,8 @@ def check_kinds(fields: ConfigFields, key: str, kinds: frozenset[str], layer_cou
         or len(listed) != layer_count
         or any(not isinstance(kind, str) or kind not in kinds for kind in listed)
     ):
-        why = f"is {shown(listed)}; it must name one of {', '.join(sorted(kinds))} for each of the {layer_count} layers"
+        why = (
+            f"is {shown(listed)}; it must name one of {', '.join(sorted(kinds))} for each of the "
+            f"{layer_count} layers"
+        )
         raise fields.refuse(key, why)

@@ -1,4 +1,5 @@
-"""The reading of a config.json: a model's family and shape, and the refusal of all that would be run wrongly."""
+"""The reading of a config.json: a model's family and shape, and the refusal of all that would be
+run wrongly."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.models.dtypes import STORED_FORMATS, ExpertWidths, IntegerFormat, Quantisation
 
 STORED_AS = "edgeshard_stored_as"
-"""The key that EdgeShard adds to the config.json of a model whose weights it stores as small integers."""
+"""The key that EdgeShard adds to the config.json of a model whose weights it stores as small
+integers."""
 FORMATS = "edgeshard_formats"
-"""Key of the formats of tensors that are stored as small integers, if they differ: lists of names by format. A name is
-canonical, with `*` for the number of an expert."""
+"""Key of the formats of tensors that are stored as small integers, if they differ: lists of names
+by format. A name is canonical, with `*` for the number of an expert."""
 EXPERT_WIDTHS = "edgeshard_expert_widths"
-"""The key for the bits of each expert if the weights become small integers: `ExpertWidths.layers`."""
+"""The key for the bits of each expert if the weights become small integers:
+`ExpertWidths.layers`."""
 
 CONTEXT = "edgeshard_context"
 """The key that EdgeShard adds for the tokens of a deployment's longest request (`for_context`)."""
@@ -36,7 +39,8 @@ _NEAR = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The config.json of a model that runs: its family's record, the fields of its decoder, its shape.
+    """The config.json of a model that runs: its family's record, the fields of its decoder, its
+    shape.
 
     `context` is the longest request's: the model's limit, or a deployment's own.
     """
@@ -48,17 +52,20 @@ class Decoder:
 
     @property
     def short_context(self) -> int:
-        """The longest context for which the rotary embedding is another one than beyond it; 0 for models with one."""
+        """The longest context for which the rotary embedding is another one than beyond it; 0 for
+        models with one."""
         rope = self.architecture.rope
         return 0 if rope is None else rope.trained_context(self.fields)
 
     def windows(self) -> tuple[int, ...]:
-        """The most positions that a token of each block sees, its own included; 0 for all positions before it."""
+        """The most positions that a token of each block sees, its own included; 0 for all positions
+        before it."""
         rule, layers = self.architecture.windows, self.shape.layer_count
         return (0,) * layers if rule is None else rule.sizes(self.fields, layers)
 
     def rotations(self) -> dict[str, Rotation]:
-        """The rotary embedding of each layer type, or of all layers under "", of a family that has any.
+        """The rotary embedding of each layer type, or of all layers under "", of a family that has
+        any.
 
         Layers of one type have heads of one width.
         """
@@ -74,14 +81,15 @@ class Decoder:
 def parse_config(config: Mapping[str, Any]) -> ModelShape:
     """The shape of the model that `config` (a decoded config.json) describes.
 
-    Raises UnsupportedModelError, its `field` the key at fault, for an architecture or an option that is not run, and
-    for a key that is missing or ill-typed.
+    Raises UnsupportedModelError, its `field` the key at fault, for an architecture or an option
+    that is not run, and for a key that is missing or ill-typed.
     """
     return read_config(config).shape
 
 
 def read_config(config: Mapping[str, Any]) -> Decoder:
-    """The family, the fields and the shape of the decoder in `config`. Raises as `parse_config` does."""
+    """The family, the fields and the shape of the decoder in `config`. Raises as `parse_config`
+    does."""
     _check_general(config)
     architecture, fields = decoder_fields(config)
     _check_fields(architecture, fields)
@@ -115,15 +123,20 @@ def for_context(config: Mapping[str, Any], max_context: int) -> Mapping[str, Any
 
 
 def context_note(config: Mapping[str, Any], max_context: int) -> str:
-    """The rotary factors that a deployment with this `max_context` (0: the model's) has; "" for models with one set."""
+    """The rotary factors that a deployment with this `max_context` (0: the model's) has; "" for
+    models with one set."""
     decoder = read_config(for_context(config, max_context))
     trained = decoder.short_context
     if not trained:
         return ""
     if decoder.context <= trained:
-        return f"Rotary factors: short, because the context of {decoder.context} tokens is at most {trained}."
+        return (
+            f"Rotary factors: short, because the context of {decoder.context} tokens is at most "
+            f"{trained}."
+        )
     return (
-        f"Rotary factors: long, because the context of {decoder.context} tokens is beyond {trained}; with max_context "
+        f"Rotary factors: long, because the context of {decoder.context} tokens is beyond "
+        f"{trained}; with max_context "
         f"{trained} or less they are short."
     )
 
@@ -143,7 +156,9 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
     if not isinstance(model_type, str) or not model_type:
         raise refuse("model_type", "is missing; use the complete config.json of the checkpoint")
     if model_type in REFUSED:
-        raise refuse("model_type", f"{shown(model_type)} is not supported: it {REFUSED[model_type]}")
+        raise refuse(
+            "model_type", f"{shown(model_type)} is not supported: it {REFUSED[model_type]}"
+        )
     architecture = find(model_type)
     has_decoder = architecture is not None and model_type in architecture.own_types
     wrapped = NESTED.get(model_type)
@@ -171,10 +186,14 @@ def _nested_fields(
 ) -> tuple[Architecture, ConfigFields]:
     """As `decoder_fields`, of a config.json that nests one of the `wrapped` decoders."""
     if not isinstance(nested, Mapping):
-        raise refuse("text_config", f"is missing or not an object; a {model_type} checkpoint needs it")
+        raise refuse(
+            "text_config", f"is missing or not an object; a {model_type} checkpoint needs it"
+        )
     nested_type = nested.get("model_type", next(iter(wrapped)) if len(wrapped) == 1 else None)
     if not isinstance(nested_type, str) or nested_type not in wrapped:
-        raise refuse("text_config.model_type", f"is {shown(nested_type)}; it must be {' or '.join(wrapped)}")
+        raise refuse(
+            "text_config.model_type", f"is {shown(nested_type)}; it must be {' or '.join(wrapped)}"
+        )
     record = wrapped[nested_type]
     defaults = {**record.defaults, **record.nested_defaults}
     return record, ConfigFields(record.current(nested), "text_config.", defaults, record.name)
@@ -187,8 +206,9 @@ def _fields(architecture: Architecture, values: Mapping[str, Any]) -> ConfigFiel
 def is_tied(architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields) -> bool:
     """Whether the embedding is the LM head too. A nested config may have the key at either level.
 
-    If the levels differ, a false one at the top counts, as in transformers, unless the family's `either_ties` has the
-    model_type. A true one at the top is refused: it would drop an LM head that the checkpoint may have.
+    If the levels differ, a false one at the top counts, as in transformers, unless the family's
+    `either_ties` has the model_type. A true one at the top is refused: it would drop an LM head
+    that the checkpoint may have.
     """
     key = "tie_word_embeddings"
     inner, outer = fields.flag(key), ConfigFields(config).flag(key, fields.flag(key))
@@ -225,7 +245,9 @@ def _check_fields(architecture: Architecture, fields: ConfigFields) -> None:
             raise fields.refuse(key, why)
 
 
-def _shape(architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields) -> ModelShape:
+def _shape(
+    architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields
+) -> ModelShape:
     keys = architecture.keys
     hidden, heads = fields.size(keys.hidden), fields.size(keys.heads)
     layer_count = fields.size(keys.layers, most=MAX_LAYERS)  # before anything is listed by layer
@@ -260,7 +282,11 @@ def _stored_as(architecture: Architecture, config: Mapping[str, Any]) -> Quantis
         return Quantisation.STORED
     if value is None:
         return None
-    if not isinstance(value, str) or value not in list(Quantisation) or value == Quantisation.STORED:
+    if (
+        not isinstance(value, str)
+        or value not in list(Quantisation)
+        or value == Quantisation.STORED
+    ):
         raise refuse(STORED_AS, f"is {shown(value)}; it must be one of {', '.join(Quantisation)}")
     if not architecture.quantises:
         raise refuse(STORED_AS, f"is given, but {architecture.name} runs with whole weights only")
@@ -277,7 +303,10 @@ def _formats(config: Mapping[str, Any]) -> Mapping[str, IntegerFormat]:
     formats: dict[str, IntegerFormat] = {}
     for text, names in value.items():
         if text not in STORED_FORMATS:
-            raise refuse(FORMATS, f"has the format {shown(text)}; it must be one of {', '.join(STORED_FORMATS)}")
+            raise refuse(
+                FORMATS,
+                f"has the format {shown(text)}; it must be one of {', '.join(STORED_FORMATS)}",
+            )
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise refuse(FORMATS, f"has {shown(names)} for {text}; it must be a list of names")
         for name in names:
@@ -294,14 +323,24 @@ def _expert_widths(
     value = config.get(EXPERT_WIDTHS)
     if value is None:
         return None
-    if architecture.experts is None or not architecture.quantises or not architecture.has_expert_modules:
-        raise refuse(EXPERT_WIDTHS, f"is given, but {architecture.name} has no experts that are kept one by one")
+    if (
+        architecture.experts is None
+        or not architecture.quantises
+        or not architecture.has_expert_modules
+    ):
+        raise refuse(
+            EXPERT_WIDTHS,
+            f"is given, but {architecture.name} has no experts that are kept one by one",
+        )
     count = expert_count(architecture.experts, fields)
     if not isinstance(value, list) or len(value) != layer_count:
         raise refuse(EXPERT_WIDTHS, f"must be a list of {layer_count} texts, one for each layer")
     for text in value:
         if not isinstance(text, str) or len(text) not in (0, count) or not set(text) <= set("248"):
-            raise refuse(EXPERT_WIDTHS, f"has {shown(text)}; a layer has {count} digits, each 2, 4 or 8, or none")
+            raise refuse(
+                EXPERT_WIDTHS,
+                f"has {shown(text)}; a layer has {count} digits, each 2, 4 or 8, or none",
+            )
     return ExpertWidths(tuple(value))
 
 
@@ -312,30 +351,43 @@ def _head_dim(architecture: Architecture, fields: ConfigFields, hidden: int, hea
     else:
         head_dim = even_split(fields, keys.hidden, hidden, keys.heads, heads)
     if heads * head_dim > MAX_SIZE:
-        raise fields.refuse(keys.heads, f"is {heads}, of {head_dim} numbers each; together they may have {MAX_SIZE}")
+        raise fields.refuse(
+            keys.heads, f"is {heads}, of {head_dim} numbers each; together they may have {MAX_SIZE}"
+        )
     if architecture.rope is not None and head_dim % 2:
-        raise fields.refuse(keys.head_dim, f"is {head_dim}; a rotary embedding needs an even number")
+        raise fields.refuse(
+            keys.head_dim, f"is {head_dim}; a rotary embedding needs an even number"
+        )
     return head_dim
 
 
 def named_eos_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids of tokens that end an answer which config.json itself names, without its family's default.
+    """The ids of tokens that end an answer which config.json itself names, without its family's
+    default.
 
     Raises as `parse_config` does.
     """
     fields = decoder_fields(config)[1]
-    return _eos_ids(config.get("eos_token_id", fields.values.get("eos_token_id")), fields.size("vocab_size"))
+    return _eos_ids(
+        config.get("eos_token_id", fields.values.get("eos_token_id")), fields.size("vocab_size")
+    )
 
 
-def _eos_tokens(config: Mapping[str, Any], fields: ConfigFields, vocab_size: int) -> tuple[int, ...]:
+def _eos_tokens(
+    config: Mapping[str, Any], fields: ConfigFields, vocab_size: int
+) -> tuple[int, ...]:
     default = fields.values.get("eos_token_id", fields.defaults.get("eos_token_id"))
     return _eos_ids(config.get("eos_token_id", default), vocab_size)
 
 
 def _eos_ids(value: object, vocab_size: int) -> tuple[int, ...]:
-    items: Iterable[Any] = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    items: Iterable[Any] = (
+        value if isinstance(value, list | tuple) else [] if value is None else [value]
+    )
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise refuse("eos_token_id", f"is {shown(value)}; it must be a token id, a list of them or null")
+            raise refuse(
+                "eos_token_id", f"is {shown(value)}; it must be a token id, a list of them or null"
+            )
     # An id beyond the vocabulary, as a class default in a small model, can never be sampled.
     return tuple(item for item in items if item < vocab_size)

@@ -1,4 +1,5 @@
-"""Tensors, styles and checks that families have in common. Pure; nothing here depends on the family."""
+"""Tensors, styles and checks that families have in common. Pure; nothing here depends on the
+family."""
 
 from __future__ import annotations
 
@@ -25,10 +26,16 @@ from edgeshard.architectures.shape import ModelShape
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 """Before attention and before the MLP."""
 BEHIND_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
-SANDWICH_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", BEHIND_NORMS[1])
+SANDWICH_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    BEHIND_NORMS[1],
+)
 
 
-# -- tensors -----------------------------------------------------------------------------------------------------------
+# -- tensors
+# -----------------------------------------------------------------------------------------------------------
 
 
 def linear(name: str, width_out: int, width_in: int, bias: bool = False) -> Shapes:
@@ -47,7 +54,11 @@ def norms(width: int, *names: str, bias: bool = False) -> Shapes:
 
 
 def attention(
-    shape: ModelShape, *, input_bias: bool = False, output_bias: bool = False, output: str = "o_proj"
+    shape: ModelShape,
+    *,
+    input_bias: bool = False,
+    output_bias: bool = False,
+    output: str = "o_proj",
 ) -> Shapes:
     """Projections of queries, keys, values and of attention's output."""
     hidden = shape.hidden_size
@@ -89,7 +100,8 @@ def llama_block(
 ) -> BlockTensors:
     """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags for their biases.
 
-    `attention_norms` are the norms of queries and keys, `head_norms` or `row_norms`, if there are any.
+    `attention_norms` are the norms of queries and keys, `head_norms` or `row_norms`, if there are
+    any.
     """
 
     def block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -98,7 +110,11 @@ def llama_block(
             norms(shape.hidden_size, *norm_names)
             | attention(shape, input_bias=biased, output_bias=biased)
             | attention_norms(shape)
-            | gated_mlp(shape, fields.size("intermediate_size"), bias=bool(mlp_bias) and fields.flag(mlp_bias))
+            | gated_mlp(
+                shape,
+                fields.size("intermediate_size"),
+                bias=bool(mlp_bias) and fields.flag(mlp_bias),
+            )
         )
 
     return block
@@ -139,9 +155,15 @@ def transposed_mlps(
     hidden, shapes = shape.hidden_size, dict[str, tuple[int, ...]]()
     for expert in range(count):
         path = f"{experts}.{expert}"
-        shapes |= {f"{path}.gate_up_proj": (hidden, 2 * inner), f"{path}.down_proj": (inner, hidden)}
+        shapes |= {
+            f"{path}.gate_up_proj": (hidden, 2 * inner),
+            f"{path}.down_proj": (inner, hidden),
+        }
         if bias:
-            shapes |= {f"{path}.gate_up_proj_bias": (2 * inner,), f"{path}.down_proj_bias": (hidden,)}
+            shapes |= {
+                f"{path}.gate_up_proj_bias": (2 * inner,),
+                f"{path}.down_proj_bias": (hidden,),
+            }
     return shapes
 
 
@@ -161,12 +183,17 @@ TRANSPOSED_RENAMES = ((r"_proj$", "_proj.weight"), (r"_proj_bias$", "_proj.bias"
 """From the names of `transposed_mlps` to the names of gated MLPs."""
 
 
-# -- styles and ends --------------------------------------------------------------------------------------------------
+# -- styles and ends
+# --------------------------------------------------------------------------------------------------
 
 
 def llama_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
     """The style of blocks of the Llama kind."""
-    return BlockStyle(fields.number("rms_norm_eps"), shape.head_dim**-0.5, fields.choice("hidden_act", ACTIVATIONS))
+    return BlockStyle(
+        fields.number("rms_norm_eps"),
+        shape.head_dim**-0.5,
+        fields.choice("hidden_act", ACTIVATIONS),
+    )
 
 
 def mixture_style(normalised: bool | None = None) -> Style:
@@ -190,7 +217,8 @@ def multiplied_style(fields: ConfigFields, shape: ModelShape, layer: int) -> Blo
 
 
 def scalar_style(fields: ConfigFields) -> BlockStyle:
-    """The style of blocks whose norms multiply by 1 + weight and whose scores are scaled by `query_pre_attn_scalar`."""
+    """The style of blocks whose norms multiply by 1 + weight and whose scores are scaled by
+    `query_pre_attn_scalar`."""
     scaling = fields.number("query_pre_attn_scalar") ** -0.5
     activation = fields.choice("hidden_activation", ACTIVATIONS)
     return BlockStyle(fields.number("rms_norm_eps"), scaling, activation, unit_offset=True)
@@ -221,25 +249,31 @@ def gemma_ends(unit_offset: bool = False, rounded_last: bool = False) -> MakeEnd
     return ends
 
 
-# -- reading and checking ----------------------------------------------------------------------------------------------
+# -- reading and checking
+# ----------------------------------------------------------------------------------------------
 
 
 def fixed_values(**values: object) -> Check:
-    """The check that each of these keys has the value given here, is null or is missing: nothing else is run."""
+    """The check that each of these keys has the value given here, is null or is missing: nothing
+    else is run."""
 
     def check(fields: ConfigFields, layer_count: int) -> None:
         for key, value in values.items():
             config_value = fields.values.get(key)
             if config_value is not None and (
-                config_value != value or isinstance(config_value, bool) is not isinstance(value, bool)
+                config_value != value
+                or isinstance(config_value, bool) is not isinstance(value, bool)
             ):
-                raise fields.refuse(key, f"is {shown(config_value)}; {fields.family} runs with {shown(value)} only")
+                raise fields.refuse(
+                    key, f"is {shown(config_value)}; {fields.family} runs with {shown(value)} only"
+                )
 
     return check
 
 
 def never_null(*keys: str) -> Check:
-    """The check that none of these keys is null, which means something else to transformers than a key left out."""
+    """The check that none of these keys is null, which means something else to transformers than a
+    key left out."""
 
     def check(fields: ConfigFields, layer_count: int) -> None:
         for key in keys:
@@ -250,14 +284,18 @@ def never_null(*keys: str) -> Check:
 
 
 def even_split(fields: ConfigFields, total_key: str, total: int, parts_key: str, parts: int) -> int:
-    """`total` over `parts`. Raises UnsupportedModelError naming `total_key` if that is no whole number."""
+    """`total` over `parts`. Raises UnsupportedModelError naming `total_key` if that is no whole
+    number."""
     if total % parts:
-        raise fields.refuse(total_key, f"is {total}, which is not a multiple of {parts_key} {parts}")
+        raise fields.refuse(
+            total_key, f"is {total}, which is not a multiple of {parts_key} {parts}"
+        )
     return total // parts
 
 
 def expert_count(experts: Experts, fields: ConfigFields) -> int:
-    """Experts of one mixture layer, under the first of the keys that is given; 0 if they are switched off."""
+    """Experts of one mixture layer, under the first of the keys that is given; 0 if they are
+    switched off."""
     if experts.switch and not fields.flag(experts.switch):
         return 0
     return fields.size(next((key for key in experts.count if fields.given(key)), experts.count[-1]))
@@ -271,13 +309,16 @@ def chosen_experts(experts: Experts, fields: ConfigFields) -> int:
 
 
 def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> None:
-    """Raise UnsupportedModelError naming the key for more experts than EdgeShard runs, or more chosen than all."""
+    """Raise UnsupportedModelError naming the key for more experts than EdgeShard runs, or more
+    chosen than all."""
     count = expert_count(experts, fields)
     if count > MAX_EXPERTS:  # before anything is listed by expert
         raise fields.refuse(experts.count[0], f"is {count}; EdgeShard runs at most {MAX_EXPERTS}")
     if count * layer_count > MAX_EXPERTS_IN_ALL:
         raise fields.refuse(
-            experts.count[0], f"is {count} in {layer_count} layers; EdgeShard runs at most {MAX_EXPERTS_IN_ALL} in all"
+            experts.count[0],
+            f"is {count} in {layer_count} layers; EdgeShard runs at most {MAX_EXPERTS_IN_ALL} in "
+            "all",
         )
     top_k = chosen_experts(experts, fields)
     if top_k > count:
@@ -288,13 +329,25 @@ def expert_groups(experts: Experts) -> Check:
     """The check of experts that are chosen out of `topk_group` of `n_group` groups."""
 
     def check(fields: ConfigFields, layer_count: int) -> None:
-        count, groups, kept_groups = expert_count(experts, fields), fields.size("n_group"), fields.size("topk_group")
+        count, groups, kept_groups = (
+            expert_count(experts, fields),
+            fields.size("n_group"),
+            fields.size("topk_group"),
+        )
         in_group = even_split(fields, experts.count[0], count, "n_group", groups)
         if in_group < 2:
-            raise fields.refuse("n_group", f"is {groups}; a group is ranked by its best two experts, so it needs two")
+            raise fields.refuse(
+                "n_group",
+                f"is {groups}; a group is ranked by its best two experts, so it needs two",
+            )
         if kept_groups > groups:
-            raise fields.refuse("topk_group", f"is {kept_groups}, more than the {groups} groups there are")
+            raise fields.refuse(
+                "topk_group", f"is {kept_groups}, more than the {groups} groups there are"
+            )
         if (top_k := chosen_experts(experts, fields)) > kept_groups * in_group:
-            raise fields.refuse(experts.top_k, f"is {top_k}, more than {kept_groups} groups of {in_group} experts have")
+            raise fields.refuse(
+                experts.top_k,
+                f"is {top_k}, more than {kept_groups} groups of {in_group} experts have",
+            )
 
     return check

@@ -14,7 +14,9 @@ from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import Windows
 from edgeshard.domain.models.model import Part
 
-ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
+ACTIVATIONS = frozenset(
+    {"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"}
+)
 """The activations that the agent's own blocks compute."""
 Shapes = dict[str, tuple[int, ...]]
 """Tensors of a checkpoint with their shapes as stored."""
@@ -23,14 +25,17 @@ BlockTensors = Callable[[ConfigFields, ModelShape, int], Shapes]
 OuterTensors = Callable[[ConfigFields, ModelShape], Shapes]
 """Tensors outside the blocks, without the token embedding and the LM head."""
 Current = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""The decoder's part of a config.json under the keys that the family reads. Raises UnsupportedModelError."""
+"""The decoder's part of a config.json under the keys that the family reads. Raises
+UnsupportedModelError."""
 Check = Callable[[ConfigFields, int], None]
-"""(fields, number of blocks): raises UnsupportedModelError for a config.json that this family cannot run."""
+"""(fields, number of blocks): raises UnsupportedModelError for a config.json that this family
+cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeKeys:
-    """The keys under which config.json has the sizes. Without `head_dim` the heads share `hidden` evenly."""
+    """The keys under which config.json has the sizes. Without `head_dim` the heads share `hidden`
+    evenly."""
 
     layers: str = "num_hidden_layers"
     hidden: str = "hidden_size"
@@ -42,9 +47,11 @@ class SizeKeys:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The names of a family in transformers: the module `transformers.models.MODULE.modeling_MODULE`, and its classes.
+    """The names of a family in transformers: the module
+    `transformers.models.MODULE.modeling_MODULE`, and its classes.
 
-    A class is named by `prefix` and its kind, unless its name is given. `norm` may be a class of `torch.nn` too.
+    A class is named by `prefix` and its kind, unless its name is given. `norm` may be a class of
+    `torch.nn` too.
     """
 
     module: str
@@ -73,7 +80,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A tensor of a checkpoint that holds the same part of all experts of a layer, one after the other.
+    """A tensor of a checkpoint that holds the same part of all experts of a layer, one after the
+    other.
 
     `tensor` is its name in a block. `parts` are the names of its equal parts of one expert, also
     one after the other, with `{}` for the expert's index.
@@ -127,7 +135,8 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
-    """The gating gate * sigmoid(alpha * gate) * (up + 1), with the gate at most `limit` and up within it on both sides.
+    """The gating gate * sigmoid(alpha * gate) * (up + 1), with the gate at most `limit` and up
+    within it on both sides.
 
     Rows of the two alternate.
     """
@@ -188,7 +197,8 @@ BlockHeads = Callable[[ConfigFields, ModelShape, int], KvHeads]
 BlockStates = Callable[[ConfigFields, ModelShape, int], tuple[StateSize, ...]]
 """The states that the block of this index keeps of a request."""
 BlockChunk = Callable[[ConfigFields, int], int]
-"""The positions of the chunks within which the block of this index attends; 0 if it attends to all."""
+"""The positions of the chunks within which the block of this index attends; 0 if it attends to
+all."""
 MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 
@@ -203,7 +213,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The family runs in the agent's own blocks: RMS norms, rotary grouped-query attention, gated MLPs or a mixture.
+    """The family runs in the agent's own blocks: RMS norms, rotary grouped-query attention, gated
+    MLPs or a mixture.
 
     `renames` (regular expressions and their replacements) turn a tensor's name in a block into the
     Llama kind's. `float32` (a regular expression) are the parameters that keep full precision in
@@ -254,19 +265,21 @@ _ROPE = Rope()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One model family. A regular expression here matches with `re.search` in a canonical name (see `tensors`).
+    """One model family. A regular expression here matches with `re.search` in a canonical name (see
+    `tensors`).
 
-    Of a config.json:
-    `model_types` are the values of model_type that the family answers to. `nested` maps the model_type of a config.json
-    that holds the decoder in its `text_config` to the model_type in there. A model_type that is in both may have the
-    decoder's keys at the top instead. `current` turns older keys into those that transformers' configuration class has,
-    if the class does not do so itself. `defaults` are the values of that class for keys that checkpoints leave out;
-    without one a key is required. `nested_defaults` are further ones: a `text_config` leaves out each key that has the
-    class's default. `either_ties` has each model_type of `nested` whose `tie_word_embeddings` counts at either level.
-    `activation` is a key, `activations` its values.
-    `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
-    null or false, with the reason. Families with learned positions, or without any, have no `rope`. `chunks` is for
-    families with blocks that attend within chunks of positions.
+    Of a config.json: `model_types` are the values of model_type that the family answers to.
+    `nested` maps the model_type of a config.json that holds the decoder in its `text_config` to the
+    model_type in there. A model_type that is in both may have the decoder's keys at the top
+    instead. `current` turns older keys into those that transformers' configuration class has, if
+    the class does not do so itself. `defaults` are the values of that class for keys that
+    checkpoints leave out; without one a key is required. `nested_defaults` are further ones: a
+    `text_config` leaves out each key that has the class's default. `either_ties` has each
+    model_type of `nested` whose `tie_word_embeddings` counts at either level. `activation` is a
+    key, `activations` its values. `flags`, `sizes` and `numbers` are keys that are checked for
+    their type, `refused` keys that may only be missing, null or false, with the reason. Families
+    with learned positions, or without any, have no `rope`. `chunks` is for families with blocks
+    that attend within chunks of positions.
 
     Fields of a checkpoint:
 
@@ -309,7 +322,9 @@ class Architecture:
     computed: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
     further_blocks: str = ""
     embedding: str = "embed_tokens.weight"
-    embedding_width: Callable[[ConfigFields, ModelShape], int] = lambda fields, shape: shape.hidden_size
+    embedding_width: Callable[[ConfigFields, ModelShape], int] = lambda fields, shape: (
+        shape.hidden_size
+    )
     outer_names: Mapping[str, Part] = field(default_factory=lambda: {"norm.weight": Part.HEAD})
     outer: OuterTensors = rms_final_norm
     block: BlockTensors
@@ -340,8 +355,11 @@ class Architecture:
 
     @property
     def has_expert_modules(self) -> bool:
-        """Whether each expert is a module of the agent's own: a unit that is kept, read and quantised by itself."""
-        return self.experts is not None and (isinstance(self.runs, Fused) or bool(self.runs.experts))
+        """Whether each expert is a module of the agent's own: a unit that is kept, read and
+        quantised by itself."""
+        return self.experts is not None and (
+            isinstance(self.runs, Fused) or bool(self.runs.experts)
+        )
 
     def expert_index(self, name: str) -> int | None:
         """The index of the expert of this tensor in a block, if experts are modules; else None."""
@@ -351,14 +369,16 @@ class Architecture:
         return None if match is None else int(match[1])
 
     def matrix(self, name: str, size: tuple[int, ...], hidden: int) -> tuple[int, ...]:
-        """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others are as stored."""
+        """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others
+        are as stored."""
         return size[::-1] if self.is_transposed(name, size, hidden) else size
 
     def is_transposed(self, name: str, size: tuple[int, ...], hidden: int) -> bool:
-        """Whether the tensor of this name in a block is a matrix that is stored, in this `size`, as [inputs, outputs].
+        """Whether the tensor of this name in a block is a matrix that is stored, in this `size`, as
+        [inputs, outputs].
 
-        The size does not show it if a matrix is square. It counts only for families with `both_layouts`, whose down
-        projections have `hidden` outputs and the others `hidden` inputs.
+        The size does not show it if a matrix is square. It counts only for families with
+        `both_layouts`, whose down projections have `hidden` outputs and the others `hidden` inputs.
         """
         experts = self.experts
         if experts is None or not experts.transposed or len(size) != 2 or not self.is_expert(name):
@@ -367,7 +387,8 @@ class Architecture:
         return not experts.both_layouts or size[hidden_at] == hidden
 
     def place(self, name: str) -> Place:
-        """The place of the tensor of this name in a block; name and path are without `layers.N.`."""
+        """The place of the tensor of this name in a block; name and path are without
+        `layers.N.`."""
         if isinstance(self.runs, Plugged) and name in self.runs.parts:
             return self.runs.parts[name]
         for pattern, replacement in self.runs.renames:

@@ -1,6 +1,7 @@
 """All families: the files of `families/` are found, not listed.
 
-A file has `ARCHITECTURE`, the record of a family that runs, or `REFUSED`, the reasons why some families do not run.
+A file has `ARCHITECTURE`, the record of a family that runs, or `REFUSED`, the reasons why some
+families do not run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def by_name(modules: Iterable[object]) -> dict[str, Architecture]:
     for record in (module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")):
         own = {*record.own_types, *record.nested.items()}
         if record.name in names or types & own:
-            raise InternalError(f"two architectures answer to {record.name} or to one of {record.answers_to}")
+            raise InternalError(
+                f"two architectures answer to {record.name} or to one of {record.answers_to}"
+            )
         names[record.name] = record
         types |= own
     return names
@@ -64,8 +67,11 @@ NESTED: Mapping[str, Mapping[str, Architecture]] = {
     outer: {record.nested[outer]: record for record in RECORDS.values() if outer in record.nested}
     for outer in {outer for record in RECORDS.values() for outer in record.nested}
 }
-"""By the model_type of a config.json that nests the decoder, the records by the model_type in there."""
-_BY_TYPE = {kind: record for record in RECORDS.values() for kind in (record.name, *record.answers_to)}
+"""By the model_type of a config.json that nests the decoder, the records by the model_type in
+there."""
+_BY_TYPE = {
+    kind: record for record in RECORDS.values() for kind in (record.name, *record.answers_to)
+}
 
 
 def find(architecture: str) -> Architecture | None:

@@ -21,19 +21,24 @@ _NEEDED = {
 }
 """The keys that a rotary type needs."""
 STATIC = frozenset({"default", "linear", "yarn", "llama3", "dynamic"})
-"""Types whose frequencies depend on the config only; `dynamic` ones do so up to the longest context of the config."""
+"""Types whose frequencies depend on the config only; `dynamic` ones do so up to the longest context
+of the config."""
 WITH_SECTIONS = STATIC | {"mrope"}
-"""Types of models for pictures, in which sections of a head's dimensions turn by the three axes of a picture."""
+"""Types of models for pictures, in which sections of a head's dimensions turn by the three axes of
+a picture."""
 SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
-"""The keys of these sections. The three positions of a text's token are equal, so that sections do not matter."""
+"""The keys of these sections. The three positions of a text's token are equal, so that sections do
+not matter."""
 _LONG = "longrope"
 WITH_FACTORS = frozenset({"default", _LONG, "su"})
-"""Those of models with a factor for each frequency: short ones up to the first training's context, long ones beyond.
+"""Those of models with a factor for each frequency: short ones up to the first training's context,
+long ones beyond.
 
 A deployment's context decides for all of its requests: keys of one request cannot have both.
 """
 _SAME = {"dynamic": "default", "mrope": "default", "su": _LONG}
-"""Types that turn as another one does: beyond the longest context nothing runs, the positions of a text are equal."""
+"""Types that turn as another one does: beyond the longest context nothing runs, the positions of a
+text are equal."""
 _LISTS = frozenset({"short_factor", "long_factor"})
 _TRAINED = "original_max_position_embeddings"
 _PROPORTIONAL = "proportional"
@@ -44,12 +49,14 @@ _WITH_CONTEXT = frozenset({"yarn", "llama3"})
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A rotary embedding: the frequencies of `dims` dimensions of each head, from `theta` by the rules of `kind`.
+    """A rotary embedding: the frequencies of `dims` dimensions of each head, from `theta` by the
+    rules of `kind`.
 
-    `options` are the other entries of config.json for it, such as the factor. Types that need it find there the
-    context of the first training, `original_max_position_embeddings`.
+    `options` are the other entries of config.json for it, such as the factor. Types that need it
+    find there the context of the first training, `original_max_position_embeddings`.
 
-    Queries are multiplied by 1 + growth ln(1 + n) after the n-th time that positions passed that context.
+    Queries are multiplied by 1 + growth ln(1 + n) after the n-th time that positions passed that
+    context.
     """
 
     kind: str
@@ -97,7 +104,8 @@ class Rope:
         context: int,
         widths: Mapping[str, int] = _NO_WIDTHS,
     ) -> dict[str, Rotation]:
-        """The rotary embedding of each layer type, or of all layers under "", of a config that `check` accepts.
+        """The rotary embedding of each layer type, or of all layers under "", of a config that
+        `check` accepts.
 
         `context` is the longest request's, up to `max_context`, the model's limit. `widths` are the
         head widths of layer types that differ from `head_dim`. If two entries contradict each
@@ -106,33 +114,50 @@ class Rope:
         values = fields.values
         if not self.by_layer_type:
             entry = self._with_factors(self._entry(fields), max_context, context)
-            return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
+            return {
+                "": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)
+            }
         scaling = values.get("rope_scaling") or {}
         parameters = values.get("rope_parameters")
         parameters = self.assumed if parameters is None else parameters
-        full = {"rope_type": "default"} if not parameters else parameters.get(FULL) or {"rope_type": "default"}
+        full = (
+            {"rope_type": "default"}
+            if not parameters
+            else parameters.get(FULL) or {"rope_type": "default"}
+        )
         sliding = parameters.get(SLIDING) or {}
         of_full, of_sliding = widths.get(FULL, head_dim), widths.get(SLIDING, head_dim)
         return {
-            FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, of_full, max_context),
-            SLIDING: self._rotation(fields, sliding, self.sliding_key, self.sliding_theta, of_sliding, max_context),
+            FULL: self._rotation(
+                fields, {**full, **scaling}, "rope_theta", self.theta, of_full, max_context
+            ),
+            SLIDING: self._rotation(
+                fields, sliding, self.sliding_key, self.sliding_theta, of_sliding, max_context
+            ),
         }
 
     def _entry(self, fields: ConfigFields) -> dict[str, Any]:
-        """The entry of all layers, and in it the first training's context that config.json may have outside."""
+        """The entry of all layers, and in it the first training's context that config.json may have
+        outside."""
         values = fields.values
         parameters = values.get("rope_parameters")
-        entry = dict(values.get("rope_scaling") or (self.assumed if parameters is None else parameters))
+        entry = dict(
+            values.get("rope_scaling") or (self.assumed if parameters is None else parameters)
+        )
         trained = values.get(_TRAINED) or fields.defaults.get(_TRAINED)
         return entry if trained is None else entry | {_TRAINED: trained}
 
     def trained_context(self, fields: ConfigFields) -> int:
-        """The longest context of a deployment that has short factors; 0 for models without two lists of factors."""
+        """The longest context of a deployment that has short factors; 0 for models without two
+        lists of factors."""
         entry = {} if self.by_layer_type else self._entry(fields)
         return int(entry[_TRAINED]) if _kind(entry) == _LONG else 0
 
-    def _with_factors(self, entry: dict[str, Any], max_context: int, context: int) -> dict[str, Any]:
-        """The entry with one list of factors, `factors`, which `context` selects from its two lists."""
+    def _with_factors(
+        self, entry: dict[str, Any], max_context: int, context: int
+    ) -> dict[str, Any]:
+        """The entry with one list of factors, `factors`, which `context` selects from its two
+        lists."""
         if _kind(entry) != _LONG:
             return entry
         trained = entry[_TRAINED]
@@ -172,7 +197,9 @@ class Rope:
                 raise fields.refuse(key, f"is {shown(value)}; it must be an object or null")
             nested = [name for name in value if name in LAYER_TYPES]
             if nested and not self.by_layer_type:
-                raise fields.refuse(key, f"differs by layer type, which {fields.family} does not support")
+                raise fields.refuse(
+                    key, f"differs by layer type, which {fields.family} does not support"
+                )
             for name in nested:
                 if value[name] is None:
                     continue
@@ -191,7 +218,8 @@ class Rope:
             if not isinstance(kind, str) or kind not in self.kinds:
                 raise fields.refuse(
                     f"{path}.{key}",
-                    f"is {shown(kind)}, whose frequencies are unknown or depend on the requests seen; "
+                    f"is {shown(kind)}, whose frequencies are unknown or depend on the requests "
+                    "seen; "
                     f"use a checkpoint with {', '.join(sorted(self.kinds))}",
                 )
         for key, number in entry.items():
@@ -199,22 +227,33 @@ class Rope:
                 continue
             if key in _LISTS:
                 if not _is_factors(number):
-                    raise fields.refuse(f"{path}.{key}", f"is {shown(number)}; it must be a list of positive numbers")
+                    raise fields.refuse(
+                        f"{path}.{key}",
+                        f"is {shown(number)}; it must be a list of positive numbers",
+                    )
                 continue
             if key in self.unread or (number == 0 and key in self.zeros):
                 continue
             if not isinstance(number, int | float) or not 0 < number <= sys.float_info.max:
-                raise fields.refuse(f"{path}.{key}", f"is {shown(number)}; it must be a positive finite number")
+                raise fields.refuse(
+                    f"{path}.{key}", f"is {shown(number)}; it must be a positive finite number"
+                )
         for key in _NEEDED.get(entry.get("rope_type", entry.get("type", "default")), ()):
             if entry.get(key) is None:
-                raise fields.refuse(f"{path}.{key}", "is missing; use the complete config.json of the checkpoint")
-        self._check_partial(fields, f"{path}.partial_rotary_factor", entry.get("partial_rotary_factor") or 1.0)
+                raise fields.refuse(
+                    f"{path}.{key}", "is missing; use the complete config.json of the checkpoint"
+                )
+        self._check_partial(
+            fields, f"{path}.partial_rotary_factor", entry.get("partial_rotary_factor") or 1.0
+        )
 
     def _check_partial(self, fields: ConfigFields, path: str, factor: object) -> None:
         if not isinstance(factor, int | float) or isinstance(factor, bool):
             raise fields.refuse(path, f"is {shown(factor)}; it must be a number")
         if factor > 1 or (factor != 1 and not self.partial):
-            raise fields.refuse(path, f"is {shown(factor)}, which {fields.family} does not support; it must be 1")
+            raise fields.refuse(
+                path, f"is {shown(factor)}, which {fields.family} does not support; it must be 1"
+            )
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
@@ -225,6 +264,8 @@ def _kind(entry: Mapping[str, Any]) -> str:
 
 def _is_factors(value: object) -> bool:
     return isinstance(value, list | tuple) and all(
-        isinstance(item, int | float) and not isinstance(item, bool) and 0 < item <= sys.float_info.max
+        isinstance(item, int | float)
+        and not isinstance(item, bool)
+        and 0 < item <= sys.float_info.max
         for item in value
     )

@@ -7,7 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edgeshard.domain.models.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
+from edgeshard.domain.models.dtypes import (
+    STORED_GROUP,
+    DType,
+    ExpertWidths,
+    IntegerFormat,
+    KvFormat,
+    Quantisation,
+)
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import STEP_TOKENS
 
@@ -15,13 +22,15 @@ _EXPERT = re.compile(r"\bexperts\.\d+\.")
 
 
 def name_of_experts(name: str) -> str:
-    """A tensor's name with `*` for the number of its expert, the same for all experts of a layer."""
+    """A tensor's name with `*` for the number of its expert, the same for all experts of a
+    layer."""
     return _EXPERT.sub("experts.*.", name)
 
 
 @dataclass(frozen=True, slots=True)
 class KvHeads:
-    """The keys and values that a block keeps of every token: as many `heads`, of `head_dim` numbers each."""
+    """The keys and values that a block keeps of every token: as many `heads`, of `head_dim` numbers
+    each."""
 
     heads: int
     head_dim: int
@@ -33,7 +42,8 @@ class KvHeads:
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """A tensor of fixed size that a block keeps of every request, in the deployment's dtype or in `float32`."""
+    """A tensor of fixed size that a block keeps of every request, in the deployment's dtype or in
+    `float32`."""
 
     shape: tuple[int, ...]
     float32: bool = False
@@ -73,11 +83,13 @@ class ModelShape:
     states: tuple[tuple[StateSize, ...], ...] = ()
 
     def group_of(self, integers: IntegerFormat) -> int:
-        """Consecutive inputs of a row that share a scale, if this model's weights are small integers."""
+        """Consecutive inputs of a row that share a scale, if this model's weights are small
+        integers."""
         return integers.group if self.stored_as is None else STORED_GROUP
 
     def format_of(self, name: str) -> IntegerFormat | None:
-        """The format in which the tensor of this canonical name is stored; None if it is whole, or if all are alike."""
+        """The format in which the tensor of this canonical name is stored; None if it is whole, or
+        if all are alike."""
         return self.formats.get(name) or self.formats.get(name_of_experts(name))
 
     def kv_of(self, layer: int) -> KvHeads:
@@ -121,6 +133,7 @@ class ModelShape:
         return tuple(sorted({own.head_dim for own in self.kv if own.heads} or {self.head_dim}))
 
     def check_kv(self, kv_format: KvFormat) -> None:
-        """Raise InvalidArgumentError naming `kv_dtype` if a block's heads cannot be stored in this format."""
+        """Raise InvalidArgumentError naming `kv_dtype` if a block's heads cannot be stored in this
+        format."""
         for head_dim in self.kv_widths:
             kv_format.check_heads(head_dim)

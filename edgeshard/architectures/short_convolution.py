@@ -1,4 +1,5 @@
-"""Shared parts of families with short convolutions: their layers' types, tensors, states and checks. Pure."""
+"""Shared parts of families with short convolutions: their layers' types, tensors, states and
+checks. Pure."""
 
 from __future__ import annotations
 
@@ -38,10 +39,14 @@ def current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values under the keys of transformers' class, if older files have others; the older ones
     win, as there."""
     config = {key: value for key, value in values.items() if key not in _NAMES}
-    config |= {_NAMES[key]: value for key, value in values.items() if key in _NAMES and value is not None}
+    config |= {
+        _NAMES[key]: value for key, value in values.items() if key in _NAMES and value is not None
+    }
     layers, attending = config.get("num_hidden_layers"), config.get(_INDICES)
     if config.get("layer_types") is None and isinstance(attending, list) and type(layers) is int:
-        types = [FULL if layer in attending else CONVOLUTION for layer in range(min(layers, MAX_LAYERS))]
+        types = [
+            FULL if layer in attending else CONVOLUTION for layer in range(min(layers, MAX_LAYERS))
+        ]
         config["layer_types"] = types
     return config
 
@@ -52,7 +57,9 @@ def is_convolution(fields: ConfigFields, layer: int) -> bool:
 
 
 def kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
-    return KvHeads(0, 0) if is_convolution(fields, layer) else KvHeads(shape.kv_heads, shape.head_dim)
+    return (
+        KvHeads(0, 0) if is_convolution(fields, layer) else KvHeads(shape.kv_heads, shape.head_dim)
+    )
 
 
 def states(fields: ConfigFields, shape: ModelShape, layer: int) -> tuple[StateSize, ...]:
@@ -76,14 +83,18 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
             | linear("self_attn.out_proj", hidden, queries)
             | norms(shape.head_dim, "self_attn.q_layernorm", "self_attn.k_layernorm")
         )
-    block |= linear("conv.in_proj", 3 * hidden, hidden, bias) | linear("conv.out_proj", hidden, hidden, bias)
+    block |= linear("conv.in_proj", 3 * hidden, hidden, bias) | linear(
+        "conv.out_proj", hidden, hidden, bias
+    )
     block |= {"conv.conv.weight": (hidden, 1, fields.size("conv_L_cache"))}
     return block | {"conv.conv.bias": (hidden,)} if bias else block
 
 
 def mlp(shape: ModelShape, inner: int) -> Shapes:
     """Tensors of w2(silu(w1(x)) * w3(x)), `inner` numbers wide inside."""
-    inputs = linear("feed_forward.w1", inner, shape.hidden_size) | linear("feed_forward.w3", inner, shape.hidden_size)
+    inputs = linear("feed_forward.w1", inner, shape.hidden_size) | linear(
+        "feed_forward.w3", inner, shape.hidden_size
+    )
     return inputs | linear("feed_forward.w2", shape.hidden_size, inner)
 
 
@@ -105,8 +116,13 @@ def check(fields: ConfigFields, layer_count: int) -> None:
         why = f"must name {CONVOLUTION} or {FULL} for each of the {layer_count} layers"
         raise fields.refuse("layer_types", why)
     attending = tuple(layer for layer, kind in enumerate(types) if kind == FULL)
-    if fields.given(_INDICES) and tuple(sorted(fields.layer_list(_INDICES, layer_count))) != attending:
-        raise fields.refuse(_INDICES, f"differs from the layers with {FULL} in layer_types; make them agree")
+    if (
+        fields.given(_INDICES)
+        and tuple(sorted(fields.layer_list(_INDICES, layer_count))) != attending
+    ):
+        raise fields.refuse(
+            _INDICES, f"differs from the layers with {FULL} in layer_types; make them agree"
+        )
     hidden = fields.size("hidden_size")
     for key in _WIDTHS:
         if (width := fields.size(key, hidden)) != hidden:

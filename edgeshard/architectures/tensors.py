@@ -1,7 +1,8 @@
 """The tensors that a checkpoint must hold, by unit, with their shapes.
 
-Checkpoints of one architecture differ in the prefix of their names (`model.`, `transformer.`, `language_model.`). A
-*canonical* name has no prefix: `layers.3.self_attn.q_proj.weight`, `embed_tokens.weight`. Shapes are as stored.
+Checkpoints of one architecture differ in the prefix of their names (`model.`, `transformer.`,
+`language_model.`). A *canonical* name has no prefix: `layers.3.self_attn.q_proj.weight`,
+`embed_tokens.weight`. Shapes are as stored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from edgeshard.domain.models.model import LayerRange, Part, Unit, units_of_stage
 HEAD_WEIGHT = "lm_head.weight"
 _BLOCK = re.compile(r"(\w+)\.(\d+)\.(.+)")
 _FURTHER = ("mtp.", "mtp_")
-"""Prefixes of the names of blocks that predict further tokens, unless these are the blocks after the last one."""
+"""Prefixes of the names of blocks that predict further tokens, unless these are the blocks after
+the last one."""
 _QUANTISED = re.compile(r"_(blocks|scales|scale_inv)$")
 
 
@@ -36,7 +38,8 @@ class ExpectedTensor:
 
 
 def canonical_name(architecture: str, tensor_name: str) -> str:
-    """`tensor_name` without the prefixes its architecture's checkpoints use, and without another name for it."""
+    """`tensor_name` without the prefixes its architecture's checkpoints use, and without another
+    name for it."""
     record = find(architecture)
     prefixes = () if record is None else record.prefixes
     name = tensor_name
@@ -74,8 +77,11 @@ def unit_of(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> U
     return record.outer_names.get(name)
 
 
-def parts_of_joined(config: Mapping[str, Any], tensor_name: str, size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The tensors of single experts that follow one another in a checkpoint's tensor of all of them, with their sizes.
+def parts_of_joined(
+    config: Mapping[str, Any], tensor_name: str, size: tuple[int, ...]
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of single experts that follow one another in a checkpoint's tensor of all of
+    them, with their sizes.
 
     Names are as the checkpoint's. Empty for any other tensor, and if the number of experts differs
     from `config`'s. Quantised ones have a suffix `_blocks`, `_scales` or `_scale_inv`, as their
@@ -100,7 +106,11 @@ def parts_of_joined(config: Mapping[str, Any], tensor_name: str, size: tuple[int
             return {}
         own = (own[0] // parts, *own[1:])
     prefix = tensor_name[: -len(block[3])]
-    return {f"{prefix}{part.format(expert)}{end}": own for expert in range(size[0]) for part in joined.parts}
+    return {
+        f"{prefix}{part.format(expert)}{end}": own
+        for expert in range(size[0])
+        for part in joined.parts
+    }
 
 
 def is_run(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> bool:
@@ -116,8 +126,11 @@ def is_further_block(record: Architecture, fields: ConfigFields, index: int) -> 
     return 0 <= beyond < fields.count(record.further_blocks)
 
 
-def expected_tensors(config: Mapping[str, Any], layers: LayerRange | None = None) -> dict[str, ExpectedTensor]:
-    """The tensors that a stage with `layers` needs, or without `layers` the whole model, by canonical name.
+def expected_tensors(
+    config: Mapping[str, Any], layers: LayerRange | None = None
+) -> dict[str, ExpectedTensor]:
+    """The tensors that a stage with `layers` needs, or without `layers` the whole model, by
+    canonical name.
 
     Raises UnsupportedModelError as `parse_config` does.
     """

@@ -1,4 +1,5 @@
-"""The units in which a node packs a model: a layer, an expert of one, the embedding, the head with its norm.
+"""The units in which a node packs a model: a layer, an expert of one, the embedding, the head with
+its norm.
 
 Also the form in which a unit is packed, and the name and id of its file.
 """
@@ -55,7 +56,9 @@ def tensors_of_units(
     for name, tensor in expected_tensors(config, layers).items():
         if isinstance(tensor.unit, int):
             expert = record.expert_index(name_in_block(name))
-            names = [layer_unit(tensor.unit) if expert is None else expert_unit(tensor.unit, expert)]
+            names = [
+                layer_unit(tensor.unit) if expert is None else expert_unit(tensor.unit, expert)
+            ]
         elif tensor.unit is Part.TIED:
             embeds = first and not (last and shares_embedding(shape, quantisation))
             names = [EMBEDDING_UNIT] * embeds + [HEAD_UNIT] * last
@@ -67,12 +70,14 @@ def tensors_of_units(
 
 
 LAYOUT = 3
-"""Version of packed files and of the kernels' layout in them; a file of another one is made again."""
+"""Version of packed files and of the kernels' layout in them; a file of another one is made
+again."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitForm:
-    """The form of a stage's packed units; a file serves only units of the same form. `model` is a manifest's digest."""
+    """The form of a stage's packed units; a file serves only units of the same form. `model` is a
+    manifest's digest."""
 
     model: Digest
     dtype: DType
@@ -96,14 +101,22 @@ class UnitForm:
     def _width(self, unit: str) -> IntegerFormat | None:
         """The width of an expert that has one of its own; None if the unit is another."""
         place = place_of_expert(unit)
-        return None if place is None or self.shape.expert_widths is None else self.shape.expert_widths.of(*place)
+        return (
+            None
+            if place is None or self.shape.expert_widths is None
+            else self.shape.expert_widths.of(*place)
+        )
 
     def _integers(self, unit: str) -> str:
         if self.quantisation is Quantisation.STORED:
             return str(self.quantisation)
         if self.quantisation is None or unit == EMBEDDING_UNIT:
             return ""
-        width = self.quantisation.head if unit == HEAD_UNIT else self._width(unit) or self.quantisation.blocks
+        width = (
+            self.quantisation.head
+            if unit == HEAD_UNIT
+            else self._width(unit) or self.quantisation.blocks
+        )
         return "" if width is None else f"{width}/{self.shape.group_of(width)}"
 
 
@@ -117,7 +130,9 @@ def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> 
         return NOTHING_HELD
     layer_count = form.shape.layer_count
     units = tensors_of_units(config, LayerRange(0, layer_count), form.quantisation)
-    absent = [unit for unit in units if unit.startswith("layer-") and int(form.id(unit), 16) not in ids]
+    absent = [
+        unit for unit in units if unit.startswith("layer-") and int(form.id(unit), 16) not in ids
+    ]
     lacking = {int(unit.split("-")[1]) for unit in absent}
     embedding, head = (int(form.id(unit), 16) in ids for unit in (EMBEDDING_UNIT, HEAD_UNIT))
     return PackedParts(frozenset(range(layer_count)) - lacking, embedding, head)

@@ -27,8 +27,8 @@ from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo,
 
 
 def check_quantisation(shape: ModelShape, quantisation: str) -> None:
-    """Raise UnsupportedModelError for a model whose weights cannot be kept so; `quantisation` may be its blocks'
-    part."""
+    """Raise UnsupportedModelError for a model whose weights cannot be kept so; `quantisation` may
+    be its blocks' part."""
     if not architecture_named(shape.architecture).quantises:
         why = f"{shape.architecture} runs with whole weights only; remove quantisation"
         raise UnsupportedModelError.about("quantisation", why, "UNSUPPORTED_QUANTISATION")
@@ -40,9 +40,11 @@ def check_quantisation(shape: ModelShape, quantisation: str) -> None:
 def integers_of(
     shape: ModelShape, name: str, dimensions: int, quantisation: Quantisation | None
 ) -> IntegerFormat | None:
-    """The format of a tensor, by canonical name, in the use that its name states; None if it is not quantised.
+    """The format of a tensor, by canonical name, in the use that its name states; None if it is not
+    quantised.
 
-    In `Quantisation.STORED` it is the one that it is stored in; of a tied head it is the embedding's. Otherwise:
+    In `Quantisation.STORED` it is the one that it is stored in; of a tied head it is the
+    embedding's. Otherwise:
 
     Matrices of the blocks and the LM head become integers. Embeddings are looked up row by row and
     keep the dtype. Routers of experts stay whole: they are small and decide much. An expert has a
@@ -55,12 +57,15 @@ def integers_of(
         return shape.format_of(record.embedding if shape.tied and name == HEAD_WEIGHT else name)
     if name == HEAD_WEIGHT:
         return quantisation.head
-    in_block = name.startswith(f"{record.block_list}.") and record.is_quantised(name_in_block(name), dimensions)
+    in_block = name.startswith(f"{record.block_list}.") and record.is_quantised(
+        name_in_block(name), dimensions
+    )
     return (_expert_width(shape, name) or quantisation.blocks) if in_block else None
 
 
 def _expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
-    """The width of its own that the expert of this tensor, by canonical name, has in small integers; None without."""
+    """The width of its own that the expert of this tensor, by canonical name, has in small
+    integers; None without."""
     if shape.expert_widths is None:
         return None
     record = architecture_named(shape.architecture)
@@ -74,8 +79,8 @@ def _expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
 def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bool:
     """Whether a stage with embedding and LM head holds one matrix for both.
 
-    A tied head that is rounded is a matrix of its own next to the embedding, so that a token's embedding has the same
-    bits however the model is cut.
+    A tied head that is rounded is a matrix of its own next to the embedding, so that a token's
+    embedding has the same bits however the model is cut.
     """
     if not shape.tied or quantisation is None:
         return shape.tied
@@ -83,7 +88,8 @@ def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bo
 
 
 def matrix_size(shape: ModelShape, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
-    """The size [outputs, inputs] of a matrix, by canonical name, stored in this `size`; that of others is as stored."""
+    """The size [outputs, inputs] of a matrix, by canonical name, stored in this `size`; that of
+    others is as stored."""
     record = architecture_named(shape.architecture)
     if not name.startswith(f"{record.block_list}."):
         return size
@@ -91,7 +97,8 @@ def matrix_size(shape: ModelShape, name: str, size: tuple[int, ...]) -> tuple[in
 
 
 def is_transposed(shape: ModelShape, name: str, size: tuple[int, ...]) -> bool:
-    """Whether a whole tensor, by canonical name, is a matrix that is stored, in this `size`, as [inputs, outputs]."""
+    """Whether a whole tensor, by canonical name, is a matrix that is stored, in this `size`, as
+    [inputs, outputs]."""
     record = architecture_named(shape.architecture)
     if not name.startswith(f"{record.block_list}."):
         return False
@@ -105,9 +112,14 @@ def keeps_float32(shape: ModelShape, name: str) -> bool:
 
 
 def tensor_bytes(
-    shape: ModelShape, tensor: TensorInfo, layers: LayerRange, dtype: DType, quantisation: Quantisation | None
+    shape: ModelShape,
+    tensor: TensorInfo,
+    layers: LayerRange,
+    dtype: DType,
+    quantisation: Quantisation | None,
 ) -> int:
-    """Bytes of a tensor that a stage with these layers needs, once loaded; a tied embedding may be there twice."""
+    """Bytes of a tensor that a stage with these layers needs, once loaded; a tied embedding may be
+    there twice."""
     name, elements = canonical_name(shape.architecture, tensor.name), math.prod(tensor.shape)
     # Small integers are stored by rows of outputs in any family.
     matrix = matrix_size(shape, name, tensor.shape) if tensor.integers is None else tensor.shape
@@ -120,7 +132,13 @@ def tensor_bytes(
     return _bytes(shape, name, matrix, dtype, quantisation)
 
 
-def _bytes(shape: ModelShape, name: str, size: tuple[int, ...], dtype: DType, quantisation: Quantisation | None) -> int:
+def _bytes(
+    shape: ModelShape,
+    name: str,
+    size: tuple[int, ...],
+    dtype: DType,
+    quantisation: Quantisation | None,
+) -> int:
     integers = integers_of(shape, name, len(size), quantisation)
     if integers is not None:
         rows, columns = size
@@ -145,14 +163,16 @@ def stage_tensors(manifest: ModelManifest, layers: LayerRange) -> tuple[TensorIn
     config = manifest.config
     shape = parse_config(config)
     units = units_of_stage(layers, shape.layer_count)
-    return tuple(t for t in manifest.tensors if unit_of(shape.architecture, t.name, config) in units)
+    return tuple(
+        t for t in manifest.tensors if unit_of(shape.architecture, t.name, config) in units
+    )
 
 
 def check_manifest(manifest: ModelManifest) -> None:
     """Raise unless the manifest holds exactly the tensors its config requires, each with its shape.
 
-    Raises as `check_names` does, and InvalidArgumentError for a wrong shape and for the experts of a whole layer in one
-    tensor. The error's `field` is the tensor's name.
+    Raises as `check_names` does, and InvalidArgumentError for a wrong shape and for the experts of
+    a whole layer in one tensor. The error's `field` is the tensor's name.
     """
     config = manifest.config
     shape = parse_config(config)
@@ -160,7 +180,9 @@ def check_manifest(manifest: ModelManifest) -> None:
     tensors = [tensor for tensor in manifest.tensors if is_run(architecture, tensor.name, config)]
     for tensor in tensors:
         if parts_of_joined(config, tensor.name, tensor.shape):
-            why = "has the experts of a whole layer, as models were added before; add the model again"
+            why = (
+                "has the experts of a whole layer, as models were added before; add the model again"
+            )
             raise _wrong(tensor.name, why, "UNEXPECTED_TENSOR")
     check_names(config, [tensor.name for tensor in tensors])
     expected = expected_tensors(config)
@@ -168,35 +190,51 @@ def check_manifest(manifest: ModelManifest) -> None:
         name = canonical_name(architecture, tensor.name)
         required = expected[name].shape
         matrix = matrix_size(shape, name, required)
-        found_matrix = tensor.shape if tensor.integers is not None else matrix_size(shape, name, tensor.shape)
+        found_matrix = (
+            tensor.shape if tensor.integers is not None else matrix_size(shape, name, tensor.shape)
+        )
         if found_matrix != matrix:
             required = required if tensor.integers is None else matrix
-            raise _wrong(tensor.name, f"has shape {list(tensor.shape)}, but config.json requires {list(required)}")
+            raise _wrong(
+                tensor.name,
+                f"has shape {list(tensor.shape)}, but config.json requires {list(required)}",
+            )
         if tensor.integers is not None:
             block = tensor.integers.stored_block
-            if len(tensor.shape) != 2 or tensor.shape[1] % block or tensor.dtype is not DType.FLOAT32:
+            if (
+                len(tensor.shape) != 2
+                or tensor.shape[1] % block
+                or tensor.dtype is not DType.FLOAT32
+            ):
                 only = f"only float32 matrices of whole groups of {block} inputs can be"
                 raise _wrong(tensor.name, f"is stored as {tensor.integers}, which {only}")
         _check_format(shape, name, tensor)
 
 
 def _check_format(shape: ModelShape, name: str, tensor: TensorInfo) -> None:
-    """Raise InvalidArgumentError if a tensor is stored in another format than config.json has for it."""
+    """Raise InvalidArgumentError if a tensor is stored in another format than config.json has for
+    it."""
     if shape.stored_as is Quantisation.STORED:
         required = shape.format_of(name)
         if tensor.integers is not required:
-            raise _wrong(tensor.name, f"is stored as {tensor.integers}, but {FORMATS} of config.json has {required}")
+            raise _wrong(
+                tensor.name,
+                f"is stored as {tensor.integers}, but {FORMATS} of config.json has {required}",
+            )
     elif tensor.integers in BLOCK_FORMATS:
-        raise _wrong(tensor.name, f"is stored as {tensor.integers}, but config.json has no {FORMATS}")
+        raise _wrong(
+            tensor.name, f"is stored as {tensor.integers}, but config.json has no {FORMATS}"
+        )
 
 
 def check_names(config: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise unless the tensors of these names are exactly those that the model of `config` runs with.
+    """Raise unless the tensors of these names are exactly those that the model of `config` runs
+    with.
 
     `names` are of tensors that some stage needs (`is_run`). DataLossError for one that is missing;
-    InvalidArgumentError for two tensors in one place and for a tensor of a decoder block that the config does not call
-    for (ignoring it would give other tokens). The error's `field` is the tensor's name. Raises UnsupportedModelError
-    as `parse_config` does.
+    InvalidArgumentError for two tensors in one place and for a tensor of a decoder block that the
+    config does not call for (ignoring it would give other tokens). The error's `field` is the
+    tensor's name. Raises UnsupportedModelError as `parse_config` does.
     """
     architecture = parse_config(config).architecture
     expected = expected_tensors(config)
@@ -209,16 +247,20 @@ def check_names(config: Mapping[str, Any], names: Iterable[str]) -> None:
             raise _wrong(stored, why, "UNEXPECTED_TENSOR")
         if name in stored_names:
             raise InvalidArgumentError(
-                f"tensors {stored_names[name]} and {stored} are the same part of the model; keep one",
+                f"tensors {stored_names[name]} and {stored} are the same part of the model; keep "
+                "one",
                 field=stored,
                 reason="DUPLICATE_TENSOR",
             )
         stored_names[name] = stored
     missing = next((name for name in expected if name not in stored_names), None)
     if missing is not None:
-        # Named like its neighbours in this checkpoint; the LM head is next to the decoder they are part of.
+        # Named like its neighbours in this checkpoint; the LM head is next to the decoder they are
+        # part of.
         beside = ((name, stored) for name, stored in stored_names.items() if name != HEAD_WEIGHT)
-        prefix = next((stored.removesuffix(name) for name, stored in beside if stored.endswith(name)), "")
+        prefix = next(
+            (stored.removesuffix(name) for name, stored in beside if stored.endswith(name)), ""
+        )
         if missing == HEAD_WEIGHT:
             prefix = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
         raise DataLossError(

@@ -12,7 +12,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = frozenset({FULL, SLIDING})
 
 SlidingLayers = Callable[[ConfigFields, int], list[bool]]
-"""(fields, number of blocks) -> whether each block has a window, if config.json does not list their types."""
+"""(fields, number of blocks) -> whether each block has a window, if config.json does not list their
+types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Windows:
     sliding: SlidingLayers | None = None
 
     def check(self, fields: ConfigFields, layer_count: int) -> None:
-        """Raise UnsupportedModelError naming the key for entries that are wrong or contradict each other."""
+        """Raise UnsupportedModelError naming the key for entries that are wrong or contradict each
+        other."""
         in_use = fields.flag(self.switch) if self.switch else True
         if fields.given("sliding_window"):
             # Some configs are saved with a window of 0 if it is switched off.
@@ -46,16 +48,23 @@ class Windows:
             or len(types) != layer_count
             or any(not isinstance(kind, str) or kind not in LAYER_TYPES for kind in types)
         ):
-            why = f"must name full_attention or sliding_attention for each of the {layer_count} layers"
+            why = (
+                f"must name full_attention or sliding_attention for each of the {layer_count} "
+                "layers"
+            )
             raise fields.refuse("layer_types", why)
         if self.sliding is None and len(set(types)) > 1:
-            raise fields.refuse("layer_types", f"differs by layer, which {fields.family} does not support; remove it")
+            raise fields.refuse(
+                "layer_types",
+                f"differs by layer, which {fields.family} does not support; remove it",
+            )
         if SLIDING in types and not (in_use and self._window(fields)):
             why = "is not in use, yet layer_types has sliding_attention; make them agree"
             raise fields.refuse("sliding_window", why)
 
     def layer_types(self, fields: ConfigFields, layer_count: int) -> tuple[str, ...]:
-        """`full_attention` or `sliding_attention` for each block, of a config that `check` accepts."""
+        """`full_attention` or `sliding_attention` for each block, of a config that `check`
+        accepts."""
         types = fields.values.get("layer_types")
         if self.sliding is None:
             return (SLIDING if self._window(fields) else FULL,) * layer_count
@@ -66,9 +75,12 @@ class Windows:
         return tuple(SLIDING if slides else FULL for slides in self.sliding(fields, layer_count))
 
     def sizes(self, fields: ConfigFields, layer_count: int) -> tuple[int, ...]:
-        """The most positions that a token of each block sees, its own included; 0 for all positions before it."""
+        """The most positions that a token of each block sees, its own included; 0 for all positions
+        before it."""
         window = self._window(fields)
-        return tuple(window if kind == SLIDING else 0 for kind in self.layer_types(fields, layer_count))
+        return tuple(
+            window if kind == SLIDING else 0 for kind in self.layer_types(fields, layer_count)
+        )
 
     def _window(self, fields: ConfigFields) -> int:
         if self.switch and not fields.flag(self.switch):
@@ -77,7 +89,8 @@ class Windows:
 
 
 def all_but_every(pattern: int, key: str = "") -> SlidingLayers:
-    """Every `pattern`th block sees everything, the others slide; config.json may set the number under `key`."""
+    """Every `pattern`th block sees everything, the others slide; config.json may set the number
+    under `key`."""
 
     def sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
         every = fields.size(key, pattern) if key else pattern

@@ -1,4 +1,5 @@
-"""A model's small files for talking with it: its tokenizer, its chat template, its defaults for generation."""
+"""A model's small files for talking with it: its tokenizer, its chat template, its defaults for
+generation."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     UnsupportedModelError,
 )
-from edgeshard.domain.requests.conversation import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.domain.requests.conversation import (
+    AnswerFormat,
+    Conversation,
+    GenerationDefaults,
+    Marker,
+    ToolFormat,
+)
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,
@@ -45,9 +52,11 @@ _REASONING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     (f"<|channel>{_THOUGHT}", "<channel|>"),
 )
-"""The marks of reasoning in templates; a template must name the end, since some name nothing else."""
+"""The marks of reasoning in templates; a template must name the end, since some name nothing
+else."""
 _SHRINKING = 4
-"""Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4."""
+"""Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical
+one of 4."""
 _TAGS = (
     ("<tool_call>", "</tool_call>"),
     ("<minimax:tool_call>", "</minimax:tool_call>"),
@@ -66,10 +75,14 @@ _IN_TAGS = (*SECTION_MARKERS, '<|"|>')
 
 
 class ChatModel:
-    """The chat side of a model. Blocking, and slow for a large tokenizer: for a process or a thread of its own."""
+    """The chat side of a model. Blocking, and slow for a large tokenizer: for a process or a thread
+    of its own."""
 
     def __init__(
-        self, tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate], defaults: GenerationDefaults
+        self,
+        tokenizer: Tokenizer,
+        templates: Mapping[str, ChatTemplate],
+        defaults: GenerationDefaults,
     ) -> None:
         self._tokenizer = tokenizer
         # How training cut and filled up its texts; a prompt is taken as it is.
@@ -82,11 +95,13 @@ class ChatModel:
     def from_files(cls, files: Mapping[str, bytes]) -> ChatModel:
         """The model of the files that travel with it, by their names.
 
-        Raises FailedPreconditionError for a model without a tokenizer, and as `check_small_file` and `ChatTemplate` do.
+        Raises FailedPreconditionError for a model without a tokenizer, and as `check_small_file`
+        and `ChatTemplate` do.
         """
         if TOKENIZER not in files:
             raise FailedPreconditionError(
-                "the model was added without a tokenizer.json: send token ids, or put the file into its directory and "
+                "the model was added without a tokenizer.json: send token ids, or put the file "
+                "into its directory and "
                 "add the model again",
                 field=TOKENIZER,
                 reason="NO_TOKENIZER",
@@ -96,21 +111,28 @@ class ChatModel:
         try:
             tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
         except Exception as error:  # The library raises no other class.
-            raise InvalidArgumentError(f"{TOKENIZER} cannot be read: {str(error)[:500]}", field=TOKENIZER) from None
-        settings = parse_json_object(decode_text(files.get(TOKENIZER_SETTINGS, b"{}"), TOKENIZER_SETTINGS), "")
+            raise InvalidArgumentError(
+                f"{TOKENIZER} cannot be read: {str(error)[:500]}", field=TOKENIZER
+            ) from None
+        settings = parse_json_object(
+            decode_text(files.get(TOKENIZER_SETTINGS, b"{}"), TOKENIZER_SETTINGS), ""
+        )
         sources = templates_of(settings)
         if CHAT_TEMPLATE in files:
             sources = {"default": decode_text(files[CHAT_TEMPLATE], CHAT_TEMPLATE)}
         tokens = special_tokens_of(settings)
         templates = {name: ChatTemplate(source, tokens) for name, source in sources.items()}
-        defaults = defaults_of(parse_json_object(decode_text(files.get(GENERATION, b"{}"), GENERATION), GENERATION))
+        defaults = defaults_of(
+            parse_json_object(decode_text(files.get(GENERATION, b"{}"), GENERATION), GENERATION)
+        )
         return cls(tokenizer, templates, defaults)
 
     def render(self, conversation: Conversation) -> tuple[str, AnswerFormat]:
         """The conversation as text, and how to read the answer to it.
 
-        Raises InvalidArgumentError naming the field at fault, such as `messages[2].content`, FailedPreconditionError
-        for a model without a template, and what `ChatTemplate.render` raises.
+        Raises InvalidArgumentError naming the field at fault, such as `messages[2].content`,
+        FailedPreconditionError for a model without a template, and what `ChatTemplate.render`
+        raises.
         """
         messages, tools = parse_messages(conversation.messages), parse_tools(conversation.tools)
         variables = parse_variables(conversation.variables)
@@ -118,13 +140,17 @@ class ChatModel:
         tool_format, tags = self._tool_format(template.source)
         if tools and tool_format is ToolFormat.NONE:
             raise InvalidArgumentError(
-                "tools: the model's chat template does not support tools; leave them out, or use a model "
+                "tools: the model's chat template does not support tools; leave them out, or use a "
+                "model "
                 "that was trained to call tools",
                 field="tools",
                 reason="NO_TOOLS",
             )
         if "developer" not in template.source:
-            messages = [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
+            messages = [
+                {**item, "role": "system"} if item["role"] == "developer" else item
+                for item in messages
+            ]
         text = _rendered(template, messages, tools, conversation.generation_prompt, variables)
         # Half a surrogate pair, which a model may write as an escape of JSON, is no text.
         text = text.encode("utf-8", "replace").decode("utf-8")
@@ -138,7 +164,8 @@ class ChatModel:
             return
         if size > _SHRINKING * max_context * self._longest_token_bytes:
             raise InvalidArgumentError(
-                f"{field}: a text of {size} bytes does not fit the deployment's context of {max_context} tokens; "
+                f"{field}: a text of {size} bytes does not fit the deployment's context of "
+                f"{max_context} tokens; "
                 "shorten it",
                 field=field,
                 reason="CONTEXT_EXCEEDED",
@@ -151,7 +178,8 @@ class ChatModel:
         return max(map(text_bytes, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
-        """Token ids; `special` adds those that the tokenizer puts around a text. Raises InvalidArgumentError."""
+        """Token ids; `special` adds those that the tokenizer puts around a text. Raises
+        InvalidArgumentError."""
         check_prompt_size(text)
         try:
             # The fast form keeps no offsets.
@@ -170,22 +198,30 @@ class ChatModel:
     @property
     def vocabulary(self) -> str:
         """The sha256 of all tokens with their ids: equal for tokenizers whose ids mean the same."""
-        tokens = sorted(self._tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        tokens = sorted(
+            self._tokenizer.get_vocab(with_added_tokens=True).items(),
+            key=lambda item: (item[1], item[0]),
+        )
         return hashlib.sha256(json.dumps(tokens, separators=(",", ":")).encode()).hexdigest()
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """The text of each id within a text; U+FFFD for a part of a character. Raises as `detokenize`."""
+        """The text of each id within a text; U+FFFD for a part of a character. Raises as
+        `detokenize`."""
         return [self._text(token) for token in ids]
 
     def _text(self, token: int) -> str:
-        # Some decoders drop the space before the first word of a text: the second of two is not the first.
+        # Some decoders drop the space before the first word of a text: the second of two is not the
+        # first.
         once, twice = self.detokenize((token,)), self.detokenize((token, token))
         return twice[len(once) :] if twice.startswith(once) else once
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids, with special tokens as they are written. Raises InvalidArgumentError."""
+        """The text of token ids, with special tokens as they are written. Raises
+        InvalidArgumentError."""
         if len(ids) > PROMPT_LIMIT_TOKENS:
-            raise InvalidArgumentError(f"tokens: at most {PROMPT_LIMIT_TOKENS} are accepted", field="tokens")
+            raise InvalidArgumentError(
+                f"tokens: at most {PROMPT_LIMIT_TOKENS} are accepted", field="tokens"
+            )
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         if any(not 0 <= token < size for token in ids):
             raise InvalidArgumentError(f"tokens: an id is not from 0 to {size - 1}", field="tokens")
@@ -193,7 +229,8 @@ class ChatModel:
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
         except Exception as error:
             raise InternalError(
-                f"the model's tokenizer failed on these tokens ({type(error).__name__})", field="tokens"
+                f"the model's tokenizer failed on these tokens ({type(error).__name__})",
+                field="tokens",
             ) from None
 
     def _template(self, *, has_tools: bool) -> ChatTemplate:
@@ -201,7 +238,8 @@ class ChatModel:
         template = template or self._templates.get("default")
         if template is None:
             raise FailedPreconditionError(
-                f"the model has no chat template: use generate with a prompt of your own, or put a {CHAT_TEMPLATE} "
+                "the model has no chat template: use generate with a prompt of your own, or put a "
+                f"{CHAT_TEMPLATE} "
                 "into its directory and add the model again",
                 field="chat_template",
                 reason="NO_CHAT_TEMPLATE",
@@ -219,17 +257,21 @@ class ChatModel:
         if written is None and _LIST in source:
             return ToolFormat.LISTED, ("", "")
         if written is None:
-            # Some templates leave that to the model, LFM2's and Kimi K2's among them. The first tags are in the
-            # vocabularies of many models that were not taught them.
+            # Some templates leave that to the model, LFM2's and Kimi K2's among them. The first
+            # tags are in the vocabularies of many models that were not taught them.
             token_to_id = self._tokenizer.token_to_id
             written = next((tags for tags in _TAGS[1:] if token_to_id(tags[0]) is not None), None)
         return (ToolFormat.BARE, ("", "")) if written is None else (ToolFormat.TAGGED, written)
 
-    def _answer_format(self, source: str, tools: ToolFormat, tags: tuple[str, str], prompt: str) -> AnswerFormat:
+    def _answer_format(
+        self, source: str, tools: ToolFormat, tags: tuple[str, str], prompt: str
+    ) -> AnswerFormat:
         if tools is ToolFormat.CHANNELS:
             return AnswerFormat(tools, markers=tuple(self._markers(CHANNEL_MARKERS)))
         begin, end = next(((b, e) for b, e in _REASONING if e in source), ("", ""))
-        around = {ToolFormat.LISTED: _LIST_MARKERS, ToolFormat.TAGGED: (*tags, *_IN_TAGS)}.get(tools, ())
+        around = {ToolFormat.LISTED: _LIST_MARKERS, ToolFormat.TAGGED: (*tags, *_IN_TAGS)}.get(
+            tools, ()
+        )
         markers = self._markers((begin.removesuffix(_THOUGHT), end, *around))
         in_reasoning = bool(begin) and prompt.rstrip().endswith(begin.rstrip())
         return AnswerFormat(tools, begin, end, in_reasoning, tuple(markers), *tags)
@@ -248,7 +290,8 @@ def _rendered(
     add_generation_prompt: bool,
     variables: Mapping[str, Any],
 ) -> str:
-    """The prompt's text of messages in the first form that the template renders. Raises its first failure."""
+    """The prompt's text of messages in the first form that the template renders. Raises its first
+    failure."""
     tried: list[list[dict[str, Any]]] = []
     failure: EdgeShardError | None = None
     for form in template.form.alternatives():

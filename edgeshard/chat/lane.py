@@ -1,4 +1,5 @@
-"""A process that answers questions about models, one after the other, in a fair order of who asks."""
+"""A process that answers questions about models, one after the other, in a fair order of who
+asks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.chat.turns import Turns, overloaded
-from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from edgeshard.forms import OWN
 
 ANSWER_LIMIT_S = 120.0
@@ -21,9 +27,20 @@ MOST_WAITING = 256
 """Questions."""
 MOST_WAITING_BYTES = 64 << 20
 ENDED_COST_S = 5.0
-"""The additional cost to an identity if the process ended at its question: others wait for the next process."""
+"""The additional cost to an identity if the process ended at its question: others wait for the next
+process."""
 _LONGEST_LINE = 1 << 20
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+_ENVIRONMENT = (
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+)
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -36,7 +53,9 @@ class _Question:
     values: dict[str, Any]
     parts: Mapping[str, bytes]
     exhausted: Callable[[], EdgeShardError]
-    answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[Answer] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     def fail(self, error: EdgeShardError) -> None:
         if not self.answer.done():
@@ -44,9 +63,11 @@ class _Question:
 
 
 class Lane:
-    """One process, which starts with the first question; if it has ended, the next question starts another.
+    """One process, which starts with the first question; if it has ended, the next question starts
+    another.
 
-    `module` is what runs there (`edgeshard.chat.serving`); `niceness` is added to that of this process.
+    `module` is what runs there (`edgeshard.chat.serving`); `niceness` is added to that of this
+    process.
     """
 
     def __init__(self, module: str, niceness: int = 0) -> None:
@@ -129,7 +150,9 @@ class Lane:
         sizes = {name: len(part) for name, part in question.parts.items()}
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                process.stdin.write(json.dumps({**question.values, "parts": sizes}).encode() + b"\n")
+                process.stdin.write(
+                    json.dumps({**question.values, "parts": sizes}).encode() + b"\n"
+                )
                 for part in question.parts.values():
                     process.stdin.write(part)
                 await process.stdin.drain()
@@ -144,13 +167,16 @@ class Lane:
 
 
 def _closing() -> UnavailableError:
-    return UnavailableError("the daemon is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
+    return UnavailableError(
+        "the daemon is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0
+    )
 
 
 def text_too_costly() -> InvalidArgumentError:
     """The error for a text whose tokens ended the process."""
     return InvalidArgumentError(
-        "prompt: the model's tokenizer needed too much time or memory for this text and was stopped; "
+        "prompt: the model's tokenizer needed too much time or memory for this text and was "
+        "stopped; "
         "shorten it, or send token ids",
         field="prompt",
         reason="TEXT_TOO_COSTLY",
@@ -164,12 +190,16 @@ async def _start(module: str, niceness: int) -> asyncio.subprocess.Process:
             sys.executable, "-P", "-m", module, str(niceness),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
             stderr=asyncio.subprocess.DEVNULL,  # a panic of the library could quote a prompt
-            # A template that broke out of its sandbox would find nothing here, and no core file holds a prompt.
+            # A template that broke out of its sandbox would find nothing here, and no core file
+            # holds a prompt.
             env={**environment, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2"},
-            start_new_session=True,  # a Ctrl-C at the daemon's terminal is for the daemon, which ends this process
+            # a Ctrl-C at the daemon's terminal is for the daemon, which ends this process
+            start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise InternalError(f"the process for prompts cannot be started: {error.strerror}") from None
+        raise InternalError(
+            f"the process for prompts cannot be started: {error.strerror}"
+        ) from None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -11,7 +11,8 @@ _MOST_DEPTH = 64
 _NAME, _WORD = re.compile(r"[A-Za-z0-9_.-]+"), re.compile(r"[A-Za-z0-9_.+-]+")
 _MARKED = re.compile(r'<\|"\|>(.*?)<\|"\|>', re.DOTALL)
 _QUOTED = re.compile(
-    r"'''((?:[^\\]|\\.)*?)'''|\"\"\"((?:[^\\]|\\.)*?)\"\"\"|'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL
+    r"'''((?:[^\\]|\\.)*?)'''|\"\"\"((?:[^\\]|\\.)*?)\"\"\"|'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"",
+    re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": "", "/": "/"}
@@ -35,7 +36,8 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
 
 
 def gemma_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of `call:f{a:1,b:<|"|>x<|"|>}`; None if the text has another form."""
+    """The name and the arguments of `call:f{a:1,b:<|"|>x<|"|>}`; None if the text has another
+    form."""
     reader = _Reader(text)
     try:
         reader.need("call:")
@@ -49,7 +51,8 @@ def gemma_call(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 class _Reader:
-    """Reads a text from its beginning. Every method raises ValueError if it finds something else."""
+    """Reads a text from its beginning. Every method raises ValueError if it finds something
+    else."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -140,8 +143,9 @@ class _Reader:
 def strict_json(text: str) -> Any:
     """The value of a JSON text.
 
-    Raises ValueError for any other text, and for one with NaN, Infinity or a number beyond a double's range: such a
-    value cannot be written as JSON again. Raises RecursionError for one that is nested too deeply.
+    Raises ValueError for any other text, and for one with NaN, Infinity or a number beyond a
+    double's range: such a value cannot be written as JSON again. Raises RecursionError for one that
+    is nested too deeply.
     """
     return STRICT_DECODER.decode(text)
 
@@ -164,7 +168,11 @@ STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 def _unescaped(text: str) -> str:
     def character(match: re.Match[str]) -> str:
         code = match[1] or match[2]
-        return chr(int(code, 16)) if code else _ESCAPES.get(match[3], match[0] if match[3].isalnum() else match[3])
+        return (
+            chr(int(code, 16))
+            if code
+            else _ESCAPES.get(match[3], match[0] if match[3].isalnum() else match[3])
+        )
 
     joined = _ESCAPE.sub(character, text)
     # Two escapes may be the halves of one character.

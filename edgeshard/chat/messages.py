@@ -1,4 +1,5 @@
-"""A conversation from a stranger: JSON text to messages and tools of the form that chat templates take.
+"""A conversation from a stranger: JSON text to messages and tools of the form that chat templates
+take.
 
 The form is the one of OpenAI's chat completions. Parts of text are joined into one text, and the
 arguments of calls are objects that also have their text. A null is an absent field. Parts that a
@@ -43,7 +44,8 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 def check_sizes(conversation: Conversation) -> None:
-    """Raise InvalidArgumentError naming a text of a conversation that is too long, before it is read."""
+    """Raise InvalidArgumentError naming a text of a conversation that is too long, before it is
+    read."""
     for field in TEXTS:
         _check_size(getattr(conversation, field), field)
 
@@ -68,7 +70,11 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
         where = f"tools[{place}]"
         tool = tools[place] = _present(tool)
         function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(tool, dict) or tool.get("type", "function") != "function" or not isinstance(function, dict):
+        if (
+            not isinstance(tool, dict)
+            or tool.get("type", "function") != "function"
+            or not isinstance(function, dict)
+        ):
             raise _wrong(where, 'is not of the form {"type": "function", "function": {...}}')
         function = tool["function"] = _present(function)
         if not isinstance(function.get("name"), str) or not function["name"]:
@@ -93,7 +99,9 @@ def parse_variables(text: str) -> dict[str, Any]:
 def _parsed(text: str, field: str) -> Any:
     _check_size(text, field)
     if json_values(text) > JSON_VALUES_LIMIT:
-        raise _wrong(field, f"may hold more than {JSON_VALUES_LIMIT} values, the most that are read")
+        raise _wrong(
+            field, f"may hold more than {JSON_VALUES_LIMIT} values, the most that are read"
+        )
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -133,11 +141,16 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 def _present(value: Any) -> Any:
     """An object without its nulls; other values as they are."""
-    return {key: part for key, part in value.items() if part is not None} if isinstance(value, dict) else value
+    return (
+        {key: part for key, part in value.items() if part is not None}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def _content(content: Any, where: str, *, is_past: bool) -> str:
-    """The text of a message's content; what a model wrote before (`is_past`) may have parts that are no text."""
+    """The text of a message's content; what a model wrote before (`is_past`) may have parts that
+    are no text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -152,12 +165,16 @@ def _content(content: Any, where: str, *, is_past: bool) -> str:
         if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
             texts.append(_text(part["text"], f"{where}[{place}].text"))
         elif not is_past:
-            raise _wrong(f"{where}[{place}].type", f"is {str(kind)[:40]!r}; only parts of type text are supported")
+            raise _wrong(
+                f"{where}[{place}].type",
+                f"is {str(kind)[:40]!r}; only parts of type text are supported",
+            )
     return "".join(texts)
 
 
 def _take_calls(message: dict[str, Any]) -> None:
-    """Put a message's calls into one form. A call without a function's name becomes a part of the message's text."""
+    """Put a message's calls into one form. A call without a function's name becomes a part of the
+    message's text."""
     older = message.pop("function_call", None)
     raw_calls = message.pop("tool_calls", [])
     calls = raw_calls if isinstance(raw_calls, list) else [raw_calls]
@@ -174,13 +191,17 @@ def _take_calls(message: dict[str, Any]) -> None:
 
 
 def _called(call: Any) -> dict[str, Any] | None:
-    """A call of a function; None if it names none. Arguments that are no JSON object stay as the model wrote them."""
+    """A call of a function; None if it names none. Arguments that are no JSON object stay as the
+    model wrote them."""
     present = _present(call)
     if not isinstance(present, dict):
         return None
     custom = _present(present.pop("custom", None))
     if isinstance(custom, dict):
-        present["function"] = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+        present["function"] = {
+            "name": custom.get("name"),
+            "arguments": {"input": custom.get("input")},
+        }
     function = _present(present.get("function"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
@@ -189,7 +210,8 @@ def _called(call: Any) -> dict[str, Any] | None:
 
 
 def _arguments(raw_value: Any) -> Arguments | str:
-    """The arguments of a call, as an object and as text; only as text if they are no JSON object."""
+    """The arguments of a call, as an object and as text; only as text if they are no JSON
+    object."""
     text = raw_value if isinstance(raw_value, str) else json.dumps(raw_value, ensure_ascii=False)
     try:
         values = json.loads(text or "{}")

@@ -48,7 +48,9 @@ class AnswerParser:
     ) -> None:
         self._markers = {marker.token: marker.text for marker in answer_format.markers}
         channels = answer_format.tools is ToolFormat.CHANNELS
-        self._reader: _Tagged | _Channels = _Channels(bool(tools)) if channels else _Tagged(answer_format, tools)
+        self._reader: _Tagged | _Channels = (
+            _Channels(bool(tools)) if channels else _Tagged(answer_format, tools)
+        )
         self._new_id = new_id
         self.calls = 0
         """So far."""
@@ -68,7 +70,9 @@ class AnswerParser:
         deltas: list[AnswerDelta] = []
         for part in parts:
             if isinstance(part, Called):
-                deltas.append(ToolCall(self.calls, part.id or self._new_id(), part.name, part.arguments))
+                deltas.append(
+                    ToolCall(self.calls, part.id or self._new_id(), part.name, part.arguments)
+                )
                 self.calls += 1
             elif part.text:
                 deltas.append(part)
@@ -107,11 +111,15 @@ _Part = ContentDelta | ReasoningDelta | Called
 
 
 class _Tagged:
-    """Reasoning at the beginning, if there is any; then content, with calls in it or instead of it."""
+    """Reasoning at the beginning, if there is any; then content, with calls in it or instead of
+    it."""
 
     def __init__(self, answer_format: AnswerFormat, tools: Sequence[Any]) -> None:
         self._begin, self._end = answer_format.reasoning_begin, answer_format.reasoning_end
-        self._tag_begin, self._tag_end = answer_format.call_begin or _TAG, answer_format.call_end or _END_TAG
+        self._tag_begin, self._tag_end = (
+            answer_format.call_begin or _TAG,
+            answer_format.call_end or _END_TAG,
+        )
         self._tools = tools
         self._format = answer_format.tools if tools else ToolFormat.NONE
         self._held = ""
@@ -123,7 +131,8 @@ class _Tagged:
     def read(self, text: str, over: bool) -> list[_Part]:
         """The parts that are certain now; with `over`, the rest.
 
-        Every state takes as much as it can of the text held, and returns whether another may continue at once.
+        Every state takes as much as it can of the text held, and returns whether another may
+        continue at once.
         """
         self._held += text
         parts: list[_Part] = []
@@ -134,9 +143,12 @@ class _Tagged:
         return parts
 
     def _beginning(self, over: bool) -> tuple[list[_Part], bool]:
-        """So far there was only white space: reasoning may follow, or a call that is the whole answer."""
+        """So far there was only white space: reasoning may follow, or a call that is the whole
+        answer."""
         text = self._held.lstrip()
-        if not over and (not text or (self._begin and text != self._begin and self._begin.startswith(text))):
+        if not over and (
+            not text or (self._begin and text != self._begin and self._begin.startswith(text))
+        ):
             return [], False
         if self._begin and text.startswith(self._begin):
             self._held, self._read = text[len(self._begin) :], self._reasoning
@@ -164,7 +176,9 @@ class _Tagged:
         return self._answer() if self._held else ([], False)
 
     def _content(self, over: bool) -> tuple[list[_Part], bool]:
-        markers = {ToolFormat.TAGGED: (self._tag_begin,), ToolFormat.LISTED: (_LIST,)}.get(self._format, ())
+        markers = {ToolFormat.TAGGED: (self._tag_begin,), ToolFormat.LISTED: (_LIST,)}.get(
+            self._format, ()
+        )
         before, marker, self._held = _split(self._held, markers, over)
         if marker:
             self._read = self._tag if self._format is ToolFormat.TAGGED else self._whole
@@ -192,8 +206,12 @@ class _Tagged:
         if not over and len(self._held) <= _LONGEST_CALL:
             return [], False
         listed = self._format is ToolFormat.LISTED
-        calls = calls_in_list(self._held, _LIST) if listed else calls_in_bare(self._held, self._tools)
-        parts: list[_Part] = self._called(calls) or [self._said(_LIST + self._held if listed else self._held)]
+        calls = (
+            calls_in_list(self._held, _LIST) if listed else calls_in_bare(self._held, self._tools)
+        )
+        parts: list[_Part] = self._called(calls) or [
+            self._said(_LIST + self._held if listed else self._held)
+        ]
         self._held, self._read = "", self._read if listed and calls else self._content
         return parts, False
 
@@ -258,7 +276,9 @@ class _Channels:
         return rest.split()[0] if marker and rest.split() else ""
 
     def _end_message(self) -> list[_Part]:
-        parts: list[_Part] = [Called(self._function(), self._call.strip() or "{}")] if self._call else []
+        parts: list[_Part] = (
+            [Called(self._function(), self._call.strip() or "{}")] if self._call else []
+        )
         self._header, self._call, self._in_body = "", "", False
         return parts
 

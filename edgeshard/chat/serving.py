@@ -1,4 +1,5 @@
-"""The end of `edgeshard.chat.lane` that answers: a process whose questions have limits of time and memory.
+"""The end of `edgeshard.chat.lane` that answers: a process whose questions have limits of time and
+memory.
 
 Questions are lines of JSON on its standard input, each followed by the bytes of its `parts`.
 Answers are such lines on its standard output, followed by bytes if the line has `binary`. It
@@ -25,7 +26,8 @@ from edgeshard.forms import OWN
 LOAD_LIMIT_S = 30.0
 """Limit of processor time for a model's files."""
 TOKENISE_LIMIT_S = 10.0
-"""Limit of processor time for a prompt's tokens, or their text; the longest prompts take some two seconds."""
+"""Limit of processor time for a prompt's tokens, or their text; the longest prompts take some two
+seconds."""
 _TOKEN_TYPE = "I"
 """Element type of the `array`."""
 
@@ -33,13 +35,16 @@ Answer = tuple[dict[str, Any], bytes]
 
 
 def serve(answer: Callable[[Mapping[str, Any], Mapping[str, bytes]], Answer]) -> None:
-    """Until standard input ends. `answer` may raise EdgeShardError, which the asker gets; MemoryError ends it all."""
+    """Until standard input ends. `answer` may raise EdgeShardError, which the asker gets;
+    MemoryError ends it all."""
     os.nice(int(sys.argv[1]))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with suppress(OSError):  # if memory runs out, this process ends before its parent
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # the library aborts without memory: a core would hold prompts
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, hard)
+    )  # the library aborts without memory: a core would hold prompts
     for line in sys.stdin.buffer:
         question = json.loads(line)
         parts = {name: sys.stdin.buffer.read(size) for name, size in question["parts"].items()}
@@ -61,7 +66,9 @@ def _answer(
         raise
     except BaseException as error:  # A panic of the tokenizer's library is no Exception.
         # Not its text: it could quote the messages.
-        failure = InternalError(f"the model's tokenizer or chat template failed: {type(error).__name__}")
+        failure = InternalError(
+            f"the model's tokenizer or chat template failed: {type(error).__name__}"
+        )
     return {"error": OWN.write(EdgeShardError, failure)}, b""
 
 
@@ -69,7 +76,8 @@ def _answer(
 def limited_time(seconds: float) -> Iterator[None]:
     """End this process if the body takes more processor time.
 
-    The kernel watches: one operation of a template can take forever, and nothing in the interpreter would interrupt it.
+    The kernel watches: one operation of a template can take forever, and nothing in the interpreter
+    would interrupt it.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -80,7 +88,8 @@ def limited_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def limited_memory(most_bytes: int) -> Iterator[None]:
-    """If the body grows by more than `most_bytes` of addresses, it gets MemoryError, or the process ends."""
+    """If the body grows by more than `most_bytes` of addresses, it gets MemoryError, or the process
+    ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + most_bytes

@@ -1,7 +1,7 @@
 """What a chat template reads of a message, and messages in the forms that it reads.
 
-Templates differ: some join a call's arguments as text, others walk through an object. Some test `content is none`.
-Each reads reasoning under a name of its own. Pure.
+Templates differ: some join a call's arguments as text, others walk through an object. Some test
+`content is none`. Each reads reasoning under a name of its own. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Message = Mapping[str, Any]
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call: an object for templates that walk through it, its JSON text for those that join it."""
+    """The arguments of a call: an object for templates that walk through it, its JSON text for
+    those that join it."""
 
     __slots__ = ("_text",)
 
@@ -43,11 +44,11 @@ class Arguments(dict[str, Any]):
 class TemplateForm:
     """The form in which a template gets messages.
 
-    `reasoning_names` are those that it reads. `null_content`: the empty content of a message with calls is None.
-    `content_parts`: a text is a list of one part. `thinking_parts`: reasoning is a part of the content, of that type.
-    `text_arguments`: arguments are text even if they are an object.
-    `empty_arguments`: text that is no JSON object is an object without members. `has_reasoning` is False if reasoning
-    is left out.
+    `reasoning_names` are those that it reads. `null_content`: the empty content of a message with
+    calls is None. `content_parts`: a text is a list of one part. `thinking_parts`: reasoning is a
+    part of the content, of that type. `text_arguments`: arguments are text even if they are an
+    object. `empty_arguments`: text that is no JSON object is an object without members.
+    `has_reasoning` is False if reasoning is left out.
     """
 
     reasoning_names: tuple[str, ...] = REASONING_NAMES
@@ -59,7 +60,8 @@ class TemplateForm:
     has_reasoning: bool = True
 
     def alternatives(self) -> Iterator[TemplateForm]:
-        """This form, then those to try if the template fails on it: with one difference each, then with all."""
+        """This form, then those to try if the template fails on it: with one difference each, then
+        with all."""
         yield self
         for difference in _DIFFERENCES:
             yield replace(self, **difference)
@@ -81,7 +83,10 @@ class TemplateForm:
         read = [name for name in names if name in self.reasoning_names]
         reasoning = message[(read or names)[0]]
         if self.thinking_parts:
-            changed["content"] = [{"type": "thinking", "thinking": reasoning}, *_parts(message["content"])]
+            changed["content"] = [
+                {"type": "thinking", "thinking": reasoning},
+                *_parts(message["content"]),
+            ]
         else:
             changed[(read or self.reasoning_names or names)[0]] = reasoning
         return changed
@@ -111,7 +116,8 @@ _DIFFERENCES: tuple[dict[str, Any], ...] = (
 
 
 def form_of(tree: nodes.Template) -> TemplateForm:
-    """What the syntax tree of a template shows of the form that it reads; not whether it reads parts only."""
+    """What the syntax tree of a template shows of the form that it reads; not whether it reads
+    parts only."""
     names = _read_names(tree)
     thinking_parts = names == ("thinking",) and _tests_thinking_parts(tree)
     return TemplateForm(names, _tests_null(tree), thinking_parts=thinking_parts)
@@ -135,8 +141,12 @@ def _user_says(content: Any) -> list[Message]:
 
 
 def _read_names(tree: nodes.Template) -> tuple[str, ...]:
-    """The names of reasoning that a template reads, in their order; if it reads none by itself, those in its texts."""
-    read = [_key(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem, nodes.Call, nodes.Compare))]
+    """The names of reasoning that a template reads, in their order; if it reads none by itself,
+    those in its texts."""
+    read = [
+        _key(node)
+        for node in tree.find_all((nodes.Getattr, nodes.Getitem, nodes.Call, nodes.Compare))
+    ]
     texts = [node.value for node in tree.find_all(nodes.Const)]
     for keys in (read, texts):
         names = dict.fromkeys(key for key in keys if key in REASONING_NAMES)
@@ -146,7 +156,8 @@ def _read_names(tree: nodes.Template) -> tuple[str, ...]:
 
 
 def _key(node: nodes.Node) -> str:
-    """The key that `x.key`, `x["key"]`, `x.get("key")` or `"key" in x` reads; "" for any other expression."""
+    """The key that `x.key`, `x["key"]`, `x.get("key")` or `"key" in x` reads; "" for any other
+    expression."""
     match node:
         case nodes.Getattr(attr=str(key)):
             return key
@@ -154,7 +165,9 @@ def _key(node: nodes.Node) -> str:
             return key
         case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value=str(key)), *_]):
             return key
-        case nodes.Compare(expr=nodes.Const(value=str(key)), ops=[nodes.Operand(op="in" | "notin"), *_]):
+        case nodes.Compare(
+            expr=nodes.Const(value=str(key)), ops=[nodes.Operand(op="in" | "notin"), *_]
+        ):
             return key
     return ""
 
@@ -163,7 +176,9 @@ def _tests_thinking_parts(tree: nodes.Template) -> bool:
     """Whether a template compares the type of a part with `thinking`."""
     compared = (node for node in tree.find_all(nodes.Compare) if _key(node.expr) == "type")
     operands = (operand.expr for node in compared for operand in node.ops)
-    return any(isinstance(operand, nodes.Const) and operand.value == "thinking" for operand in operands)
+    return any(
+        isinstance(operand, nodes.Const) and operand.value == "thinking" for operand in operands
+    )
 
 
 def _tests_null(tree: nodes.Template) -> bool:
@@ -173,7 +188,10 @@ def _tests_null(tree: nodes.Template) -> bool:
     compared = (
         comparison.expr
         for comparison in tree.find_all(nodes.Compare)
-        if any(isinstance(operand.expr, nodes.Const) and operand.expr.value is None for operand in comparison.ops)
+        if any(
+            isinstance(operand.expr, nodes.Const) and operand.expr.value is None
+            for operand in comparison.ops
+        )
     )
     return any(_is_content(node, names) for node in (*tests, *compared))
 

@@ -1,4 +1,5 @@
-"""The process that renders chat templates and tokenises for the coordinator (`edgeshard.chat.serving`)."""
+"""The process that renders chat templates and tokenises for the coordinator
+(`edgeshard.chat.serving`)."""
 
 from __future__ import annotations
 
@@ -48,13 +49,21 @@ class ChatWorker:
             case "prompt":
                 texts = {name: _text(parts[name]) for name in TEXTS}
                 with limited_memory(RENDER_LIMIT_BYTES), limited_time(RENDER_LIMIT_S):
-                    conversation = Conversation(**texts, generation_prompt=question["generation_prompt"])
+                    conversation = Conversation(
+                        **texts, generation_prompt=question["generation_prompt"]
+                    )
                     text, answer_format = model.render(conversation)
                 tokens = _tokens(model, text, question["max_context"], "messages", special=False)
-                return OWN.write(ChatPrompt, ChatPrompt((), answer_format, model.defaults)), packed(tokens)
+                return OWN.write(ChatPrompt, ChatPrompt((), answer_format, model.defaults)), packed(
+                    tokens
+                )
             case "tokenize":
                 text = _text(parts["text"])
-                return {}, packed(_tokens(model, text, question["max_context"], "prompt", special=question["special"]))
+                return {}, packed(
+                    _tokens(
+                        model, text, question["max_context"], "prompt", special=question["special"]
+                    )
+                )
             case "detokenize":
                 with limited_time(TOKENISE_LIMIT_S):
                     return {}, model.detokenize(unpacked(parts["tokens"])).encode()
@@ -69,14 +78,18 @@ class ChatWorker:
     def _model(self, digest: str, paths: Mapping[str, str]) -> ChatModel:
         model = self._models.pop(digest, None)
         if model is None:
-            model = ChatModel.from_files({name: Path(path).read_bytes() for name, path in paths.items()})
+            model = ChatModel.from_files(
+                {name: Path(path).read_bytes() for name, path in paths.items()}
+            )
         self._models[digest] = model
         while len(self._models) > MODELS_KEPT:
             self._models.popitem(last=False)
         return model
 
 
-def _tokens(model: ChatModel, text: str, max_context: int, field: str, *, special: bool) -> tuple[int, ...]:
+def _tokens(
+    model: ChatModel, text: str, max_context: int, field: str, *, special: bool
+) -> tuple[int, ...]:
     with limited_memory(TOKENISE_LIMIT_BYTES), limited_time(TOKENISE_LIMIT_S):
         model.check_fits(text, max_context, field)
         return model.tokenize(text, special)

@@ -1,9 +1,10 @@
-"""Chat templates: Jinja2 as transformers runs it, which is what their authors write for, in its sandbox.
+"""Chat templates: Jinja2 as transformers runs it, which is what their authors write for, in its
+sandbox.
 
 The sandbox keeps a template away from everything except its arguments. It does not bound time or
 memory: a template may loop, double a string or raise a number to a power. So a stranger's template
-is rendered in a process that can be ended (`edgeshard.chat.template_worker`); here are the limits of its
-input and output.
+is rendered in a process that can be ended (`edgeshard.chat.template_worker`); here are the limits
+of its input and output.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class ChatTemplate:
 
     @property
     def form(self) -> TemplateForm:
-        """The form in which it reads messages. Raises UnsupportedModelError naming `chat_template` if it is none."""
+        """The form in which it reads messages. Raises UnsupportedModelError naming `chat_template`
+        if it is none."""
         if self._form is None:
             self._compiled, form = self._compile()
             self._form = replace(form, content_parts=reads_parts_only(self._probe))
@@ -94,7 +96,8 @@ class ChatTemplate:
                 size += text_bytes(piece)
                 if size > PROMPT_LIMIT_BYTES:
                     raise InvalidArgumentError(
-                        f"messages: their prompt has more than {PROMPT_LIMIT_BYTES} bytes; shorten them",
+                        f"messages: their prompt has more than {PROMPT_LIMIT_BYTES} bytes; shorten "
+                        "them",
                         field="messages",
                         reason="PROMPT_TOO_LONG",
                     )
@@ -110,11 +113,14 @@ class ChatTemplate:
         except MemoryError:
             raise _broken("takes too much memory", "TEMPLATE_EXHAUSTED") from None
         except Exception as error:  # Its expressions may raise anything; they are no code of ours.
-            raise _broken(f"fails on these messages: {type(error).__name__}: {str(error)[:500]}") from None
+            raise _broken(
+                f"fails on these messages: {type(error).__name__}: {str(error)[:500]}"
+            ) from None
         return "".join(pieces)
 
     def _compile(self) -> tuple[Template, TemplateForm]:
-        """Not when the model is loaded: Jinja computes constants while it compiles, which may take any time."""
+        """Not when the model is loaded: Jinja computes constants while it compiles, which may take
+        any time."""
         if text_bytes(self.source) > SOURCE_LIMIT_BYTES:
             raise _broken(f"has more than {SOURCE_LIMIT_BYTES} bytes")
         environment = _environment()
@@ -123,7 +129,9 @@ class ChatTemplate:
             form = form_of(tree)
             code = environment.compile(tree)
         except TemplateSyntaxError as error:
-            raise _broken(f"is not a valid template: line {error.lineno}: {error.message}") from None
+            raise _broken(
+                f"is not a valid template: line {error.lineno}: {error.message}"
+            ) from None
         return Template.from_code(environment, code, environment.make_globals(None)), form
 
 
@@ -145,7 +153,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Without Jinja's escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise(message: str) -> None:
@@ -159,5 +169,7 @@ def _now(form: str) -> str:
 
 def _broken(what: str, reason: str = "BAD_TEMPLATE") -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{FIELD} {what}; mend the model's chat_template.jinja and add it again", field=FIELD, reason=reason
+        f"{FIELD} {what}; mend the model's chat_template.jinja and add it again",
+        field=FIELD,
+        reason=reason,
     )

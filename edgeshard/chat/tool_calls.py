@@ -1,4 +1,5 @@
-"""Calls of tools in a model's text. Text in no known form is no call; nothing is inferred or mended."""
+"""Calls of tools in a model's text. Text in no known form is no call; nothing is inferred or
+mended."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from edgeshard.chat.literals import STRICT_DECODER, gemma_call, python_calls, st
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call of the tool `name`; `arguments` is JSON text, `id` the model's own if its form has one."""
+    """A call of the tool `name`; `arguments` is JSON text, `id` the model's own if its form has
+    one."""
 
     name: str
     arguments: str
@@ -23,7 +25,9 @@ class Called:
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_LISTED = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\][A-Za-z0-9]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+_LISTED = re.compile(
+    r"\s*([A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\][A-Za-z0-9]*)?\s*(?:\[ARGS\])?\s*(?=\{)"
+)
 _INVOKED = re.compile(r'\s*<invoke name="?([^>"\n]+)"?>(.*?)</invoke>\s*', re.DOTALL)
 _ARGUMENT = re.compile(r'<parameter name="?([^>"\n]+)"?>(.*?)</parameter>', re.DOTALL)
 _IN_SECTION = re.compile(
@@ -55,12 +59,21 @@ def calls_in_tag(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
     function = _FUNCTION.fullmatch(stripped)
     if function is not None:
         name = function[1].strip()
-        pairs = [(key.strip(), _without_edges(value)) for key, value in _PARAMETER.findall(function[2])]
+        pairs = [
+            (key.strip(), _without_edges(value)) for key, value in _PARAMETER.findall(function[2])
+        ]
         return (Called(name, _typed(name, pairs, tools)),)
     name, newline, rest = stripped.partition("\n")
     if "<arg_key>" in name:
-        name, rest = name[: name.index("<arg_key>")], name[name.index("<arg_key>") :] + newline + rest
-    if not name or (rest.strip() and not _PAIR.search(rest)) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name.strip()):
+        name, rest = (
+            name[: name.index("<arg_key>")],
+            name[name.index("<arg_key>") :] + newline + rest,
+        )
+    if (
+        not name
+        or (rest.strip() and not _PAIR.search(rest))
+        or not re.fullmatch(r"[A-Za-z0-9_.-]+", name.strip())
+    ):
         return ()
     pairs = [(key.strip(), value) for key, value in _PAIR.findall(rest)]
     return (Called(name.strip(), _typed(name.strip(), pairs, tools)),)
@@ -166,7 +179,8 @@ def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Sequence[Any]) ->
 
 
 def _value(text: str, kinds: set[str]) -> Any:
-    """An argument by the types in its schema. If one of these is a text, another counts if the value is of it."""
+    """An argument by the types in its schema. If one of these is a text, another counts if the
+    value is of it."""
     if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     value = _json_or(text, text)
@@ -192,7 +206,11 @@ def _kinds(schema: Any) -> set[str]:
     alternatives = [schema.get(key) for key in ("anyOf", "oneOf")]
     for one in (schema, *(one for some in alternatives if isinstance(some, list) for one in some)):
         named = one.get("type") if isinstance(one, dict) else None
-        kinds |= {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
+        kinds |= {
+            kind
+            for kind in (named if isinstance(named, list) else [named])
+            if isinstance(kind, str)
+        }
     return kinds
 
 
@@ -233,7 +251,9 @@ def _names(tools: Sequence[Any]) -> set[str]:
 
 
 def _properties(name: str, tools: Sequence[Any]) -> dict[str, Any]:
-    described = (function.get("parameters") for function in _functions(tools) if function.get("name") == name)
+    described = (
+        function.get("parameters") for function in _functions(tools) if function.get("name") == name
+    )
     parameters = next((schema for schema in described if isinstance(schema, dict)), {})
     properties = parameters.get("properties")
     return properties if isinstance(properties, dict) else {}

@@ -1,4 +1,5 @@
-"""The order of questions that are answered one at a time: first the identity that has used least. Pure.
+"""The order of questions that are answered one at a time: first the identity that has used least.
+Pure.
 
 The cost of an answer is known once it is there, and is charged then. A new identity begins level
 with the one that has used least. So an identity with few questions waits for one answer of
@@ -30,7 +31,8 @@ class _Line(Generic[ItemT]):
 
 
 class Turns(Generic[ItemT]):
-    """At most `most` items wait, of `most_bytes` together. `charge` takes a cost in any unit, always the same."""
+    """At most `most` items wait, of `most_bytes` together. `charge` takes a cost in any unit,
+    always the same."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
@@ -49,14 +51,23 @@ class Turns(Generic[ItemT]):
         victims: list[ItemT] = []
         while len(self) >= self._most or self._bytes() + size > self._most_bytes:
             line = self._lines.get(identity)
-            own = self._share(line.size + size, len(line.waiting) + 1) if line else self._share(size, 1)
-            shares = [(self._share(other.size, len(other.waiting)), who) for who, other in self._lines.items()]
+            own = (
+                self._share(line.size + size, len(line.waiting) + 1)
+                if line
+                else self._share(size, 1)
+            )
+            shares = [
+                (self._share(other.size, len(other.waiting)), who)
+                for who, other in self._lines.items()
+            ]
             largest, heaviest = max(shares, default=(0.0, identity))
             if heaviest == identity or own >= largest:
                 raise overloaded()
             victims.append(self._drop_newest(heaviest))
         if identity not in self._lines:
-            self._lines[identity] = _Line(min((line.served for line in self._lines.values()), default=0.0))
+            self._lines[identity] = _Line(
+                min((line.served for line in self._lines.values()), default=0.0)
+            )
         line = self._lines[identity]
         line.waiting.append((item, size))
         line.size += size
@@ -67,7 +78,8 @@ class Turns(Generic[ItemT]):
         return [who for who, line in self._lines.items() if line.waiting]
 
     def take(self, may: Callable[[str], bool] = lambda identity: True) -> tuple[str, ItemT] | None:
-        """The next item of an identity that `may` have its turn, and whose it is; `charge` ends its turn."""
+        """The next item of an identity that `may` have its turn, and whose it is; `charge` ends its
+        turn."""
         waiting = [who for who in self.waiting() if may(who)]
         if not waiting:
             return None
@@ -125,4 +137,6 @@ class Turns(Generic[ItemT]):
 
 
 def overloaded() -> ResourceExhaustedError:
-    return ResourceExhaustedError("the queue of prompts is full: try again", reason="OVERLOADED", retry_after_s=RETRY_S)
+    return ResourceExhaustedError(
+        "the queue of prompts is full: try again", reason="OVERLOADED", retry_after_s=RETRY_S
+    )

@@ -1,1 +1,2 @@
-"""edgectl, one file per noun. Commands import gRPC, pydantic and the client when they run, so `--help` is quick."""
+"""edgectl, one file per noun. Commands import gRPC, pydantic and the client when they run, so
+`--help` is quick."""

@@ -27,16 +27,28 @@ def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def models(ctx: typer.Context, incomplete: str) -> list[str]:
-    return _asked(ctx, incomplete, lambda client: client.stored_models(), lambda model: [model.name])
+    return _asked(
+        ctx, incomplete, lambda client: client.stored_models(), lambda model: [model.name]
+    )
 
 
 def deployments(ctx: typer.Context, incomplete: str) -> list[str]:
-    return _asked(ctx, incomplete, lambda client: client.deployments(), lambda deployment: [deployment.spec.name])
+    return _asked(
+        ctx,
+        incomplete,
+        lambda client: client.deployments(),
+        lambda deployment: [deployment.spec.name],
+    )
 
 
 def served(ctx: typer.Context, incomplete: str) -> list[str]:
     """Deployments and models that answer. A client may see only these."""
-    return _asked(ctx, incomplete, lambda client: client.served_models(), lambda model: [model.deployment, model.model])
+    return _asked(
+        ctx,
+        incomplete,
+        lambda client: client.served_models(),
+        lambda model: [model.deployment, model.model],
+    )
 
 
 def _asked(
@@ -62,7 +74,9 @@ def _asked(
 def _connect(params: dict[str, Any]) -> Connect:
     """From the options already typed: the command's own start has not run."""
     names = ("coordinator", "tls_ca", "tls_cert", "tls_key")
-    return Connect(**{name: params.get(name) for name in names}, plaintext=params.get("plaintext") or None)
+    return Connect(
+        **{name: params.get(name) for name in names}, plaintext=params.get("plaintext") or None
+    )
 
 
 _SAME = (

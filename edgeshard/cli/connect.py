@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """The global options: the coordinator's address, and the PEM files for mutual TLS. None if it is not given."""
+    """The global options: the coordinator's address, and the PEM files for mutual TLS. None if it
+    is not given."""
 
     coordinator: str | None = None
     tls_ca: Path | None = None
@@ -31,7 +32,8 @@ class Connect:
     plaintext: bool | None = None
 
     def client(self) -> Client:
-        """A client, not yet connected. Raises InvalidArgumentError naming a TLS option that is missing."""
+        """A client, not yet connected. Raises InvalidArgumentError naming a TLS option that is
+        missing."""
         from edgeshard.client import Client
 
         return Client(self.coordinator, self._tls(), plaintext=self.plaintext)
@@ -55,7 +57,9 @@ def connect_of(context: typer.Context) -> Connect:
     return connect
 
 
-def ask(context: typer.Context, call: Callable[[Client], Awaitable[Result]], *, endless: bool = False) -> Result:
+def ask(
+    context: typer.Context, call: Callable[[Client], Awaitable[Result]], *, endless: bool = False
+) -> Result:
     """Run one call of a client, and close the client after it; interrupted as `run` is."""
 
     async def work() -> Result:
@@ -66,7 +70,8 @@ def ask(context: typer.Context, call: Callable[[Client], Awaitable[Result]], *, 
 
 
 def run(work: Coroutine[Any, Any, Result], *, endless: bool = False) -> Result:
-    """Run a command's coroutine. Ctrl-C, SIGTERM or SIGHUP cancels it, lets it clean up, and exits 128 + signal.
+    """Run a command's coroutine. Ctrl-C, SIGTERM or SIGHUP cancels it, lets it clean up, and exits
+    128 + signal.
 
     Ctrl-C exits 0 if the work is `endless`: then it is how a user ends the command.
     """
@@ -79,19 +84,22 @@ def run(work: Coroutine[Any, Any, Result], *, endless: bool = False) -> Result:
         assert task is not None
 
         def stop(number: signal.Signals) -> None:
-            # Once: a second signal (a supervisor signals the process and its group) must not interrupt the clean-up.
+            # Once: a second signal (a supervisor signals the process and its group) must not
+            # interrupt the clean-up.
             if not received:
                 received.append(number)
                 task.cancel()
 
         # SIGINT is asyncio's own: it cancels this task and ends in KeyboardInterrupt.
         for number in (signal.SIGTERM, signal.SIGHUP):
-            # A signal that is ignored stays so: `nohup` is for a command that continues without its terminal.
+            # A signal that is ignored stays so: `nohup` is for a command that continues without its
+            # terminal.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, stop, number)
         return await work
 
-    # A second interrupt exits before the watchers of child processes have reported; it needs no message.
+    # A second interrupt exits before the watchers of child processes have reported; it needs no
+    # message.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     try:
         return asyncio.run(main())

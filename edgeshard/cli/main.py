@@ -15,7 +15,11 @@ from edgeshard.cli.connect import Connect
 from edgeshard.domain.errors import INTERRUPTED, EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
-_STYLE: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+_STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
 
 
 class Lazy(TyperCommand):
@@ -38,7 +42,9 @@ class Lazy(TyperCommand):
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=self.name)
         else:
-            app.command(name=self.name, no_args_is_help=not self._bare, short_help=self.short_help)(command)
+            app.command(name=self.name, no_args_is_help=not self._bare, short_help=self.short_help)(
+                command
+            )
         return usage.complete(typer.main.get_group(app).commands[str(self.name)], (str(self.name),))
 
 
@@ -46,14 +52,35 @@ COMMANDS = (
     Lazy("serve", ".commands.site.serve:serve", "Serve a model over HTTP from this machine."),
     Lazy("run", ".commands.requests.run:run", "Deploy a model if needed, then answer or chat."),
     Lazy("chat", ".commands.requests.chat:chat", "Chat with a model.", bare=True),
-    Lazy("generate", ".commands.requests.generate:generate", "Generate text and print it token by token."),
-    Lazy("ps", ".commands.deployments.get:deployments", "List deployments (short for get deployments).", bare=True),
-    Lazy("get", ".commands.deployments.get:app", "List nodes, models, deployments, events or audit entries."),
-    Lazy("describe", ".commands.deployments.describe:app", "Show the details of a node, model or deployment."),
-    Lazy("deploy", ".commands.deployments.deploy:deploy", "Place a model on the nodes and load it."),
+    Lazy(
+        "generate",
+        ".commands.requests.generate:generate",
+        "Generate text and print it token by token.",
+    ),
+    Lazy(
+        "ps",
+        ".commands.deployments.get:deployments",
+        "List deployments (short for get deployments).",
+        bare=True,
+    ),
+    Lazy(
+        "get",
+        ".commands.deployments.get:app",
+        "List nodes, models, deployments, events or audit entries.",
+    ),
+    Lazy(
+        "describe",
+        ".commands.deployments.describe:app",
+        "Show the details of a node, model or deployment.",
+    ),
+    Lazy(
+        "deploy", ".commands.deployments.deploy:deploy", "Place a model on the nodes and load it."
+    ),
     Lazy("apply", ".commands.deployments.apply:apply", "Make the deployments that files describe."),
     Lazy(
-        "replan", ".commands.deployments.replan:replan", "Choose new nodes for a running deployment and move it there."
+        "replan",
+        ".commands.deployments.replan:replan",
+        "Choose new nodes for a running deployment and move it there.",
     ),
     Lazy(
         "delete",
@@ -83,10 +110,21 @@ COMMANDS = (
         "Send test requests to a deployment and measure its latency.",
         bare=True,
     ),
-    Lazy("doctor", ".commands.observing.doctor:doctor", "Find faults of a site and print remedies.", bare=True),
+    Lazy(
+        "doctor",
+        ".commands.observing.doctor:doctor",
+        "Find faults of a site and print remedies.",
+        bare=True,
+    ),
     Lazy("logs", ".commands.site.logs:logs", "Print the log of a daemon on this machine."),
-    Lazy("debug", ".commands.observing.debug:app", "Dump the state of a site's processes and replay it."),
-    Lazy("init", ".commands.site.certificate:init", "Create a site: its authority and certificates."),
+    Lazy(
+        "debug",
+        ".commands.observing.debug:app",
+        "Dump the state of a site's processes and replay it.",
+    ),
+    Lazy(
+        "init", ".commands.site.certificate:init", "Create a site: its authority and certificates."
+    ),
     Lazy("backup", ".commands.site.backup:backup", "Back up a site, except its models, to a file."),
     Lazy("restore", ".commands.site.backup:restore", "Restore a site from a backup."),
     Lazy(
@@ -94,14 +132,24 @@ COMMANDS = (
         ".commands.site.set_coordinator:set_coordinator",
         "Change the coordinator's address on this machine.",
     ),
-    Lazy("certificate", ".commands.site.certificate:certificate", "Make a certificate for a node, client or operator."),
+    Lazy(
+        "certificate",
+        ".commands.site.certificate:certificate",
+        "Make a certificate for a node, client or operator.",
+    ),
     Lazy("token", ".commands.site.token:app", "Manage join tokens."),
     Lazy("join", ".commands.site.join:join", "Join a site with a token."),
-    Lazy("node", ".commands.site.node:app", "Revoke the certificates of a node, client or operator."),
+    Lazy(
+        "node", ".commands.site.node:app", "Revoke the certificates of a node, client or operator."
+    ),
     Lazy("label", ".commands.site.label:app", "Set or remove labels of a node."),
     Lazy("config", ".commands.site.config:app", "Check, show and list the daemons' settings."),
     Lazy("install", ".commands.site.install:app", "Install a daemon as a systemd service."),
-    Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove EdgeShard from this machine, or one service."),
+    Lazy(
+        "uninstall",
+        ".commands.site.install:uninstall_app",
+        "Remove EdgeShard from this machine, or one service.",
+    ),
     Lazy(
         "upgrade",
         ".commands.site.programs:upgrade",
@@ -202,28 +250,38 @@ def root(
         _setting(
             "COORDINATOR",
             "HOST:PORT",
-            "Connect to this coordinator (default: the site that this user joined, or 127.0.0.1:7600).",
+            "Connect to this coordinator (default: the site that this user joined, or "
+            "127.0.0.1:7600).",
         ),
     ] = None,
     tls_ca: Annotated[
-        Path | None, _setting("TLS_CA", "FILE", "Read the certificate of the site's authority from this PEM file.")
+        Path | None,
+        _setting(
+            "TLS_CA", "FILE", "Read the certificate of the site's authority from this PEM file."
+        ),
     ] = None,
     tls_cert: Annotated[
-        Path | None, _setting("TLS_CERT", "FILE", "Read this client's certificate from this PEM file.")
+        Path | None,
+        _setting("TLS_CERT", "FILE", "Read this client's certificate from this PEM file."),
     ] = None,
     tls_key: Annotated[
-        Path | None, _setting("TLS_KEY", "FILE", "Read this client's private key from this PEM file.")
+        Path | None,
+        _setting("TLS_KEY", "FILE", "Read this client's private key from this PEM file."),
     ] = None,
     plaintext: Annotated[
         bool,
         typer.Option(
             "--plaintext",
             envvar="EDGESHARD__CLIENT__PLAINTEXT",
-            help="Connect without TLS. Use it only for a site on this machine that runs without TLS.",
+            help="Connect without TLS. Use it only for a site on this machine that runs without "
+            "TLS.",
         ),
     ] = False,
     _version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Accept the global options before or after the command."""
@@ -237,7 +295,8 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run a command with this process's arguments. `edgeshard.cli.entry` is the entry point of `edgectl`."""
+    """Run a command with this process's arguments. `edgeshard.cli.entry` is the entry point of
+    `edgectl`."""
     settle_grpc()
     app(prog_name="edgectl")
 

@@ -21,8 +21,20 @@ from edgeshard.domain.control.site import (
     WeightsFile,
 )
 from edgeshard.domain.models.packed_units import PackedUnit
-from edgeshard.domain.requests.conversation import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
-from edgeshard.domain.requests.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
+from edgeshard.domain.requests.conversation import (
+    ChatFinished,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCall,
+)
+from edgeshard.domain.requests.generation import (
+    Finished,
+    GenerateOptions,
+    Guide,
+    GuideKind,
+    Started,
+    Token,
+)
 from edgeshard.rpc.tls import TlsFiles
 
 __all__ = [

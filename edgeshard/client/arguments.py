@@ -16,7 +16,13 @@ from edgeshard.domain.requests.conversation import Conversation
 from edgeshard.domain.requests.generation import Biases, GenerateOptions, Generation, Sampling
 
 _LARGEST_TOKEN = 2**32 - 1
-_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
+_WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+}
 
 Message = Mapping[str, Any]
 """As OpenAI's chat completions have it, such as `{"role": "user", "content": "Hello"}`."""
@@ -25,7 +31,8 @@ Tool = Mapping[str, Any]
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
-    """The value if it is of this kind, with a whole number for a float taken as one and lists as tuples.
+    """The value if it is of this kind, with a whole number for a float taken as one and lists as
+    tuples.
 
     Raises InvalidArgumentError naming the argument.
     """
@@ -35,7 +42,11 @@ def checked(name: str, value: Any, kind: Any) -> Any:
         return value
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not all(_is_of(i, item) for i in value):
+        if (
+            isinstance(value, str | bytes)
+            or not isinstance(value, Sequence)
+            or not all(_is_of(i, item) for i in value)
+        ):
             raise wrong_type(name, value, f"a sequence, each item {_words(item)}")
         return tuple(value)
     if not _is_of(value, kind):
@@ -45,10 +56,16 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
 def checked_tokens(name: str, value: Any) -> tuple[int, ...]:
     """Token ids. Raises InvalidArgumentError naming the argument."""
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not all(_is_of(i, int) for i in value):
+    if (
+        isinstance(value, str | bytes)
+        or not isinstance(value, Sequence)
+        or not all(_is_of(i, int) for i in value)
+    ):
         raise wrong_type(name, value, "a sequence of token ids")
     if any(not 0 <= token <= _LARGEST_TOKEN for token in value):
-        raise InvalidArgumentError(f"{name} holds a token id that is not from 0 to {_LARGEST_TOKEN}", field=name)
+        raise InvalidArgumentError(
+            f"{name} holds a token id that is not from 0 to {_LARGEST_TOKEN}", field=name
+        )
     return tuple(value)
 
 
@@ -56,13 +73,18 @@ def checked_biases(name: str, value: Any) -> Biases:
     """Token ids with their biases. Raises InvalidArgumentError naming the argument."""
     if not isinstance(value, Mapping) or not all(_is_of(bias, float) for bias in value.values()):
         raise wrong_type(name, value, "a mapping of token ids to numbers")
-    return tuple((token, float(value[token])) for token in sorted(checked_tokens(name, list(value))))
+    return tuple(
+        (token, float(value[token])) for token in sorted(checked_tokens(name, list(value)))
+    )
 
 
 def conversation_of(
-    messages: str | Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any] | None
+    messages: str | Sequence[Message],
+    tools: Sequence[Tool] | None,
+    variables: Mapping[str, Any] | None,
 ) -> Conversation:
-    """The conversation in the arguments of `chat`; a text is one message of the user's. The coordinator checks more.
+    """The conversation in the arguments of `chat`; a text is one message of the user's. The
+    coordinator checks more.
 
     Raises InvalidArgumentError naming the argument.
     """
@@ -83,7 +105,9 @@ def conversation_of(
 def wrong_type(name: str, value: Any, expected_type: str) -> InvalidArgumentError:
     """Not the value: it could be a prompt."""
     return InvalidArgumentError(
-        f"{name} must be {expected_type}, not {type(value).__name__}", field=name, reason="WRONG_TYPE"
+        f"{name} must be {expected_type}, not {type(value).__name__}",
+        field=name,
+        reason="WRONG_TYPE",
     )
 
 
@@ -107,7 +131,8 @@ def _words(kind: Any) -> str:
 
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:
-    """The request with these options. Raises InvalidArgumentError naming the first field that is wrong."""
+    """The request with these options. Raises InvalidArgumentError naming the first field that is
+    wrong."""
     options = _by_keyword(options)
     check_options(options)
     sampling = _given(Sampling, options)
@@ -128,12 +153,16 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
 
 
 def check_options(options: GenerateOptions) -> None:
-    """Raise InvalidArgumentError for an unknown option, and for an invalid request_id or timeout_s."""
-    # Python does not check the keys of a TypedDict; an option misspelt must not be an option ignored.
+    """Raise InvalidArgumentError for an unknown option, and for an invalid request_id or
+    timeout_s."""
+    # Python does not check the keys of a TypedDict; an option misspelt must not be an option
+    # ignored.
     for name in options:
         if name not in GenerateOptions.__annotations__:
             names = ", ".join(GenerateOptions.__annotations__)
-            raise InvalidArgumentError(f"{name} is not an option; the options are {names}", field=name)
+            raise InvalidArgumentError(
+                f"{name} is not an option; the options are {names}", field=name
+            )
     checked("request_id", options.get("request_id", ""), str)
     checked("timeout_s", options.get("timeout_s"), float | None)
 
@@ -159,7 +188,11 @@ def _by_keyword(options: GenerateOptions) -> GenerateOptions:
 def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -> dict[str, Any]:
     """The options that are given, by their fields' names."""
     values: dict[str, Any] = dict(options)
-    return {item.name: _value(item, values[item.keyword]) for item in option_fields(owner) if item.keyword in values}
+    return {
+        item.name: _value(item, values[item.keyword])
+        for item in option_fields(owner)
+        if item.keyword in values
+    }
 
 
 def _value(item: OptionField, value: Any) -> Any:
@@ -176,7 +209,9 @@ def _check_text(text: str, field: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        # A lone surrogate, which Python makes of bytes that are not UTF-8, as in arguments and file names.
+        # A lone surrogate, which Python makes of bytes that are not UTF-8, as in arguments and file
+        # names.
         raise InvalidArgumentError(
-            f"{field} is not text: character {error.start} stands for a byte that is not UTF-8", field=field
+            f"{field} is not text: character {error.start} stands for a byte that is not UTF-8",
+            field=field,
         ) from None

@@ -72,7 +72,9 @@ async def run_batch(
 
 def check_batch(requests: Sequence[BatchRequest], concurrency: int) -> None:
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-        raise InvalidArgumentError("concurrency must be a whole number of 1 or more", field="concurrency")
+        raise InvalidArgumentError(
+            "concurrency must be a whole number of 1 or more", field="concurrency"
+        )
     for place, request in enumerate(requests):
         if not isinstance(request, Prompt | Chat):
             raise InvalidArgumentError(
@@ -83,7 +85,9 @@ def check_batch(requests: Sequence[BatchRequest], concurrency: int) -> None:
 
 
 async def _result(
-    run: Callable[[BatchRequest], Awaitable[Completion | ChatCompletion]], request: BatchRequest, clock: Clock
+    run: Callable[[BatchRequest], Awaitable[Completion | ChatCompletion]],
+    request: BatchRequest,
+    clock: Clock,
 ) -> BatchResult:
     """Send a request that was refused for lack of capacity, and so not begun, again after the time
     that the site names."""

@@ -37,7 +37,11 @@ class ChatCompletion:
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
                 for call in self.tool_calls
             ]
         return message
@@ -48,8 +52,10 @@ class ChatCompletion:
     def __repr__(self) -> str:
         calls = f", tool_calls={[call.name for call in self.tool_calls]}" if self.tool_calls else ""
         return (
-            f"ChatCompletion(request_id={self.request_id!r}, deployment={self.deployment!r}, tokens="
-            f"{self.completion_tokens}, reason={self.reason.value!r}, content={shortened(self.content)!r}{calls})"
+            f"ChatCompletion(request_id={self.request_id!r}, deployment={self.deployment!r}, "
+            "tokens="
+            f"{self.completion_tokens}, reason={self.reason.value!r}, "
+            f"content={shortened(self.content)!r}{calls})"
         )
 
 

@@ -21,8 +21,9 @@ class Client(InferenceCalls, SiteCalls, DeploymentCalls):
     wrote for this user. Without certificates, `plaintext` must be set; it is for loopback only. A
     certificate is renewed in time if this process may write to its directory.
 
-    Use it as an async context manager, or call `close()`. `timeout_s` bounds each call except `generate`, whose bound
-    is its own. Every failure is an `EdgeShardError` that names the field or the target at fault.
+    Use it as an async context manager, or call `close()`. `timeout_s` bounds each call except
+    `generate`, whose bound is its own. Every failure is an `EdgeShardError` that names the field or
+    the target at fault.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class Client(InferenceCalls, SiteCalls, DeploymentCalls):
         timeout_s: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(Connection(access(target, tls, plaintext)), timeout_s, clock or SystemClock())
+        super().__init__(
+            Connection(access(target, tls, plaintext)), timeout_s, clock or SystemClock()
+        )
 
     async def __aenter__(self) -> Self:
         self._connection.open()

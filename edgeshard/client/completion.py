@@ -55,7 +55,8 @@ class Completion:
     def __repr__(self) -> str:
         return (
             f"Completion(request_id={self.request_id!r}, deployment={self.deployment!r}, "
-            f"tokens={len(self.token_ids)}, finish_reason={self.finish_reason.value!r}, text={shortened(self.text)!r})"
+            f"tokens={len(self.token_ids)}, finish_reason={self.finish_reason.value!r}, "
+            f"text={shortened(self.text)!r})"
         )
 
     @property
@@ -106,7 +107,8 @@ class CompletionBuilder:
                 self._finished_at_s = now_s
 
     def build(self) -> Completion:
-        """The completion, once the stream ended. Raises InternalError when it ended without its last event."""
+        """The completion, once the stream ended. Raises InternalError when it ended without its
+        last event."""
         started, finished = self._started, self._finished
         if started is None or finished is None:
             raise InternalError("the coordinator ended the stream before the request was finished")

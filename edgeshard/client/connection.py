@@ -1,4 +1,5 @@
-"""One channel to a coordinator, opened at first use, its failures as typed errors, and calls over it.
+"""One channel to a coordinator, opened at first use, its failures as typed errors, and calls over
+it.
 
 The channel does not survive a fork: gRPC keeps threads and locks that a forked child does not have,
 so its calls would hang.
@@ -49,10 +50,12 @@ def is_forked() -> bool:
 
 
 def check_not_forked() -> None:
-    """Note that this process uses the client. Raise FailedPreconditionError (FORKED) if its parent did before."""
+    """Note that this process uses the client. Raise FailedPreconditionError (FORKED) if its parent
+    did before."""
     if is_forked():
         raise FailedPreconditionError(
-            "this process was forked from one that had used EdgeShard's client, which does not survive a fork: start "
+            "this process was forked from one that had used EdgeShard's client, which does not "
+            "survive a fork: start "
             "workers with multiprocessing.get_context('spawn'), or fork before the first call",
             field="process",
             reason="FORKED",
@@ -61,7 +64,8 @@ def check_not_forked() -> None:
 
 
 class Connection:
-    """The stubs of a coordinator over one channel. Every failed call raises the typed error naming `target`."""
+    """The stubs of a coordinator over one channel. Every failed call raises the typed error naming
+    `target`."""
 
     def __init__(self, access: Access) -> None:
         self.target = access.target
@@ -72,7 +76,8 @@ class Connection:
         self._stubs: dict[Any, Any] = {}
 
     def open(self) -> grpc.aio.Channel:
-        """The channel. Must be called inside the event loop that is to use it, and in the process that began to use it.
+        """The channel. Must be called inside the event loop that is to use it, and in the process
+        that began to use it.
 
         Raises DeniedError for plaintext beyond loopback and if there are no credentials,
         InvalidArgumentError if the target is not host:port, FailedPreconditionError after a fork.
@@ -82,12 +87,16 @@ class Connection:
             self._access.check()
             tls = self._access.tls
             try:
-                self._channel = open_channel(self.target, tls, "coordinator", window_bytes=WINDOW_BYTES)
+                self._channel = open_channel(
+                    self.target, tls, "coordinator", window_bytes=WINDOW_BYTES
+                )
             except InvalidArgumentError as error:
                 raise self._with_file(error) from None
             self._stubs.clear()
             if tls is not None and os.access(tls.cert.parent, os.W_OK):
-                from edgeshard.rpc.renewal import keep_renewed  # a tenth of a second, which plaintext need not wait
+                from edgeshard.rpc.renewal import (
+                    keep_renewed,
+                )  # a tenth of a second, which plaintext need not wait
 
                 self._renewing = asyncio.ensure_future(keep_renewed(tls, self.renewal()))
         return self._channel
@@ -117,7 +126,9 @@ class Connection:
             self._stubs[kind] = kind(channel)
         return self._stubs[kind]
 
-    async def call(self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any, timeout_s: float) -> Any:
+    async def call(
+        self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any, timeout_s: float
+    ) -> Any:
         """The answer to one call of a service."""
         try:
             return await getattr(self._stub(stub), method)(request, timeout=timeout_s)
@@ -160,10 +171,14 @@ class Connection:
         if listener is not None and listener.unknown:
             return None
         if listener is None or listener.over:
-            listener = self._listener = ListenerStream(self._stub(InferenceServiceStub).Listen(), self.target)
+            listener = self._listener = ListenerStream(
+                self._stub(InferenceServiceStub).Listen(), self.target
+            )
         return listener.open_inbox()
 
-    async def stream(self, method: str, request: Any, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
+    async def stream(
+        self, method: str, request: Any, timeout_s: float | None = None
+    ) -> AsyncGenerator[Any, None]:
         """The messages of one call of the admin service. Closing the generator cancels the call."""
         call = getattr(self._stub(AdminServiceStub), method)(request, timeout=timeout_s)
         try:
@@ -181,17 +196,26 @@ class Connection:
         return await explained(self._typed(error), self.target)
 
     def _typed(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
-        connected = self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
+        connected = (
+            self._channel is not None
+            and self._channel.get_state() is grpc.ChannelConnectivity.READY
+        )
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not connected:
             # A host that swallows packets: for the caller it is unreachable, not slow.
             return self._with_file(
-                UnavailableError(f"cannot reach {self.target}: it does not answer", retry_after_s=1.0)
+                UnavailableError(
+                    f"cannot reach {self.target}: it does not answer", retry_after_s=1.0
+                )
             )
-        if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in (error.details() or ""):
+        if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in (
+            error.details() or ""
+        ):
             return self._with_file(
                 UnavailableError(
-                    f"cannot reach {self.target}: no coordinator listens there. `edgectl serve MODEL` starts a "
-                    "site on this machine, edgeshard-coordinator only a coordinator; --coordinator HOST:PORT "
+                    f"cannot reach {self.target}: no coordinator listens there. `edgectl serve "
+                    "MODEL` starts a "
+                    "site on this machine, edgeshard-coordinator only a coordinator; --coordinator "
+                    "HOST:PORT "
                     "names another",
                     retry_after_s=1.0,
                 )
@@ -205,7 +229,8 @@ class Connection:
         if self._access.named_in is None:
             return error
         return type(error)(
-            f"{error.message}. The site is named in {self._access.named_in}: if the site is gone, remove "
+            f"{error.message}. The site is named in {self._access.named_in}: if the site is gone, "
+            "remove "
             "that file, or replace it with edgectl join TOKEN --force; --coordinator, --tls-ca, "
             "--tls-cert and --tls-key choose a site for one command",
             field=error.field,
@@ -215,7 +240,8 @@ class Connection:
 
 
 class Calls:
-    """A part of the client's calls, each bounded by `timeout_s` unless it has a bound of its own."""
+    """A part of the client's calls, each bounded by `timeout_s` unless it has a bound of its
+    own."""
 
     def __init__(self, connection: Connection, timeout_s: float, clock: Clock) -> None:
         self._connection = connection

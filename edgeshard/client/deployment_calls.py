@@ -9,10 +9,22 @@ from contextlib import aclosing
 
 from edgeshard.client.connection import Calls, operation_id
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.control.site import NO_OPERATION, DeleteCall, DeployCall, ReplanCall, ReplanResult
+from edgeshard.domain.control.site import (
+    NO_OPERATION,
+    DeleteCall,
+    DeployCall,
+    ReplanCall,
+    ReplanResult,
+)
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.errors import (
+    AbortedError,
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    NotFoundError,
+)
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
@@ -39,9 +51,12 @@ class DeploymentCalls(Calls):
         return (await self.plan_replicas(spec))[0]
 
     async def plan_replicas(self, spec: DeploymentSpec) -> tuple[Placement, ...]:
-        """The placements of all replicas that `deploy` would make now; changes nothing. Raises as `deploy` does."""
+        """The placements of all replicas that `deploy` would make now; changes nothing. Raises as
+        `deploy` does."""
         response = await self._admin("Plan", admin_pb2.PlanRequest(spec=spec_to_wire(spec)))
-        return tuple(placement_from_wire(placement) for placement in (response.placement, *response.further))
+        return tuple(
+            placement_from_wire(placement) for placement in (response.placement, *response.further)
+        )
 
     async def deploy(
         self,
@@ -64,16 +79,21 @@ class DeploymentCalls(Calls):
         name and number) replaces a replica that is gone: it is placed on other nodes than the
         remaining ones.
 
-        Raises PlacementError or ResourceExhaustedError when the placement cannot be (nothing is changed then), the
-        deployment's own typed failure when a node could not load its share, and DeadlineError.
+        Raises PlacementError or ResourceExhaustedError when the placement cannot be (nothing is
+        changed then), the deployment's own typed failure when a node could not load its share, and
+        DeadlineError.
         """
         request = deploy_call_to_wire(DeployCall(operation_id(), spec, measure_s))
-        answer = await self._connection.call(AdminServiceStub, "Deploy", request, self._timeout_s + measure_s)
+        answer = await self._connection.call(
+            AdminServiceStub, "Deploy", request, self._timeout_s + measure_s
+        )
         deployment = deployment_from_wire(answer.deployment)
         if not wait:
             return deployment
         further = () if spec.replica else deployment.spec.replica_names[1:]
-        return await self._until_ready((deployment, *further), timeout_s, on_change or (lambda _: None))
+        return await self._until_ready(
+            (deployment, *further), timeout_s, on_change or (lambda _: None)
+        )
 
     async def wait_ready(
         self,
@@ -83,7 +103,9 @@ class DeploymentCalls(Calls):
     ) -> Deployment:
         """Wait until a deployment, or each replica of a name, answers requests, and return it or
         the first. Arguments and errors are as in `deploy`; also raises NotFoundError."""
-        return await self._until_ready(await self.replicas(name), timeout_s, on_change or (lambda _: None))
+        return await self._until_ready(
+            await self.replicas(name), timeout_s, on_change or (lambda _: None)
+        )
 
     async def deployments(self) -> tuple[Deployment, ...]:
         response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
@@ -95,7 +117,9 @@ class DeploymentCalls(Calls):
 
         Raises NotFoundError.
         """
-        response = await self._admin("GetDeployment", admin_pb2.GetDeploymentRequest(name=name, outlook=outlook))
+        response = await self._admin(
+            "GetDeployment", admin_pb2.GetDeploymentRequest(name=name, outlook=outlook)
+        )
         return deployment_from_wire(response.deployment)
 
     async def replicas(self, name: str, outlook: bool = False) -> tuple[Deployment, ...]:
@@ -105,18 +129,27 @@ class DeploymentCalls(Calls):
         if first.spec.name == name:
             return (first,)
         served = first.spec.served_name
-        there = {other.spec.name for other in await self.deployments() if other.spec.served_name == served}
-        names = [other for other in first.spec.replica_names if other in there and other != first.spec.name]
+        there = {
+            other.spec.name
+            for other in await self.deployments()
+            if other.spec.served_name == served
+        }
+        names = [
+            other
+            for other in first.spec.replica_names
+            if other in there and other != first.spec.name
+        ]
         return (first, *[await self.deployment(other, outlook) for other in names])
 
     async def delete_deployment(
         self, name: str, wait: bool = True, timeout_s: float | None = None, *, force: bool = False
     ) -> None:
-        """Stop a deployment, or all replicas of a name, and free its memory on every node; with `wait`, until it is
-        gone.
+        """Stop a deployment, or all replicas of a name, and free its memory on every node; with
+        `wait`, until it is gone.
 
-        With `force` it is gone as soon as the coordinator's disk has forgotten it: nodes release it when they can.
-        Raises NotFoundError, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        With `force` it is gone as soon as the coordinator's disk has forgotten it: nodes release it
+        when they can. Raises NotFoundError, and DeadlineError after `timeout_s` (None, no bound) of
+        waiting.
         """
         call = DeleteCall(operation_id(), name, force)
         await self._admin("DeleteDeployment", delete_call_to_wire(call))
@@ -127,7 +160,9 @@ class DeploymentCalls(Calls):
             except NotFoundError:
                 return
             if not await polls.next():
-                raise DeadlineError(f"deployment {name} still exists after {timeout_s:g} s", reason="WAIT_TIMEOUT")
+                raise DeadlineError(
+                    f"deployment {name} still exists after {timeout_s:g} s", reason="WAIT_TIMEOUT"
+                )
 
     async def replan(
         self,
@@ -139,7 +174,8 @@ class DeploymentCalls(Calls):
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
     ) -> ReplanResult:
-        """Plan a deployment that is ready for the nodes that are there now, and move it if that gains 5 % or more.
+        """Plan a deployment that is ready for the nodes that are there now, and move it if that
+        gains 5 % or more.
 
         Its requests pause and continue with the next token. For replicas, give the name of one, not
         of all. `force` moves it whatever the gain. `dry_run` only plans, which costs next to
@@ -171,17 +207,20 @@ class DeploymentCalls(Calls):
             where = ",".join(f"{node}={layers}" for node, layers in got)
             why = failed[0].message if failed else "a node failed"
             raise AbortedError(
-                f"deployment {name} did not move ({why}); it stays on {where}", field="name", reason="NOT_MOVED"
+                f"deployment {name} did not move ({why}); it stays on {where}",
+                field="name",
+                reason="NOT_MOVED",
             )
         return replan
 
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
-        """The steps of each stage of a deployment, or of one replica, in the next `seconds` (0.1 to 60), on the nodes'
-        own clocks.
+        """The steps of each stage of a deployment, or of one replica, in the next `seconds` (0.1 to
+        60), on the nodes' own clocks.
 
-        `edgeshard.domain.requests.trace.aligned` puts them on one. Recording costs the nodes next to nothing. Raises
-        InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
-        AbortedError when it stops running meanwhile or another trace of it begins, DeadlineError.
+        `edgeshard.domain.requests.trace.aligned` puts them on one. Recording costs the nodes next
+        to nothing. Raises InvalidArgumentError naming `seconds`, NotFoundError,
+        FailedPreconditionError when the deployment is not ready, AbortedError when it stops running
+        meanwhile or another trace of it begins, DeadlineError.
         """
         request = admin_pb2.TraceRequest(deployment=name, seconds=seconds)
         async with aclosing(self._connection.stream("Trace", request)) as messages:
@@ -196,7 +235,9 @@ class DeploymentCalls(Calls):
         """The first of these, some by name, once all are ready."""
         polls = _Polls(self._clock, timeout_s)
         ready = [
-            await self._until_one_ready(await self.deployment(one) if isinstance(one, str) else one, polls, on_change)
+            await self._until_one_ready(
+                await self.deployment(one) if isinstance(one, str) else one, polls, on_change
+            )
             for one in deployments
         ]
         return ready[0]
@@ -208,10 +249,13 @@ class DeploymentCalls(Calls):
         on_change(deployment)
         while deployment.phase is not DeploymentPhase.READY:
             if deployment.phase is DeploymentPhase.FAILED:
-                raise deployment.failure or FailedPreconditionError(f"deployment {name} failed", field="deployment")
+                raise deployment.failure or FailedPreconditionError(
+                    f"deployment {name} failed", field="deployment"
+                )
             if not await polls.next():
                 raise DeadlineError(
-                    f"deployment {name} is still {deployment.phase} after {polls.timeout_s:g} s; it continues in "
+                    f"deployment {name} is still {deployment.phase} after {polls.timeout_s:g} s; "
+                    "it continues in "
                     f"the background: see `edgectl describe deployment {name}`",
                     reason="WAIT_TIMEOUT",
                 )

@@ -7,7 +7,14 @@ from contextlib import aclosing
 from typing import Any, Unpack, cast
 
 from edgeshard.chat.parsing import AnswerParser
-from edgeshard.client.arguments import Message, Tool, checked, checked_tokens, conversation_of, generation_of
+from edgeshard.client.arguments import (
+    Message,
+    Tool,
+    checked,
+    checked_tokens,
+    conversation_of,
+    generation_of,
+)
 from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult, Prompt, run_batch
 from edgeshard.client.chat_completion import ChatBuilder, ChatCompletion
 from edgeshard.client.completion import Completion, CompletionBuilder
@@ -32,7 +39,11 @@ from edgeshard.domain.requests.generation import (
     Token,
 )
 from edgeshard.proto.v1 import inference_pb2
-from edgeshard.wire.generation import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
+from edgeshard.wire.generation import (
+    chat_prompt_from_wire,
+    conversation_to_wire,
+    tokenize_request_to_wire,
+)
 from edgeshard.wire.site import served_model_from_wire
 
 _CONNECTS_S = 1.0
@@ -60,7 +71,9 @@ class InferenceCalls(Calls):
         (with `retry_after_s`) if capacity is missing, and DeadlineError after `timeout_s`.
         """
         request = GenerateRequest(
-            checked("model", model, str), generation_of(prompt, options), options.get("request_id", "")
+            checked("model", model, str),
+            generation_of(prompt, options),
+            options.get("request_id", ""),
         )
         timeout_s, began_s = options.get("timeout_s"), self._clock.now()
         calls = resumed(self._connection.generate, request, timeout_s, self._clock)
@@ -69,16 +82,24 @@ class InferenceCalls(Calls):
                 async for event in events:
                     yield event
         except (DeadlineError, UnavailableError) as error:
-            # A connection takes a moment: a site that has not answered within less than that is not known to be away.
+            # A connection takes a moment: a site that has not answered within less than that is not
+            # known to be away.
             late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
-            if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
+            if (
+                timeout_s is not None
+                and late
+                and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S)
+            ):
                 raise DeadlineError(
-                    f"{self.target} did not finish within {timeout_s:g} s: allow more time, or request fewer tokens",
+                    f"{self.target} did not finish within {timeout_s:g} s: allow more time, or "
+                    "request fewer tokens",
                     field="timeout_s",
                 ) from None
             raise
 
-    async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
+    async def complete(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Completion:
         """Run one request to its end. Arguments and errors are as in `generate`; an error has the
         text until then."""
         wants_logprobs = options.get("logprobs", False) or options.get("top_logprobs", 0) > 0
@@ -89,7 +110,8 @@ class InferenceCalls(Calls):
     async def text_stream(
         self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[str, None]:
-        """The text of one request, piece by piece; arguments, errors and cancelling are as in `generate`."""
+        """The text of one request, piece by piece; arguments, errors and cancelling are as in
+        `generate`."""
         async with aclosing(self.generate(model, prompt, **options)) as events:
             async for event in events:
                 if isinstance(event, Token | Finished) and event.text:
@@ -116,8 +138,8 @@ class InferenceCalls(Calls):
         recommends, if any, or else the default of `generate`. `max_new_tokens` is then all that the
         context and the deployment's limit have left.
 
-        Raises what `generate` raises; InvalidArgumentError naming `messages[2].content`, `tools` and the like;
-        FailedPreconditionError for a model without a chat template.
+        Raises what `generate` raises; InvalidArgumentError naming `messages[2].content`, `tools`
+        and the like; FailedPreconditionError for a model without a chat template.
         """
         conversation = conversation_of(messages, tools, variables)
         generation_of((0,), options)  # so that a wrong one is named before anything is sent
@@ -126,7 +148,8 @@ class InferenceCalls(Calls):
         try:
             prompt = await self.render_chat(model, conversation, timeout_s)
         except (DeadlineError, UnavailableError):
-            # A connection takes a moment: a site that has not answered within less than that is not known to be away.
+            # A connection takes a moment: a site that has not answered within less than that is not
+            # known to be away.
             if ends_at is None or self._clock.now() < ends_at:
                 raise
             raise _late(timeout_s) from None
@@ -164,10 +187,14 @@ class InferenceCalls(Calls):
         """The whole answer to a conversation. Arguments and errors are as in `chat`; an error has
         the text until then."""
         builder = ChatBuilder(self._clock.now())
-        await self._collect(self.chat(model, messages, tools=tools, variables=variables, **options), builder)
+        await self._collect(
+            self.chat(model, messages, tools=tools, variables=variables, **options), builder
+        )
         return builder.build(self._clock.now())
 
-    async def _collect(self, events: AsyncGenerator[Any, None], builder: CompletionBuilder | ChatBuilder) -> None:
+    async def _collect(
+        self, events: AsyncGenerator[Any, None], builder: CompletionBuilder | ChatBuilder
+    ) -> None:
         """Give all events to `builder`. An error of theirs gets the text until then."""
         try:
             async with aclosing(events):
@@ -178,9 +205,13 @@ class InferenceCalls(Calls):
             raise
 
     async def batch(
-        self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
+        self,
+        requests: Sequence[BatchRequest],
+        concurrency: int = 8,
+        on_progress: BatchProgress | None = None,
     ) -> list[BatchResult]:
-        """Run many requests, `concurrency` of them at a time; the results are in the order of the requests.
+        """Run many requests, `concurrency` of them at a time; the results are in the order of the
+        requests.
 
         A request that fails has its EdgeShardError for a result, and the others continue. If the
         site lacks capacity for one, it is sent again, for five minutes, since it was not begun;
@@ -191,28 +222,41 @@ class InferenceCalls(Calls):
             if isinstance(request, Prompt):
                 return await self.complete(request.model, request.prompt, **request.options)
             return await self.complete_chat(
-                request.model, request.messages, tools=request.tools, variables=request.variables, **request.options
+                request.model,
+                request.messages,
+                tools=request.tools,
+                variables=request.variables,
+                **request.options,
             )
 
         return await run_batch(run, requests, concurrency, on_progress, self._clock)
 
-    async def render_chat(self, model: str, conversation: Conversation, timeout_s: float | None = None) -> ChatPrompt:
-        """The tokens that a conversation becomes, and how to read the answer; raises as `chat` does."""
+    async def render_chat(
+        self, model: str, conversation: Conversation, timeout_s: float | None = None
+    ) -> ChatPrompt:
+        """The tokens that a conversation becomes, and how to read the answer; raises as `chat`
+        does."""
         checked("model", model, str)
-        request = inference_pb2.RenderChatRequest(model=model, conversation=conversation_to_wire(conversation))
+        request = inference_pb2.RenderChatRequest(
+            model=model, conversation=conversation_to_wire(conversation)
+        )
         response = await self._inference("RenderChat", request, timeout_s)
         return chat_prompt_from_wire(response.prompt)
 
     async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
-        """The token ids of a text, by the tokenizer of a served model; `special` adds those around it."""
+        """The token ids of a text, by the tokenizer of a served model; `special` adds those around
+        it."""
         call = TokenizeCall(checked("model", model, str), checked("text", text, str), special)
         response = await self._inference("Tokenize", tokenize_request_to_wire(call))
         return tuple(response.tokens)
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens as they are written. Raises InvalidArgumentError naming `tokens`."""
+        """The text of token ids, special tokens as they are written. Raises InvalidArgumentError
+        naming `tokens`."""
         checked("model", model, str)
-        request = inference_pb2.DetokenizeRequest(model=model, tokens=checked_tokens("tokens", tokens))
+        request = inference_pb2.DetokenizeRequest(
+            model=model, tokens=checked_tokens("tokens", tokens)
+        )
         response = await self._inference("Detokenize", request)
         return str(response.text)
 
@@ -231,5 +275,6 @@ class InferenceCalls(Calls):
 
 def _late(timeout_s: float | None) -> DeadlineError:
     return DeadlineError(
-        f"not finished within {timeout_s:g} s; allow more time, or request fewer tokens", field="timeout_s"
+        f"not finished within {timeout_s:g} s; allow more time, or request fewer tokens",
+        field="timeout_s",
     )

@@ -21,10 +21,20 @@ from edgeshard.proto.v1.identity_pb2_grpc import EnrolmentServiceStub
 from edgeshard.rpc.discovery import found
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.identity import enrolment_to_wire
-from edgeshard.wire.invitations import invitation_from_text, invitation_to_text, line_without_edgeshard
+from edgeshard.wire.invitations import (
+    invitation_from_text,
+    invitation_to_text,
+    line_without_edgeshard,
+)
 from edgeshard.wire.status import from_rpc_error
 
-__all__ = ["enrol", "invitation_from_text", "invitation_to_text", "line_without_edgeshard", "located"]
+__all__ = [
+    "enrol",
+    "invitation_from_text",
+    "invitation_to_text",
+    "line_without_edgeshard",
+    "located",
+]
 
 TIMEOUT_S = 20.0
 DISCOVERY_S = 10.0
@@ -42,16 +52,21 @@ async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[b
     authority = await _authority(invitation)
     check_clock(authority, now())
     async with _channel(invitation, authority) as channel:
-        request = enrolment_to_wire(Enrolment(invitation.token_id, invitation.secret, request_for(key)))
+        request = enrolment_to_wire(
+            Enrolment(invitation.token_id, invitation.secret, request_for(key))
+        )
         try:
-            answer = await EnrolmentServiceStub(channel).Enrol(request, timeout=TIMEOUT_S, wait_for_ready=False)
+            answer = await EnrolmentServiceStub(channel).Enrol(
+                request, timeout=TIMEOUT_S, wait_for_ready=False
+            )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, f"the site at {invitation.enrolment}") from None
     return answer.certificate, answer.authorities
 
 
 async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Invitation:
-    """The invitation with its site's addresses. If it has none, they are searched on this machine's networks.
+    """The invitation with its site's addresses. If it has none, they are searched on this machine's
+    networks.
 
     A server that announces the site is trusted only after proving to have a certificate of the
     authority that the invitation names. All such servers are queried at the same time. Raises
@@ -71,7 +86,9 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
     async def look() -> None:
         async with aclosing(found(invitation.authority)) as places:
             async for coordinator, enrolment in places:
-                attempts.add(task := asyncio.ensure_future(_proven(invitation, coordinator, enrolment)))
+                attempts.add(
+                    task := asyncio.ensure_future(_proven(invitation, coordinator, enrolment))
+                )
                 task.add_done_callback(heard)
 
     looking = asyncio.ensure_future(look())
@@ -79,7 +96,9 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
         first: set[asyncio.Future[Any]] = {looking, proven}
         await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not proven.done() and looking.done() and looking.exception() is None:
-            await asyncio.wait({proven}, timeout=timeout_s)  # as many as there are addresses to check
+            await asyncio.wait(
+                {proven}, timeout=timeout_s
+            )  # as many as there are addresses to check
         if proven.done():
             return proven.result()
     finally:
@@ -89,13 +108,15 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
     others = f"; {len(attempts)} that claim to be it are not" if attempts else ""
     raise UnavailableError(
         f"site {invitation.principal.site} does not answer on this machine's networks{others}: its "
-        "coordinator needs --announce and must be on the same network; or use a token with an address",
+        "coordinator needs --announce and must be on the same network; or use a token with an "
+        "address",
         field="token",
     )
 
 
 async def _proven(invitation: Invitation, coordinator: str, enrolment: str) -> Invitation:
-    """The invitation with these addresses. Raises EdgeShardError unless the site of its authority is there."""
+    """The invitation with these addresses. Raises EdgeShardError unless the site of its authority
+    is there."""
     there = replace(invitation, coordinator=coordinator, enrolment=enrolment)
     await _authority(there)
     return there
@@ -110,20 +131,25 @@ async def _authority(invitation: Invitation) -> bytes:
     where = f"the site at {invitation.enrolment}"
     address = split_address(invitation.enrolment)
     try:
-        server_certificate = await asyncio.to_thread(ssl.get_server_certificate, address, timeout=TIMEOUT_S)
+        server_certificate = await asyncio.to_thread(
+            ssl.get_server_certificate, address, timeout=TIMEOUT_S
+        )
     except (OSError, UnicodeError) as error:  # also of TLS; a name that no host has
         raise UnavailableError(f"{where} cannot be reached: {error}", field="token") from None
     check_valid_now(server_certificate.encode(), f"the certificate of {where}", now())
     async with _channel(invitation, server_certificate.encode()) as channel:
         try:
-            answer = await EnrolmentServiceStub(channel).GetAuthorities(pb.GetAuthoritiesRequest(), timeout=TIMEOUT_S)
+            answer = await EnrolmentServiceStub(channel).GetAuthorities(
+                pb.GetAuthoritiesRequest(), timeout=TIMEOUT_S
+            )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, where) from None
     for certificate in answer.authorities:
         if authority_digest(certificate) == invitation.authority:
             return bundle_of([certificate])
     raise DeniedError(
-        f"{where} is not the site of the token: get another token from its operator, and find out who answers there",
+        f"{where} is not the site of the token: get another token from its operator, and find out "
+        "who answers there",
         field="token",
         reason="OTHER_AUTHORITY",
     )

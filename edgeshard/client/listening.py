@@ -27,7 +27,8 @@ from edgeshard.domain.requests.generation import (
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.wire.listening import heard_from_wire, listener_message_to_wire
 
-# The coordinator gets reports of half a window at once: an ordinary answer is shorter and costs no message.
+# The coordinator gets reports of half a window at once: an ordinary answer is shorter and costs no
+# message.
 _TOLD_TOKENS = UNREAD_TOKENS // 2
 
 # A call whose connection is lost ends within this time of the listener.
@@ -64,7 +65,8 @@ class Inbox:
         call.add_done_callback(lambda _: self._wake.set())
 
     async def next(self) -> Token | Finished:
-        """The next event. Raises the error that the request ended with, AioRpcError if its call has ended."""
+        """The next event. Raises the error that the request ended with, AioRpcError if its call has
+        ended."""
         call = self._call
         assert call is not None
         while True:

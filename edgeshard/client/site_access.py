@@ -1,5 +1,5 @@
-"""How an application finds its site: arguments, else `EDGESHARD__CLIENT__*`, else what `edgectl join` or `edgectl init`
-wrote for this user."""
+"""How an application finds its site: arguments, else `EDGESHARD__CLIENT__*`, else what
+`edgectl join` or `edgectl init` wrote for this user."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ class Access:
         if self.tls is None and not self.plaintext:
             check_secure(self.target, self.tls, "coordinator")  # beyond loopback there is no choice
             raise DeniedError(
-                f"there are no credentials for the site at {self.target}: join it with edgectl join TOKEN, give "
-                "--tls-ca, --tls-cert and --tls-key, or --plaintext for a site on this machine that has no TLS; "
+                f"there are no credentials for the site at {self.target}: join it with edgectl "
+                "join TOKEN, give "
+                "--tls-ca, --tls-cert and --tls-key, or --plaintext for a site on this machine "
+                "that has no TLS; "
                 "`edgectl serve MODEL` starts a new one",
                 field="tls-cert",
                 reason="TLS_REQUIRED",
@@ -51,30 +53,48 @@ def configuration() -> Path:
     return directory() / "client.toml"
 
 
-def access(target: str | None = None, tls: TlsFiles | None = None, plaintext: bool | None = None) -> Access:
-    """The given access, else the configured one. Raises InvalidArgumentError naming a wrong or missing setting."""
-    environment = {key: os.environ[_PREFIX + key.upper()] for key in KEYS if os.environ.get(_PREFIX + key.upper())}
-    is_plaintext = plaintext if plaintext is not None or tls is not None else _plaintext(environment)
+def access(
+    target: str | None = None, tls: TlsFiles | None = None, plaintext: bool | None = None
+) -> Access:
+    """The given access, else the configured one. Raises InvalidArgumentError naming a wrong or
+    missing setting."""
+    environment = {
+        key: os.environ[_PREFIX + key.upper()]
+        for key in KEYS
+        if os.environ.get(_PREFIX + key.upper())
+    }
+    is_plaintext = (
+        plaintext if plaintext is not None or tls is not None else _plaintext(environment)
+    )
     if is_plaintext:
-        return Access(target or environment.get("coordinator") or DEFAULT_TARGET, tls, plaintext=True)
+        return Access(
+            target or environment.get("coordinator") or DEFAULT_TARGET, tls, plaintext=True
+        )
     file = _read(configuration())
     tls = tls or _tls(environment) or _tls(file, directory())
     named_target, filed = target or environment.get("coordinator"), file.get("coordinator")
     return Access(
-        named_target or filed or DEFAULT_TARGET, tls, named_in=configuration() if filed and not named_target else None
+        named_target or filed or DEFAULT_TARGET,
+        tls,
+        named_in=configuration() if filed and not named_target else None,
     )
 
 
 def _plaintext(environment: Mapping[str, str]) -> bool:
     text = environment.get("plaintext", "false").lower()
     if text not in ("1", "true", "yes", "0", "false", "no"):
-        raise InvalidArgumentError(f"{_PREFIX}PLAINTEXT must be true or false, not {text[:40]!r}", field="plaintext")
+        raise InvalidArgumentError(
+            f"{_PREFIX}PLAINTEXT must be true or false, not {text[:40]!r}", field="plaintext"
+        )
     return text in ("1", "true", "yes")
 
 
 def _tls(values: Mapping[str, str], folder: Path = Path()) -> TlsFiles | None:
     """The PEM files of settings; relative paths begin at `folder`."""
-    paths = [folder / values[key] if values.get(key) else None for key in ("tls_ca", "tls_cert", "tls_key")]
+    paths = [
+        folder / values[key] if values.get(key) else None
+        for key in ("tls_ca", "tls_cert", "tls_key")
+    ]
     return tls_from_options(*paths)
 
 
@@ -87,6 +107,8 @@ def _read(path: Path) -> dict[str, str]:
     for key, value in section.items():
         if key not in KEYS or not isinstance(value, str):
             raise InvalidArgumentError(
-                f"{path}: {key!r} must be a text, and one of {', '.join(KEYS[:-1])}", field=key, reason="UNKNOWN_KEY"
+                f"{path}: {key!r} must be a text, and one of {', '.join(KEYS[:-1])}",
+                field=key,
+                reason="UNKNOWN_KEY",
             )
     return section

@@ -38,17 +38,20 @@ def _stream(
     """The same for a stream; leaving the loop over it cancels it at once."""
 
     @functools.wraps(method)
-    def stream(self: SyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Generator[Result, None, None]:
+    def stream(
+        self: SyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Generator[Result, None, None]:
         yield from self._iterate(method(self._client, *args, **kwargs))
 
     return stream
 
 
 class SyncClient:
-    """`Client` for code without an event loop; methods, arguments and errors are the same as in `Client`.
+    """`Client` for code without an event loop; methods, arguments and errors are the same as in
+    `Client`.
 
-    Callbacks (`progress`, `on_change`, `on_progress`) run in the background thread. Close it, or use it as a context
-    manager.
+    Callbacks (`progress`, `on_change`, `on_progress`) run in the background thread. Close it, or
+    use it as a context manager.
     """
 
     def __init__(
@@ -75,7 +78,8 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and end the background thread; requests still streaming are cancelled."""
+        """Close the connection and end the background thread; requests still streaming are
+        cancelled."""
         if self._loop is None or self._thread is None:
             return
         if is_forked():
@@ -132,7 +136,8 @@ class SyncClient:
     events = _stream(Client.events)
 
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
-        # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
+        # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one
+        # waits for the other.
         turn = asyncio.Lock()
         step: asyncio.Task[Any] | None = None
 
@@ -165,7 +170,9 @@ class SyncClient:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="edgeshard-client", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="edgeshard-client", daemon=True
+            )
             self._thread.start()
         return self._loop
 
@@ -190,7 +197,8 @@ class _Call(Generic[Result]):
         try:
             self._loop.call_soon_threadsafe(self._start)
             while True:
-                # If a Ctrl-C arrives just before the wait begins, Python handles it when it next stops waiting.
+                # If a Ctrl-C arrives just before the wait begins, Python handles it when it next
+                # stops waiting.
                 with suppress(Empty):
                     return self._ended.get(timeout=_HEARS_S).result()
         except BaseException:
@@ -209,5 +217,6 @@ class _Call(Generic[Result]):
 
     def _end(self, task: asyncio.Task[Result]) -> None:
         if not task.cancelled():
-            task.exception()  # retrieved so that asyncio logs no warning if no caller waits any more
+            # retrieved so that asyncio logs no warning if no caller waits any more
+            task.exception()
         self._ended.put(task)

@@ -44,7 +44,9 @@ _DOWNLOAD_CHUNK_BYTES = 1 << 20
 
 
 class _SecureRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
         check_url(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -55,15 +57,17 @@ def check_url(url: str) -> None:
     if split.scheme == "https" or (split.scheme == "http" and is_loopback(split.hostname or "")):
         return
     raise InvalidArgumentError(
-        f"--from {url[:200]} is not https://: others could change the download; use an https:// URL", field="from"
+        f"--from {url[:200]} is not https://: others could change the download; use an https:// "
+        "URL",
+        field="from",
     )
 
 
 def download(url: str, directory: Path) -> Path:
     """Write what a URL leads to into a file of the directory, and return its path.
 
-    Raises InvalidArgumentError as `check_url`, FailedPreconditionError if the disk is too small, UnavailableError if
-    the file cannot be fetched whole.
+    Raises InvalidArgumentError as `check_url`, FailedPreconditionError if the disk is too small,
+    UnavailableError if the file cannot be fetched whole.
     """
     check_url(url)
     path = directory / "download"
@@ -89,7 +93,9 @@ def download(url: str, directory: Path) -> Path:
 
 
 def _unavailable(url: str, why: str) -> UnavailableError:
-    return UnavailableError(f"--from {url[:200]}: {why}; nothing was changed", field="from", reason="NO_BUNDLE")
+    return UnavailableError(
+        f"--from {url[:200]}: {why}; nothing was changed", field="from", reason="NO_BUNDLE"
+    )
 
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,199}")
@@ -119,7 +125,8 @@ class SiteFolder:
 
 
 async def find_wheels(coordinator: str, files: TlsFiles) -> str:
-    """The host:port at which the site of this coordinator (host:port) hands out wheels, for the member of `files`.
+    """The host:port at which the site of this coordinator (host:port) hands out wheels, for the
+    member of `files`.
 
     Raises FailedPreconditionError naming `from` if there is no such port, and as `from_rpc_error`.
     """
@@ -133,7 +140,8 @@ async def find_wheels(coordinator: str, files: TlsFiles) -> str:
     server = wheel_server_from_wire(answer)
     if not server.port:
         raise FailedPreconditionError(
-            f"the coordinator at {coordinator} offers no wheels: its operator starts it with --wheels "
+            f"the coordinator at {coordinator} offers no wheels: its operator starts it with "
+            "--wheels "
             "DIR, or edgectl upgrade --from FILE takes a bundle",
             field="from",
             reason="NO_WHEELS",
@@ -145,8 +153,9 @@ async def find_wheels(coordinator: str, files: TlsFiles) -> str:
 class SiteWheels:
     """Asks the site at `address`, host:port, as the member whose certificate is in `files`.
 
-    Methods block. They raise UnavailableError if the site does not answer, and FailedPreconditionError if it refuses or
-    has no wheels for this machine, both with the field `from`.
+    Methods block. They raise UnavailableError if the site does not answer, and
+    FailedPreconditionError if it refuses or has no wheels for this machine, both with the field
+    `from`.
     """
 
     def __init__(self, address: str, files: TlsFiles) -> None:
@@ -167,14 +176,17 @@ class SiteWheels:
             return SiteFolder(_checked(listed["folder"], _FILE), files)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise FailedPreconditionError(
-                f"the list of wheels from {self._address} cannot be read: have the site's operator check --wheels",
+                f"the list of wheels from {self._address} cannot be read: have the site's operator "
+                "check --wheels",
                 field="from",
             ) from None
 
     def fetch(self, folder: SiteFolder, into: Path) -> None:
-        """Have every file of a folder in the directory `into` and nothing else there. An interrupted fetch continues.
+        """Have every file of a folder in the directory `into` and nothing else there. An
+        interrupted fetch continues.
 
-        Raises DataLossError naming a file with another SHA-256, FailedPreconditionError for a disk that is too small.
+        Raises DataLossError naming a file with another SHA-256, FailedPreconditionError for a disk
+        that is too small.
         """
         expected = {file.name for file in folder.files}
         for path in into.iterdir():
@@ -185,13 +197,17 @@ class SiteWheels:
         free = shutil.disk_usage(into).free
         if needed > free:
             raise FailedPreconditionError(
-                f"{into}: {needed} bytes are needed and {free} are free; make room", field="from", reason="DISK_FULL"
+                f"{into}: {needed} bytes are needed and {free} are free; make room",
+                field="from",
+                reason="DISK_FULL",
             )
         try:
             for file in folder.files:
                 self._fetch_file(folder.name, file, into)
         except OSError as error:
-            raise FailedPreconditionError(f"{into}: {error.strerror or error}", field="from", reason="DISK") from None
+            raise FailedPreconditionError(
+                f"{into}: {error.strerror or error}", field="from", reason="DISK"
+            ) from None
 
     def _fetch_file(self, folder: str, file: SiteFile, into: Path) -> None:
         whole = into / file.name
@@ -211,7 +227,8 @@ class SiteWheels:
             if part.stat().st_size >= file.size:
                 part.unlink()
         raise DataLossError(
-            f"the SHA-256 of {file.name} differs from the site's list; nothing was changed. Have the "
+            f"the SHA-256 of {file.name} differs from the site's list; nothing was changed. Have "
+            "the "
             "site's operator make its folder of wheels again",
             field="from",
             reason="DAMAGED",
@@ -236,7 +253,8 @@ class SiteWheels:
     def _pause(self, left: int, error: Exception) -> None:
         if not left or isinstance(error, ConnectionRefusedError):
             raise UnavailableError(
-                f"the site's wheels at {self._address} cannot be fetched: {error}. The coordinator offers "
+                f"the site's wheels at {self._address} cannot be fetched: {error}. The coordinator "
+                "offers "
                 "them with --wheels; edgectl upgrade --from FILE takes a bundle",
                 field="from",
                 reason="NO_SITE",
@@ -256,7 +274,9 @@ class SiteWheels:
             if (wrong_clock := clock_error(self._address)) is not None:
                 raise wrong_clock from None
             raise FailedPreconditionError(
-                f"{self._address} is not this node's site ({error.verify_message})", field="from", reason="OTHER_SITE"
+                f"{self._address} is not this node's site ({error.verify_message})",
+                field="from",
+                reason="OTHER_SITE",
             ) from None
         connection.request("GET", path, headers={"Range": f"bytes={offset}-"} if offset else {})
         answer = connection.getresponse()

@@ -1,4 +1,5 @@
-"""Adding a local model to the coordinator's store: hash, register, send what is missing, register again."""
+"""Adding a local model to the coordinator's store: hash, register, send what is missing, register
+again."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ _PARALLEL_UPLOADS = 4
 _ATTEMPTS = 6
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 2.0
-# Errors that another round of asking and sending may cure. A damaged upload is sent again from its beginning.
+# Errors that another round of asking and sending may cure. A damaged upload is sent again from its
+# beginning.
 _CURABLE = (UnavailableError, AbortedError, FailedPreconditionError, DataLossError)
 
 
@@ -68,7 +70,8 @@ class _StoppedError(Exception):
 
 
 def _reporter(progress: Progress | None) -> tuple[Callable[[str, int, int], None], threading.Event]:
-    """A call by which a thread reports its progress to this loop, and the event that ends the thread there."""
+    """A call by which a thread reports its progress to this loop, and the event that ends the
+    thread there."""
     loop, stopped = asyncio.get_running_loop(), threading.Event()
 
     def report(what: str, done: int, total: int) -> None:
@@ -82,8 +85,8 @@ def _reporter(progress: Progress | None) -> tuple[Callable[[str, int, int], None
 
 @dataclass(frozen=True, slots=True)
 class Adding:
-    """How a model is made ready. `width` is for weights that cannot be kept exactly as they are; `on_note` is called
-    with what an operator should know, such as what that lost."""
+    """How a model is made ready. `width` is for weights that cannot be kept exactly as they are;
+    `on_note` is called with what an operator should know, such as what that lost."""
 
     width: Width = Width.INT8
     on_note: Callable[[str], None] | None = None
@@ -100,7 +103,8 @@ async def add_model(
 ) -> Digest:
     """Register a model as `name` (default: what the source is called); its digest.
 
-    A path is a checkpoint's directory or a GGUF file; a text may be any that `parse_source` reads, too.
+    A path is a checkpoint's directory or a GGUF file; a text may be any that `parse_source` reads,
+    too.
 
     Raises as `parse_source`, `opened` and `add_checkpoint` do.
     """
@@ -113,11 +117,15 @@ async def add_model(
 
 
 @asynccontextmanager
-async def _prepared(source: Source, width: Width, progress: Progress | None) -> AsyncIterator[Imported]:
+async def _prepared(
+    source: Source, width: Width, progress: Progress | None
+) -> AsyncIterator[Imported]:
     """The opened source. A thread prepares it, and ends soon after the caller stops waiting."""
     report, stopped = _reporter(progress)
     with ExitStack() as stack:
-        opening = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, opened(source, width, report)))
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(stack.enter_context, opened(source, width, report))
+        )
         try:
             imported = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -154,13 +162,17 @@ async def add_checkpoint(
             return digest
     report, stopped = _reporter(progress)
     try:
-        manifest = await asyncio.to_thread(build_manifest, name, checkpoint, partial(report, AddPhase.HASHING))
+        manifest = await asyncio.to_thread(
+            build_manifest, name, checkpoint, partial(report, AddPhase.HASHING)
+        )
     finally:
         stopped.set()
     request = pb.RegisterModelRequest(manifest=manifest_to_wire(manifest))
     if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
         raise InvalidArgumentError(
-            f"the manifest has {request.ByteSize()} bytes; at most {MESSAGE_LIMIT_BYTES} can be sent", field="directory"
+            f"the manifest has {request.ByteSize()} bytes; at most {MESSAGE_LIMIT_BYTES} can be "
+            "sent",
+            field="directory",
         )
     upload = _Upload(channel, request, blob_locations(checkpoint, manifest), progress)
     return await upload.run()
@@ -169,7 +181,8 @@ async def add_checkpoint(
 async def _add_here(
     channel: grpc.aio.Channel, checkpoint: Checkpoint, name: str, progress: Progress | None
 ) -> Digest | None:
-    """The digest; None if the coordinator does not see the same files: in a container, as another user."""
+    """The digest; None if the coordinator does not see the same files: in a container, as another
+    user."""
     model = await in_thread(lambda: local_model(checkpoint, draft_manifest(name, checkpoint)))
     request = local_model_to_wire(model)
     if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
@@ -257,11 +270,14 @@ class _Upload:
         digest = blob.digest
         location = self._locations.get(digest)
         if location is None or blob.received > location.size:
-            raise InternalError(f"the coordinator requested blob {digest[:80]}, which is not part of this model")
+            raise InternalError(
+                f"the coordinator requested blob {digest[:80]}, which is not part of this model"
+            )
         chunks = read_chunks(location, f"blob {digest}", CHUNK_BYTES, blob.received)
         call = self._stub.PutBlob()
         try:
-            # A call may end while it is written to. Its status has the reason, or another client had sent the blob.
+            # A call may end while it is written to. Its status has the reason, or another client
+            # had sent the blob.
             with suppress(asyncio.InvalidStateError):
                 header = BlobHeader(digest, location.size, blob.received)
                 await call.write(pb.PutBlobRequest(header=blob_header_to_wire(header)))
@@ -285,7 +301,9 @@ class _Upload:
 
     def _report(self) -> None:
         if self._progress is not None:
-            self._progress(AddPhase.UPLOADING, self._total - sum(self._remaining.values()), self._total)
+            self._progress(
+                AddPhase.UPLOADING, self._total - sum(self._remaining.values()), self._total
+            )
 
 
 def _upload_error(error: grpc.aio.AioRpcError) -> EdgeShardError:

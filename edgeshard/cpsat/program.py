@@ -68,7 +68,8 @@ class SolveLimits:
 
 
 def answer(question: Question, effort: SolveLimits) -> LinearAnswer:
-    """The best cut and a proven bound, within the effort; only a bound if no cut was found in it."""
+    """The best cut and a proven bound, within the effort; only a bound if no cut was found in
+    it."""
     relaxed = _Relaxed(question)
     bound = max(relaxed.bound_s, 0.0)
     if bound >= question.below:
@@ -81,13 +82,23 @@ def answer(question: Question, effort: SolveLimits) -> LinearAnswer:
     solution = _solved(question, relaxed, None, bound, first)
     if solution.cut is None and solution.bound_s == math.inf:
         return solution
-    value = question.below if solution.cut is None else min(question.below, question.seconds(solution.cut))
+    value = (
+        question.below
+        if solution.cut is None
+        else min(question.below, question.seconds(solution.cut))
+    )
     if solution.bound_s >= value * (1 - ROUNDING):
         return solution
     rest = SolveLimits(effort.deterministic - first.deterministic, effort.wall_s - first.wall_s)
     if rest.deterministic <= 0:
         return solution
-    again = _solved(replace(question, below=value * (1 + 4 * UNIT)), relaxed, solution.cut, solution.bound_s, rest)
+    again = _solved(
+        replace(question, below=value * (1 + 4 * UNIT)),
+        relaxed,
+        solution.cut,
+        solution.bound_s,
+        rest,
+    )
     if again.cut is None and again.bound_s == math.inf:  # none below the first one: it is the best
         return again if solution.cut is None else LinearAnswer(solution.cut, value)
     if again.cut is None:
@@ -105,7 +116,9 @@ def _solved(
     parameters.random_seed = 1
     parameters.linearization_level = 2
     # For a path, more of this finds nothing and takes most of the time.
-    parameters.symmetry_level = parameters.cp_model_probing_level = parameters.presolve_bve_threshold = 0
+    parameters.symmetry_level = parameters.cp_model_probing_level = (
+        parameters.presolve_bve_threshold
+    ) = 0
     parameters.merge_at_most_one_work_limit = 0.0
     parameters.max_presolve_iterations = 1
     parameters.stop_after_first_solution = question.any_will_do
@@ -117,7 +130,9 @@ def _solved(
     status = solver.solve(program.model)
     if status == cp_model.INFEASIBLE:
         return LinearAnswer(None, math.inf)
-    bound_s = max(bound_s, solver.best_objective_bound * program.unit_s) if question.sides else bound_s
+    bound_s = (
+        max(bound_s, solver.best_objective_bound * program.unit_s) if question.sides else bound_s
+    )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return LinearAnswer(None, bound_s)
     return LinearAnswer(program.cut(solver), bound_s)
@@ -128,7 +143,9 @@ class _Times:
 
     def __init__(self, part: GoalTerm, ranges: Sequence[NodeBlocks], hops: Sequence[Sent]) -> None:
         instance, weight = part.instance, part.weight
-        done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+        done = np.concatenate(
+            [np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1
+        )
         nodes, firsts, ends = np.array(ranges, dtype=np.int64).reshape(-1, 3).T
         stage = done[nodes, ends] - done[nodes, firsts] + instance.overhead_s[nodes]
         source = nodes == instance.source
@@ -140,7 +157,9 @@ class _Times:
         self.delay: Floats = weight * instance.latency_s[senders, receivers]
         away = np.arange(instance.nodes) != instance.source
         self.back: Floats = weight * np.where(away, instance.return_s[:, instance.source], 0.0)
-        self.back_delay: Floats = weight * np.where(away, instance.latency_s[:, instance.source], 0.0)
+        self.back_delay: Floats = weight * np.where(
+            away, instance.latency_s[:, instance.source], 0.0
+        )
 
 
 class _Relaxed:
@@ -156,9 +175,12 @@ class _Relaxed:
             for end in range(1, memory.layers)
             for sender in range(memory.nodes)
             for receiver in range(memory.nodes)
-            if receiver not in (sender, memory.source) and np.isfinite(memory.hop_s[sender, receiver])
+            if receiver not in (sender, memory.source)
+            and np.isfinite(memory.hop_s[sender, receiver])
         ]
-        self.returns = np.isfinite(memory.return_s[:, memory.source]) | (np.arange(memory.nodes) == memory.source)
+        self.returns = np.isfinite(memory.return_s[:, memory.source]) | (
+            np.arange(memory.nodes) == memory.source
+        )
         self.sides = [[(part, self.times(part)) for part in side] for side in question.sides]
         self.limits = [((part, self.times(part)), most) for part, most in question.limits]
         self.held_s, self.sent_s = self._least(self.sides)
@@ -166,7 +188,9 @@ class _Relaxed:
             held_s, sent_s = self._least([[one]])
             self.held_s[held_s > most * (1 + SLACK)] = np.inf
             self.sent_s[sent_s > most * (1 + SLACK)] = np.inf
-        begins = [bound for item, bound in zip(self.held, self.held_s, strict=True) if item.first == 0]
+        begins = [
+            bound for item, bound in zip(self.held, self.held_s, strict=True) if item.first == 0
+        ]
         self.bound_s = float(min(begins, default=np.inf))
 
     def times(self, part: GoalTerm) -> _Times:
@@ -194,8 +218,11 @@ class _Relaxed:
         return held_s, sent_s
 
 
-def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *, add: bool) -> tuple[Floats, Floats]:
-    """The least sum (or the least largest) of seconds over the walks with such a stage, and with such a hop.
+def walks_through(
+    relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *, add: bool
+) -> tuple[Floats, Floats]:
+    """The least sum (or the least largest) of seconds over the walks with such a stage, and with
+    such a hop.
 
     A walk goes from the source through all layers as a cut does, but may return to a node.
     """
@@ -236,8 +263,12 @@ class _Program:
         self.model = cp_model.CpModel()
         self.unit_s = max(bound_s, 1e-12) * UNIT
         most_s = question.below * (1 + SLACK)
-        self._held_at = [at for at, least in enumerate(relaxed.held_s) if least <= most_s and least < np.inf]
-        self._sent_at = [at for at, least in enumerate(relaxed.sent_s) if least <= most_s and least < np.inf]
+        self._held_at = [
+            at for at, least in enumerate(relaxed.held_s) if least <= most_s and least < np.inf
+        ]
+        self._sent_at = [
+            at for at, least in enumerate(relaxed.sent_s) if least <= most_s and least < np.inf
+        ]
         self.held = {relaxed.held[at]: self.model.new_bool_var("") for at in self._held_at}
         self.sent = {relaxed.sent[at]: self.model.new_bool_var("") for at in self._sent_at}
         self.returns = [self.model.new_bool_var("") for _ in range(self.instance.nodes)]
@@ -257,7 +288,9 @@ class _Program:
     def _connect(self) -> None:
         """One path from the source's first block to the return."""
         instance, model = self.instance, self.model
-        ending, beginning, leaving, coming = (defaultdict[tuple[int, int], list[cp_model.IntVar]](list) for _ in "1234")
+        ending, beginning, leaving, coming = (
+            defaultdict[tuple[int, int], list[cp_model.IntVar]](list) for _ in "1234"
+        )
         for blocks, variable in self.held.items():
             ending[blocks.node, blocks.end].append(variable)
             beginning[blocks.node, blocks.first].append(variable)
@@ -278,7 +311,11 @@ class _Program:
         for end in range(1, instance.layers):
             # Every block is held once. This follows from the rest, but makes the linear relaxation
             # closer if stated.
-            over = [variable for blocks, variable in self.held.items() if blocks.first < end <= blocks.end]
+            over = [
+                variable
+                for blocks, variable in self.held.items()
+                if blocks.first < end <= blocks.end
+            ]
             model.add_exactly_one(over)
         model.add_exactly_one(self.returns)
         for node in np.flatnonzero(~self.relaxed.returns).tolist():
@@ -287,7 +324,10 @@ class _Program:
         model.add_linear_constraint(sum(self.held.values()), instance.min_nodes, most)
 
     def _keep(self, condition: Linear) -> None:
-        numbers = [*condition.weights, *(end for end in (condition.least, condition.most) if end is not None)]
+        numbers = [
+            *condition.weights,
+            *(end for end in (condition.least, condition.most) if end is not None),
+        ]
         scale = _scale(numbers)
         terms = [
             _whole(weight, scale, up=condition.most is not None) * variable
@@ -302,13 +342,20 @@ class _Program:
             self.model.add(total >= _whole(condition.least, scale, up=True))
 
     def _leave_out(self, cut: Cut) -> None:
-        items = [NodeBlocks(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)]
+        items = [
+            NodeBlocks(*stage)
+            for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)
+        ]
         if all(item in self.held for item in items):
             self.model.add(sum(self.held[item] for item in items) <= len(items) - 1)
 
     def _minimise(self, bound_s: float) -> None:
         low = int(bound_s / self.unit_s)
-        high = MOST if self.question.below == math.inf else min(MOST, math.ceil(self.question.below / self.unit_s))
+        high = (
+            MOST
+            if self.question.below == math.inf
+            else min(MOST, math.ceil(self.question.below / self.unit_s))
+        )
         value = self.model.new_int_var(min(low, high), high, "value")
         for side in self.relaxed.sides:
             self.model.add(value >= self._total(side, self.unit_s))
@@ -341,7 +388,9 @@ class _Program:
             sending[node].append(item)
         for node in range(self.instance.nodes):
             apart = (computing[node], sending[node])
-            for station in apart if part.instance.asynchronous else ([*computing[node], *sending[node]],):
+            for station in (
+                apart if part.instance.asynchronous else ([*computing[node], *sending[node]],)
+            ):
                 if station:
                     self.model.add(busiest >= cp_model.LinearExpr.sum(station))
         return busiest
@@ -349,7 +398,8 @@ class _Program:
     def _weighed(
         self, stage: Floats, hop: Floats, back: Floats, unit_s: float
     ) -> tuple[list[cp_model.LinearExpr], list[cp_model.LinearExpr], list[cp_model.LinearExpr]]:
-        """The seconds of stages, of hops and of returns in units, each times the variable that selects it."""
+        """The seconds of stages, of hops and of returns in units, each times the variable that
+        selects it."""
 
         def units(seconds: float) -> int:
             return math.floor(min(seconds / unit_s, MOST / 4))
@@ -363,14 +413,18 @@ class _Program:
 
     def hint(self, cut: Cut) -> None:
         """Begin at a cut that is known."""
-        stages = {NodeBlocks(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)}
+        stages = {
+            NodeBlocks(*stage)
+            for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)
+        }
         for blocks, variable in self.held.items():
             self.model.add_hint(variable, blocks in stages)
 
     def cut(self, solver: cp_model.CpSolver) -> Cut:
         """The cut that was found."""
         stages = sorted(
-            (item for item, variable in self.held.items() if solver.value(variable)), key=lambda item: item.first
+            (item for item, variable in self.held.items() if solver.value(variable)),
+            key=lambda item: item.first,
         )
         return Cut(tuple(item.node for item in stages), tuple(item.end for item in stages))
 
@@ -389,14 +443,20 @@ def _fits(instance: Instance, blocks: NodeBlocks) -> bool:
     first = blocks.node == instance.source
     head = first if instance.head_on_source else blocks.end == instance.layers
     need = instance.stage_bytes + float(instance.layer_bytes[blocks.first : blocks.end].sum())
-    need += first * instance.embed_bytes + head * instance.head_bytes - (first and head) * instance.tied_bytes
+    need += (
+        first * instance.embed_bytes
+        + head * instance.head_bytes
+        - (first and head) * instance.tied_bytes
+    )
     room = need <= instance.capacity_bytes[blocks.node] * (1 + SLACK)
     return bool(room and blocks.end - blocks.first <= instance.max_layers[blocks.node])
 
 
 def _scale(values: Sequence[float]) -> int:
     """What makes whole numbers of decimal ones, as far as they stay small enough."""
-    digits = max((-int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in values), default=0)
+    digits = max(
+        (-int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in values), default=0
+    )
     largest = max(map(abs, values), default=1.0) or 1.0
     room = int(math.log10(_MOST_WEIGHT / largest)) if largest < _MOST_WEIGHT else 0
     whole: int = 10 ** max(0, min(digits, room))

@@ -1,9 +1,10 @@
-"""CP-SAT in a process of its own: its time and memory for a program know no bound, and it may abort.
+"""CP-SAT in a process of its own: its time and memory for a program know no bound, and it may
+abort.
 
 Both ends of it: questions and answers are lines of JSON, one question after the other.
 
-The process starts with the first question and ends with `close`, or with the process that started it. Only the process
-imports ortools, which the extra `rules` installs.
+The process starts with the first question and ends with `close`, or with the process that started
+it. Only the process imports ortools, which the extra `rules` installs.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def read_question(values: Mapping[str, Any]) -> Question:
         memory=instances[values["memory"]],
         sides=tuple(tuple(part(one) for one in side) for side in values["sides"]),
         limits=tuple((part(one), most) for one, most in values["limits"]),
-        conditions=tuple(Linear(tuple(weights), least, most) for weights, least, most in values["conditions"]),
+        conditions=tuple(
+            Linear(tuple(weights), least, most) for weights, least, most in values["conditions"]
+        ),
         without=tuple(Cut(tuple(nodes), tuple(ends)) for nodes, ends in values["without"]),
         below=values["below"],
         any_will_do=values["any"],
@@ -71,28 +74,41 @@ def read_question(values: Mapping[str, Any]) -> Question:
 
 def answer_values(answer: LinearAnswer) -> dict[str, Any]:
     cut = answer.cut
-    return {"cut": None if cut is None else [list(cut.nodes), list(cut.ends)], "bound_s": answer.bound_s}
+    return {
+        "cut": None if cut is None else [list(cut.nodes), list(cut.ends)],
+        "bound_s": answer.bound_s,
+    }
 
 
 def read_answer(values: Mapping[str, Any]) -> LinearAnswer:
     """The answer that `answer_values` was made of."""
     cut = values["cut"]
-    return LinearAnswer(None if cut is None else Cut(tuple(cut[0]), tuple(cut[1])), values["bound_s"])
+    return LinearAnswer(
+        None if cut is None else Cut(tuple(cut[0]), tuple(cut[1])), values["bound_s"]
+    )
 
 
 def _instances(question: Question) -> list[Instance]:
-    parts = [*(part for side in question.sides for part in side), *(part for part, _ in question.limits)]
+    parts = [
+        *(part for side in question.sides for part in side),
+        *(part for part, _ in question.limits),
+    ]
     return [question.memory, *(part.instance for part in parts)]
 
 
 def _instance_values(instance: Instance) -> dict[str, Any]:
     values = {field.name: getattr(instance, field.name) for field in fields(instance)}
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
 
 
 def _read_instance(values: Mapping[str, Any]) -> Instance:
     instance_values: dict[str, Any] = {
-        name: np.array(value, dtype=np.int64 if name in _COUNTS else np.float64) if isinstance(value, list) else value
+        name: np.array(value, dtype=np.int64 if name in _COUNTS else np.float64)
+        if isinstance(value, list)
+        else value
         for name, value in values.items()
     }
     return Instance(**instance_values)
@@ -104,17 +120,30 @@ PLAN_S = 20.0
 VERIFY_S = 60.0
 """The same for a plan that is verified."""
 QUESTION_EFFORT = 6.0
-"""Deterministic time of CP-SAT for one question of a plan, about as many seconds: beyond it the answer is a bound."""
+"""Deterministic time of CP-SAT for one question of a plan, about as many seconds: beyond it the
+answer is a bound."""
 MEMORY_BYTES = 3 << 30
 """That the process may grow by, of addresses; beyond half of it CP-SAT ends by itself."""
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+_ENVIRONMENT = (
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+)
 _LATE_S = 15.0
-"""After the time of a question, before the process is ended: it starts, and builds its program, besides."""
+"""After the time of a question, before the process is ended: it starts, and builds its program,
+besides."""
 _PART = 1 << 16
 
 
 def check_installed(field: str, what: str) -> None:
-    """Raise FailedPreconditionError naming `field` if `what` needs the extra and it is not installed."""
+    """Raise FailedPreconditionError naming `field` if `what` needs the extra and it is not
+    installed."""
     if missing(EXTRA):
         raise FailedPreconditionError(
             f"{field}: {what} needs CP-SAT, which is not installed: {extra_line(EXTRA)}",
@@ -124,7 +153,8 @@ def check_installed(field: str, what: str) -> None:
 
 
 class CpSat:
-    """A `planning.solvers.linear.Prover` with a time limit in seconds for all queries. A context manager.
+    """A `planning.solvers.linear.Prover` with a time limit in seconds for all queries. A context
+    manager.
 
     `field` names the user's option in errors. A query after the time limit gets the bound that is
     available at once.
@@ -137,7 +167,12 @@ class CpSat:
         memory_bytes: int = MEMORY_BYTES,
         field: str = "rule",
     ) -> None:
-        self._left_s, self._effort, self._memory_bytes, self._field = total_s, effort, memory_bytes, field
+        self._left_s, self._effort, self._memory_bytes, self._field = (
+            total_s,
+            effort,
+            memory_bytes,
+            field,
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
@@ -145,7 +180,10 @@ class CpSat:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -163,10 +201,16 @@ class CpSat:
         check_installed(self._field, "a rule" if self._field == "rule" else "it")
         process = self._started()
         wall_s = max(0.0, self._left_s)
-        line = {"question": question_values(question), "deterministic": self._effort, "wall_s": wall_s}
+        line = {
+            "question": question_values(question),
+            "deterministic": self._effort,
+            "wall_s": wall_s,
+        }
         began_s = time.monotonic()
         try:
-            answer = read_answer(json.loads(self._exchanged(process, json.dumps(line).encode() + b"\n", wall_s)))
+            answer = read_answer(
+                json.loads(self._exchanged(process, json.dumps(line).encode() + b"\n", wall_s))
+            )
         finally:
             self._left_s -= time.monotonic() - began_s
         return replace(answer, is_out_of_time=self._left_s <= 0)
@@ -220,7 +264,8 @@ class CpSat:
             raise
         self.close()
         raise ResourceExhaustedError(
-            f"{self._field}: CP-SAT took too much time or memory and was ended; plan with fewer nodes or "
+            f"{self._field}: CP-SAT took too much time or memory and was ended; plan with fewer "
+            "nodes or "
             "rules, or try again when this machine has more memory",
             field=self._field,
             reason="CPSAT_EXHAUSTED",
@@ -228,7 +273,8 @@ class CpSat:
 
 
 def main() -> None:
-    """Until standard input ends. The arguments are the parent's id and the bytes that the process may grow by."""
+    """Until standard input ends. The arguments are the parent's id and the bytes that the process
+    may grow by."""
     from edgeshard.process.parent import bound_memory, end_with, go_first
 
     end_with(int(sys.argv[1]))
@@ -240,7 +286,10 @@ def main() -> None:
     bound_memory(int(sys.argv[2]))
     for line in sys.stdin.buffer:
         values = json.loads(line)
-        solution = answer(read_question(values["question"]), SolveLimits(values["deterministic"], values["wall_s"]))
+        solution = answer(
+            read_question(values["question"]),
+            SolveLimits(values["deterministic"], values["wall_s"]),
+        )
         answers.write(json.dumps(answer_values(solution)).encode() + b"\n")
         answers.flush()
 

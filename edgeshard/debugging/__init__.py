@@ -1,1 +1,2 @@
-"""A daemon's memory for debugging: values as JSON and back, the ring of events, the document. Pure."""
+"""A daemon's memory for debugging: values as JSON and back, the ring of events, the document.
+Pure."""

@@ -6,7 +6,8 @@ field. One is a type that has no form, the other a field that could hold a promp
 token ids or a secret. So nothing of the kind gets into a dump unless a test of the codec fails
 first.
 
-A dataclass, a model or an error becomes an object with its class under "type", whose further keys are its fields.
+A dataclass, a model or an error becomes an object with its class under "type", whose further keys
+are its fields.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _COUNTS = (int, float, bool)
 
 
 class Codec(Generic[ValueT]):
-    """Values of one type, which may be a union, to JSON types and back. `Codec(State)`, `Codec(Event)`."""
+    """Values of one type, which may be a union, to JSON types and back. `Codec(State)`,
+    `Codec(Event)`."""
 
     def __init__(self, kind: Any) -> None:
         self._form = _Dumped("dump", "read it with the version that wrote it").of(kind)
@@ -37,7 +39,8 @@ class Codec(Generic[ValueT]):
         return self._form.write(value)
 
     def decode(self, plain: Any) -> ValueT:
-        """Raises InvalidArgumentError for what `encode` never makes, such as a dump of another version."""
+        """Raises InvalidArgumentError for what `encode` never makes, such as a dump of another
+        version."""
         value: ValueT = self._form.read(plain, "")
         return value
 
@@ -52,7 +55,9 @@ class _Dumped(Forms):
         return hints
 
     def write_error(self, error: EdgeShardError) -> dict[str, Any]:
-        parts = {name: getattr(error, name) for name in ("message", "field", "reason", "retry_after_s")}
+        parts = {
+            name: getattr(error, name) for name in ("message", "field", "reason", "retry_after_s")
+        }
         return {TAG: type(error).__name__, **parts}
 
     def read_error(self, plain: Mapping[str, Any]) -> EdgeShardError:
@@ -60,14 +65,18 @@ class _Dumped(Forms):
         return kind(**{name: part for name, part in plain.items() if name != TAG})
 
     def refused(self, path: str, why: str) -> InvalidArgumentError:
-        return InvalidArgumentError(super().refused(path, why).message, field="dump", reason="UNKNOWN_VALUE")
+        return InvalidArgumentError(
+            super().refused(path, why).message, field="dump", reason="UNKNOWN_VALUE"
+        )
 
 
 def _check_public(kind: type, field: str, hint: Any, where: str) -> None:
     if kind.__module__ in _PRIVATE_MODULES:
         raise TypeError(f"{where}: {kind.__name__} is a user's, and must not be in a dump")
     if field in PRIVATE_KEYS and not _is_count(hint):
-        raise TypeError(f"{where}: what is named {field} is a user's or secret, and must not be in a dump")
+        raise TypeError(
+            f"{where}: what is named {field} is a user's or secret, and must not be in a dump"
+        )
     if field == TAG:
         raise TypeError(f"{where}: a field must not be named {TAG}, as the class is in a dump")
 
@@ -82,4 +91,7 @@ def _is_count(hint: Any) -> bool:
 
 
 def _error_kinds(kind: type[EdgeShardError]) -> list[type[EdgeShardError]]:
-    return [kind, *(descendant for direct in kind.__subclasses__() for descendant in _error_kinds(direct))]
+    return [
+        kind,
+        *(descendant for direct in kind.__subclasses__() for descendant in _error_kinds(direct)),
+    ]

@@ -20,7 +20,8 @@ DUMP_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ProcessDump:
-    """One process's dump, JSON text in UTF-8, or why there is none. `node` is empty for the coordinator."""
+    """One process's dump, JSON text in UTF-8, or why there is none. `node` is empty for the
+    coordinator."""
 
     node: NodeName
     text: bytes = b""
@@ -29,7 +30,8 @@ class ProcessDump:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of applying a dump's events to its checkpoint; `differs` names what differs from the dump."""
+    """The result of applying a dump's events to its checkpoint; `differs` names what differs from
+    the dump."""
 
     events: int
     differs: tuple[str, ...] = ()
@@ -65,14 +67,19 @@ class StateMachine(Generic[StateT, EventT]):
             entries = [(item["number"], item["event"], item["refused"]) for item in ring["entries"]]
             state = self.state.decode(ring["checkpoint"])
         except (KeyError, TypeError) as error:
-            raise InvalidArgumentError(f"the file is not a dump: {error} is missing or invalid") from None
+            raise InvalidArgumentError(
+                f"the file is not a dump: {error} is missing or invalid"
+            ) from None
         for number, plain, refused in entries:
             event = self.event.decode(plain)
             try:
                 state = self.apply(state, event)
             except Exception as error:
                 if refusal(error) != refused:
-                    return Replay(len(entries), (f"event {number}: refused with {refusal(error)}, not {refused!r}",))
+                    return Replay(
+                        len(entries),
+                        (f"event {number}: refused with {refusal(error)}, not {refused!r}",),
+                    )
                 continue
             if refused:
                 return Replay(len(entries), (f"event {number}: taken, not refused with {refused}",))
@@ -88,7 +95,8 @@ class StateMachine(Generic[StateT, EventT]):
 
 
 def to_text(document: Mapping[str, Any]) -> bytes:
-    """JSON, made piece by piece: in one piece it would keep every other thread of the process waiting."""
+    """JSON, made piece by piece: in one piece it would keep every other thread of the process
+    waiting."""
     return "".join(json.JSONEncoder().iterencode(document)).encode()
 
 
@@ -99,20 +107,31 @@ def refusal(error: Exception) -> str:
 
 
 def site_document(dumps: Sequence[ProcessDump], taken_at: str) -> dict[str, Any]:
-    """One document of a site's dumps, the coordinator's first. `taken_at` is the date and time in words."""
+    """One document of a site's dumps, the coordinator's first. `taken_at` is the date and time in
+    words."""
     parts = {dump.node: _part(dump) for dump in dumps}
-    return {"dump": DUMP_VERSION, "taken_at": taken_at, "coordinator": parts.pop(NodeName(""), {}), "nodes": parts}
+    return {
+        "dump": DUMP_VERSION,
+        "taken_at": taken_at,
+        "coordinator": parts.pop(NodeName(""), {}),
+        "nodes": parts,
+    }
 
 
 def site_parts(document: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The coordinator's part of a site's document, and the parts of the nodes that sent one, by name.
+    """The coordinator's part of a site's document, and the parts of the nodes that sent one, by
+    name.
 
     Raises InvalidArgumentError for a document that is no dump, or of another version.
     """
     match document:
-        case {"dump": version, "coordinator": dict(coordinator), "nodes": dict(nodes)} if version == DUMP_VERSION:
+        case {"dump": version, "coordinator": dict(coordinator), "nodes": dict(nodes)} if (
+            version == DUMP_VERSION
+        ):
             return coordinator, {
-                name: part for name, part in nodes.items() if isinstance(part, dict) and "failure" not in part
+                name: part
+                for name, part in nodes.items()
+                if isinstance(part, dict) and "failure" not in part
             }
         case _:
             raise InvalidArgumentError(
@@ -141,9 +160,15 @@ def _differences(replayed: Any, dumped: Any, path: str) -> list[str]:
         return []
     if isinstance(replayed, dict) and isinstance(dumped, dict) and replayed.keys() == dumped.keys():
         return [
-            difference for key in replayed for difference in _differences(replayed[key], dumped[key], f"{path}.{key}")
+            difference
+            for key in replayed
+            for difference in _differences(replayed[key], dumped[key], f"{path}.{key}")
         ]
     if isinstance(replayed, list) and isinstance(dumped, list) and len(replayed) == len(dumped):
         pairs = enumerate(zip(replayed, dumped, strict=True))
-        return [difference for index, (a, b) in pairs for difference in _differences(a, b, f"{path}[{index}]")]
+        return [
+            difference
+            for index, (a, b) in pairs
+            for difference in _differences(a, b, f"{path}[{index}]")
+        ]
     return [path]

@@ -1,4 +1,5 @@
-"""Names under which a prompt, generated text, token ids or a secret could reach a log line or a dump."""
+"""Names under which a prompt, generated text, token ids or a secret could reach a log line or a
+dump."""
 
 from __future__ import annotations
 

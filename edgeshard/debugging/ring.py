@@ -1,4 +1,5 @@
-"""The newest events of a state machine, with the state before them: what replays to the state there is now.
+"""The newest events of a state machine, with the state before them: what replays to the state there
+is now.
 
 Entries are references to frozen values, so recording costs next to nothing; they become text only
 in a dump. They are in segments, each with the state before its first entry. The oldest segment is
@@ -25,7 +26,8 @@ EventT = TypeVar("EventT")
 SEGMENTS = 16
 SEGMENT_ENTRIES = 64
 MOST_BYTES = 8 << 20
-"""Most bytes of all entries, roughly, and as much again for those that cannot be replayed any more."""
+"""Most bytes of all entries, roughly, and as much again for those that cannot be replayed any
+more."""
 MOST_ENTRY_BYTES = 1 << 20
 """An event larger than this is not kept; the replay begins after it."""
 MOST_EARLIER = 512
@@ -33,7 +35,8 @@ MOST_EARLIER = 512
 
 @dataclass(frozen=True, slots=True)
 class RingEntry(Generic[EventT]):
-    """An event, the how manieth it was, and when (monotonic seconds). `refused` is the reason if it changed nothing."""
+    """An event, the how manieth it was, and when (monotonic seconds). `refused` is the reason if it
+    changed nothing."""
 
     number: int
     at: float
@@ -44,7 +47,8 @@ class RingEntry(Generic[EventT]):
 
 @dataclass(frozen=True, slots=True)
 class RingView(Generic[StateT, EventT]):
-    """`entries` lead from `checkpoint` to the newest state; `earlier` precede it, without routine ones."""
+    """`entries` lead from `checkpoint` to the newest state; `earlier` precede it, without routine
+    ones."""
 
     checkpoint: StateT
     entries: tuple[RingEntry[EventT], ...]
@@ -70,7 +74,8 @@ class EventRing(Generic[StateT, EventT]):
         self._count = 0
 
     def record(self, before: StateT, event: EventT, at: float, refused: str = "") -> None:
-        """Note that `event` was applied to `before`, or refused by it, at `at`. An event may know its `rough_bytes`."""
+        """Note that `event` was applied to `before`, or refused by it, at `at`. An event may know
+        its `rough_bytes`."""
         size = getattr(event, "rough_bytes", None) or rough_bytes(event, MOST_ENTRY_BYTES)
         self._count += 1
         if size > MOST_ENTRY_BYTES:
@@ -78,17 +83,24 @@ class EventRing(Generic[StateT, EventT]):
                 self._drop_oldest()
             return
         newest = self._segments[-1] if self._segments else None
-        if newest is None or len(newest.entries) >= SEGMENT_ENTRIES or newest.rough_bytes > MOST_BYTES // SEGMENTS:
+        if (
+            newest is None
+            or len(newest.entries) >= SEGMENT_ENTRIES
+            or newest.rough_bytes > MOST_BYTES // SEGMENTS
+        ):
             newest = _Segment(before)
             self._segments.append(newest)
         newest.entries.append(RingEntry(self._count, at, event, refused, size))
         newest.rough_bytes += size
         self._bytes += size
-        while len(self._segments) > 1 and (len(self._segments) > SEGMENTS or self._bytes > MOST_BYTES):
+        while len(self._segments) > 1 and (
+            len(self._segments) > SEGMENTS or self._bytes > MOST_BYTES
+        ):
             self._drop_oldest()
 
     def view(self, state: StateT) -> RingView[StateT, EventT]:
-        """What is kept. `state` is the one after the newest event, and the checkpoint of a ring without entries."""
+        """What is kept. `state` is the one after the newest event, and the checkpoint of a ring
+        without entries."""
         checkpoint = self._segments[0].before if self._segments else state
         entries = tuple(chain.from_iterable(segment.entries for segment in self._segments))
         return RingView(checkpoint, entries, tuple(self._earlier), self._count)
@@ -100,12 +112,15 @@ class EventRing(Generic[StateT, EventT]):
             if not isinstance(entry.event, self._routine):
                 self._earlier.append(entry)
                 self._earlier_bytes += entry.rough_bytes
-        while self._earlier and (len(self._earlier) > MOST_EARLIER or self._earlier_bytes > MOST_BYTES):
+        while self._earlier and (
+            len(self._earlier) > MOST_EARLIER or self._earlier_bytes > MOST_BYTES
+        ):
             self._earlier_bytes -= self._earlier.popleft().rough_bytes
 
 
 def rough_bytes(value: Any, limit: int) -> int:
-    """Memory of a value and of all that it refers to, even if shared; at most slightly above `limit`."""
+    """Memory of a value and of all that it refers to, even if shared; at most slightly above
+    `limit`."""
     total = 0
     waiting = [value]
     while waiting and total <= limit:

@@ -17,7 +17,8 @@ MOST_ENTRIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """`time` is UTC by ISO 8601. `who` is a certificate's role and id (`operator/admin`), in plaintext the address.
+    """`time` is UTC by ISO 8601. `who` is a certificate's role and id (`operator/admin`), in
+    plaintext the address.
 
     `what` is the method, `target` the name of the object, `result` `ok`, `begun` or an error's
     reason. `suppressed` counts earlier entries like it that were not written, because they came too
@@ -36,7 +37,8 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditCheck:
-    """The verdict of the seals on one file of the audit log, which has `lines` lines, including seals.
+    """The verdict of the seals on one file of the audit log, which has `lines` lines, including
+    seals.
 
     Lines up to `sealed` are unchanged. `broken_at` is the first line, from 1, that was changed, 0
     if there is none, and `why` is the reason. Lines after the last seal of the newest file are not

@@ -45,7 +45,8 @@ def one_or_more(value: int, field: str) -> int:
 
 
 def checks_of(hint: Any) -> tuple[Any, tuple[Check, ...]]:
-    """The type in a field's hint, beneath new names and notes, and the checks among the notes in their order."""
+    """The type in a field's hint, beneath new names and notes, and the checks among the notes in
+    their order."""
     checks: list[Check] = []
     while isinstance(hint, NewType) or get_origin(hint) is Annotated:
         hint, *notes = (hint.__supertype__,) if isinstance(hint, NewType) else get_args(hint)

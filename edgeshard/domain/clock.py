@@ -1,4 +1,5 @@
-"""Time as a dependency. The implementation that reads the machine's clock is in `edgeshard.process.clock`."""
+"""Time as a dependency. The implementation that reads the machine's clock is in
+`edgeshard.process.clock`."""
 
 from __future__ import annotations
 

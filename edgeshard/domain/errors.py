@@ -12,7 +12,15 @@ from typing import ClassVar, Self
 INTERRUPTED = 128 + 2
 """The exit code of a command that Ctrl-C (SIGINT) ended before it was done."""
 EXIT_CODES = {
-    **{0: "ok", 1: "failed", 2: "wrong usage", 3: "not found", 4: "denied", 5: "unreachable", 6: "timeout"},
+    **{
+        0: "ok",
+        1: "failed",
+        2: "wrong usage",
+        3: "not found",
+        4: "denied",
+        5: "unreachable",
+        6: "timeout",
+    },
     INTERRUPTED: "Ctrl-C",
 }
 """What an exit code of EdgeShard's programs means."""
@@ -47,7 +55,8 @@ class EdgeShardError(Exception):
     none). `retry_after_s` is the number of seconds after which a retry may succeed (None if a retry
     would not help or is unknown).
 
-    Errors are part of a daemon's state, and values like the rest of it: two with the same content are equal.
+    Errors are part of a daemon's state, and values like the rest of it: two with the same content
+    are equal.
     """
 
     partial_text: str = ""
@@ -61,8 +70,11 @@ class EdgeShardError(Exception):
         if "code" in vars(cls) and "default_reason" not in vars(cls):
             cls.default_reason = cls.code.name
 
-    def __init__(self, message: str, *, field: str = "", reason: str = "", retry_after_s: float | None = None) -> None:
-        # It may quote a stranger's input, and has to fit into a log line and into the header of a status.
+    def __init__(
+        self, message: str, *, field: str = "", reason: str = "", retry_after_s: float | None = None
+    ) -> None:
+        # It may quote a stranger's input, and has to fit into a log line and into the header of a
+        # status.
         message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
         super().__init__(message)
         self.message = message
@@ -83,7 +95,11 @@ class EdgeShardError(Exception):
         return type(self)(message, field=path, reason=self.reason, retry_after_s=self.retry_after_s)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, EdgeShardError) and self._said() == other._said()
+        return (
+            type(other) is type(self)
+            and isinstance(other, EdgeShardError)
+            and self._said() == other._said()
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), *self._said()))
@@ -104,7 +120,8 @@ class InvalidArgumentError(EdgeShardError):
 
 
 def invalid(field: str, why: str, reason: str = "") -> InvalidArgumentError:
-    """The error for `field`; `why` follows its name in a sentence, and states the fault and the remedy."""
+    """The error for `field`; `why` follows its name in a sentence, and states the fault and the
+    remedy."""
     return InvalidArgumentError(f"{field} {why}", field=field, reason=reason)
 
 
@@ -115,7 +132,8 @@ class UnsupportedModelError(InvalidArgumentError):
 
 
 class PlacementError(InvalidArgumentError):
-    """An explicit placement that cannot be: a gap, an overlap, an unknown node, the source not first."""
+    """An explicit placement that cannot be: a gap, an overlap, an unknown node, the source not
+    first."""
 
     default_reason = "INVALID_PLACEMENT"
 
@@ -191,10 +209,13 @@ class CancelledRequestError(EdgeShardError):
     code = Code.CANCELLED
 
 
-ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {error.code: error for error in EdgeShardError.__subclasses__()}
+ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {
+    error.code: error for error in EdgeShardError.__subclasses__()
+}
 """The class of errors for each code, without its subclasses."""
 
 
 def extra_line(extra: str) -> str:
-    """The command that installs a missing extra of the package; no index has the package, so not its name."""
+    """The command that installs a missing extra of the package; no index has the package, so not
+    its name."""
     return f"pip install '.[{extra}]' in a checkout of EdgeShard, with the pip of this environment"

@@ -41,8 +41,8 @@ class Role(StrEnum):
 def key_identity(name: str, key_id: str) -> str:
     """The identity of an API key in requests, `key/NAME#ID`.
 
-    No certificate has this role, so a key is never taken for a client of that name. A later key of the same name has
-    another id, so it shares nothing with a revoked one.
+    No certificate has this role, so a key is never taken for a client of that name. A later key of
+    the same name has another id, so it shares nothing with a revoked one.
     """
     return f"{KEY_ROLE}/{name}{_KEY_ID_SIGN}{key_id}"
 
@@ -75,7 +75,8 @@ class Principal:
 
     @property
     def dns_name(self) -> str:
-        """`ID.ROLE.SITE`: the name by which whoever dials it verifies its certificate, whatever address it has."""
+        """`ID.ROLE.SITE`: the name by which whoever dials it verifies its certificate, whatever
+        address it has."""
         return f"{self.id}.{self.role}.{self.site}"
 
 
@@ -112,11 +113,14 @@ class Invitation:
 
     @property
     def has_address(self) -> bool:
-        """Whether it has the site's address. If not, it has only the ports, and the site is discovered."""
+        """Whether it has the site's address. If not, it has only the ports, and the site is
+        discovered."""
         return not self.enrolment.startswith(":")
 
     def without_address(self) -> Invitation:
-        coordinator, enrolment = (f":{text.rpartition(':')[2]}" for text in (self.coordinator, self.enrolment))
+        coordinator, enrolment = (
+            f":{text.rpartition(':')[2]}" for text in (self.coordinator, self.enrolment)
+        )
         return replace(self, coordinator=coordinator, enrolment=enrolment)
 
 
@@ -126,7 +130,8 @@ def authority_digest(certificate: bytes) -> bytes:
 
 
 def token_id_of(secret: bytes) -> str:
-    """The id by which the coordinator finds a token. It reveals nothing of the secret, and may be logged."""
+    """The id by which the coordinator finds a token. It reveals nothing of the secret, and may be
+    logged."""
     return sha256(b"edgeshard token id\0" + secret).hexdigest()[:16]
 
 
@@ -165,8 +170,8 @@ def _check_port(port: int, field: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WheelServer:
-    """The address at which a site hands out EdgeShard: `host` is "" for the host by which the caller reaches the
-    coordinator, `port` is 0 if there is no such server."""
+    """The address at which a site hands out EdgeShard: `host` is "" for the host by which the
+    caller reaches the coordinator, `port` is 0 if there is no such server."""
 
     host: str = ""
     port: Annotated[int, _check_port] = 0
@@ -182,8 +187,8 @@ def _check_invited_name(id: str, _: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """An operator wants a token for a principal of this role and id, good for `ttl_s` seconds. `host` is what the
-    process will dial, "" for what the coordinator takes for its own address."""
+    """An operator wants a token for a principal of this role and id, good for `ttl_s` seconds.
+    `host` is what the process will dial, "" for what the coordinator takes for its own address."""
 
     role: Annotated[Role, _check_invited]
     id: Annotated[str, _check_invited_name]
@@ -195,8 +200,8 @@ class TokenRequest:
 class OpenToken:
     """A token that still lets a process in, without its secret.
 
-    Times are in seconds since 1970. `creator` is ROLE/ID of the operator. If an older version created the token,
-    `created_at` is 0 and `creator` is "".
+    Times are in seconds since 1970. `creator` is ROLE/ID of the operator. If an older version
+    created the token, `created_at` is 0 and `creator` is "".
     """
 
     token_id: str
@@ -208,9 +213,11 @@ class OpenToken:
 
 
 def no_open_token() -> NotFoundError:
-    """The error for an id of no open token. It repeats nothing, because people paste the token itself."""
+    """The error for an id of no open token. It repeats nothing, because people paste the token
+    itself."""
     return NotFoundError(
-        "token: there is no valid token with this id; edgectl token list prints the valid ones, and "
+        "token: there is no valid token with this id; edgectl token list prints the valid ones, "
+        "and "
         "edgectl node revoke refuses a process that has joined",
         field="token",
         reason="UNKNOWN_TOKEN",
@@ -218,7 +225,8 @@ def no_open_token() -> NotFoundError:
 
 
 def check_token_id(text: str) -> str:
-    """Return the id of a token. Raises NotFoundError for any other text, so that no secret is sent or logged."""
+    """Return the id of a token. Raises NotFoundError for any other text, so that no secret is sent
+    or logged."""
     if _TOKEN_ID.fullmatch(text) is None:
         raise no_open_token()
     return text
@@ -249,7 +257,10 @@ class ApiKey:
             raise InvalidArgumentError.about("models", f"more than {MOST_KEY_MODELS} are named")
         for model in self.models:
             check_name(model, "models")
-        for field_name, value in (("tokens_per_minute", self.tokens_per_minute), ("requests", self.requests)):
+        for field_name, value in (
+            ("tokens_per_minute", self.tokens_per_minute),
+            ("requests", self.requests),
+        ):
             if value is not None and not 1 <= value <= 1_000_000_000:
                 raise invalid(field_name, "must be 1 to 1000000000")
 
@@ -269,7 +280,8 @@ def _check_token_id(text: str, _: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """A token shown in exchange for a certificate; `request` is a certificate signing request in PEM."""
+    """A token shown in exchange for a certificate; `request` is a certificate signing request in
+    PEM."""
 
     token_id: Annotated[str, _check_token_id]
     secret: bytes = field(repr=False)
@@ -277,7 +289,8 @@ class Enrolment:
 
 
 def parse_role(text: str) -> Role:
-    """The role of this name. Raises InvalidArgumentError naming `role` if there are no tokens for it."""
+    """The role of this name. Raises InvalidArgumentError naming `role` if there are no tokens for
+    it."""
     choices = (Role.AGENT, Role.CLIENT, Role.OPERATOR)
     if text not in choices:
         raise invalid("role", f"{text[:40]!r} is none of {', '.join(choices)}", "INVALID_ROLE")
@@ -290,12 +303,14 @@ def coordinator_of(site: str) -> Principal:
 
 
 def principal_from_uri(uri: str) -> Principal:
-    """The principal of a certificate's URI. Raises InvalidArgumentError with reason NO_ROLE for any other URI."""
+    """The principal of a certificate's URI. Raises InvalidArgumentError with reason NO_ROLE for any
+    other URI."""
     parts = uri.removeprefix(SCHEME).split("/")
     if not uri.startswith(SCHEME) or len(parts) != 3 or parts[1] not in set(Role):
         roles = ", ".join(Role)
         raise InvalidArgumentError(
-            f"the certificate's URI is {uri[:100]!r}, not {SCHEME}SITE/ROLE/ID with a role of {roles}",
+            f"the certificate's URI is {uri[:100]!r}, not {SCHEME}SITE/ROLE/ID with a role of "
+            f"{roles}",
             field="certificate",
             reason="NO_ROLE",
         )

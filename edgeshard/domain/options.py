@@ -1,4 +1,5 @@
-"""Options that are declared once, as a field of a dataclass with what people and programs need to know of it.
+"""Options that are declared once, as a field of a dataclass with what people and programs need to
+know of it.
 
 Options of a generation are fields of `Sampling` and `Generation`, options of a deployment are
 fields of `DeploymentSpec`. Command line, SDK, HTTP gateway, wire and documents follow from the
@@ -17,7 +18,8 @@ from edgeshard.domain.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Properties of an option in addition to its field's name, type and default; kept in the field's metadata.
+    """Properties of an option in addition to its field's name, type and default; kept in the
+    field's metadata.
 
     `help` is for people. `low` and `high` bound a number, both included; it must be greater than
     `above`. `keyword` is its name in the SDK, if that is not the field's. `flag` is its name on the
@@ -38,10 +40,16 @@ class Option:
     def rule(self) -> str:
         """The bounds in words; empty if there are none."""
         if self.above is not None:
-            return f"must be above {self.above}" + ("" if self.high is None else f" and at most {self.high}")
+            return f"must be above {self.above}" + (
+                "" if self.high is None else f" and at most {self.high}"
+            )
         if self.low is None:
             return ""
-        return f"must be {self.low} or more" if self.high is None else f"must be {self.low} to {self.high}"
+        return (
+            f"must be {self.low} or more"
+            if self.high is None
+            else f"must be {self.low} to {self.high}"
+        )
 
     @property
     def constraints(self) -> dict[str, Any]:
@@ -61,7 +69,8 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """An option of a class: the field's name, type and default (MISSING without one), and the rest."""
+    """An option of a class: the field's name, type and default (MISSING without one), and the
+    rest."""
 
     name: str
     kind: Any
@@ -74,7 +83,8 @@ class OptionField:
 
     @property
     def metavar(self) -> str:
-        """Its value in a command's help: N for a whole number, SECONDS by the field's unit, else as it was declared."""
+        """Its value in a command's help: N for a whole number, SECONDS by the field's unit, else as
+        it was declared."""
         whole = "N" if int in (self.kind, *get_args(self.kind)) else ""
         return self.option.metavar or ("SECONDS" if self.name.endswith("_s") else whole)
 
@@ -89,12 +99,15 @@ class OptionField:
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field that is an option: its only description. If the default is `dict`, it makes an empty one.
+    """A field that is an option: its only description. If the default is `dict`, it makes an empty
+    one.
 
     Pydantic, which reads `Field`'s arguments out of the metadata, holds the bounds as well.
     """
     declared = Option(help, **more)
-    defaults: dict[str, Any] = {"default_factory": dict} if default is dict else {"default": default}
+    defaults: dict[str, Any] = (
+        {"default_factory": dict} if default is dict else {"default": default}
+    )
     return field(**defaults, metadata={"option": declared, **declared.constraints})
 
 

@@ -16,7 +16,12 @@ from starlette.types import ASGIApp
 
 from edgeshard import __version__
 from edgeshard.domain.control.site import ServedModel
-from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, InternalError
+from edgeshard.domain.errors import (
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+)
 from edgeshard.gateway import document as forms
 from edgeshard.gateway.access.auth import Authenticator, caller_of
 from edgeshard.gateway.access.cors import NOBODY, Origins
@@ -48,14 +53,30 @@ def make_app(
     pages of other sites have a browser send to this machine, except pages of `origins`. `pages` are
     for people, separate from it."""
     metrics = HttpMetrics(site_metrics)
-    app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="EdgeShard",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.add_exception_handler(EdgeShardError, _refused)
     app.add_exception_handler(HTTPException, _not_a_route)
     app.add_exception_handler(Exception, _failed)
     site, texts, ollama = SiteRoutes(backend, metrics), Texts(backend), Ollama(backend, metrics)
     openai: _Posts = (
-        ("/v1/completions", Completions(backend, metrics).answer, forms.CompletionObject, EVENT_STREAM),
-        ("/v1/chat/completions", ChatCompletions(backend, metrics).answer, forms.ChatCompletionObject, EVENT_STREAM),
+        (
+            "/v1/completions",
+            Completions(backend, metrics).answer,
+            forms.CompletionObject,
+            EVENT_STREAM,
+        ),
+        (
+            "/v1/chat/completions",
+            ChatCompletions(backend, metrics).answer,
+            forms.ChatCompletionObject,
+            EVENT_STREAM,
+        ),
         ("/v1/responses", Responses(backend, metrics).answer, forms.ResponseObject, EVENT_STREAM),
         ("/tokenize", texts.tokenize, forms.Tokens, ""),
         ("/detokenize", texts.detokenize, forms.Text, ""),
@@ -67,7 +88,9 @@ def make_app(
     )
     _add_site(app, site)
     _add_posts(app, openai)
-    app.add_api_route("/api/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
+    app.add_api_route(
+        "/api/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN
+    )
     for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
         app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
     _add_posts(app, of_ollama)
@@ -75,7 +98,9 @@ def make_app(
     app.add_api_route("/docs", partial(_docs, app), include_in_schema=False)
     if pages is not None:
         pages.api = app
-    return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins, pages=pages)
+    return GatewayMiddleware(
+        app, authenticator, metrics, local_only=local_only, origins=origins, pages=pages
+    )
 
 
 MAX_NEAR_CHARACTERS = 200
@@ -99,17 +124,27 @@ def _add_posts(app: FastAPI, posts: _Posts) -> None:
     for path, route, answer_form, stream in posts:
         responses = answers_of(answer_form, stream=stream, ollama=path.startswith(OLLAMA))
         answer = in_time(route) if stream else route
-        app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(FORMS[path]))
+        app.add_api_route(
+            path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(FORMS[path])
+        )
 
 
 def _add_site(app: FastAPI, site: SiteRoutes) -> None:
     app.add_api_route("/", site.here, include_in_schema=False)
     app.add_api_route("/health", site.health, response_model=forms.Health, openapi_extra=forms.OPEN)
-    app.add_api_route("/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
+    app.add_api_route(
+        "/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN
+    )
     app.add_api_route("/metrics", site.metrics, include_in_schema=False)
     app.add_api_route("/v1/models", site.models, responses=answers_of(forms.ModelList))
     app.add_api_route("/v1/models/{model}", site.model, responses=answers_of(forms.Model))
-    app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"], responses=refusals_of(), status_code=400)
+    app.add_api_route(
+        "/v1/embeddings",
+        site.embeddings,
+        methods=["POST"],
+        responses=refusals_of(),
+        status_code=400,
+    )
 
 
 class SiteRoutes:
@@ -130,18 +165,22 @@ class SiteRoutes:
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics of the whole site for a caller that reads them all, else those in which no request of another has
-        its number of tokens. A key for some models only gets none."""
+        """The metrics of the whole site for a caller that reads them all, else those in which no
+        request of another has its number of tokens. A key for some models only gets none."""
         caller = caller_of(request)
         if caller.models is not None and not caller.metrics:
-            raise DeniedError("this API key allows only some models", field="api_key", reason="KEY_SCOPE")
+            raise DeniedError(
+                "this API key allows only some models", field="api_key", reason="KEY_SCOPE"
+            )
         text = await self._metrics.text(everything=caller.metrics)
         caller.check()
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
         caller = caller_of(request)
-        listed = [self._model(served) for served in self._backend.models() if caller.may_use(served)]
+        listed = [
+            self._model(served) for served in self._backend.models() if caller.may_use(served)
+        ]
         return json_response({"object": "list", "data": listed})
 
     async def model(self, model: str, request: Request) -> Response:
@@ -149,7 +188,8 @@ class SiteRoutes:
 
     async def embeddings(self) -> Response:
         raise FailedPreconditionError(
-            "embeddings are not supported: the models of this site generate text", reason="UNSUPPORTED_ENDPOINT"
+            "embeddings are not supported: the models of this site generate text",
+            reason="UNSUPPORTED_ENDPOINT",
         )
 
     def _model(self, served: ServedModel) -> dict[str, Any]:
@@ -174,7 +214,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, _error: Exception) -> Response:
     """The answer to a request at which the gateway failed; the entrance logs the error."""
-    return error_response(InternalError("the gateway failed on this request; see its log"), request.url.path)
+    return error_response(
+        InternalError("the gateway failed on this request; see its log"), request.url.path
+    )
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
@@ -190,16 +232,24 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
         if "GET" in headers.get("Allow", ""):
             headers["Allow"] += ", HEAD"
     code = "unknown_url" if error.status_code == 404 else None
-    body = {"error": message} if path.startswith(OLLAMA) else error_body(message, "invalid_request_error", None, code)
+    body = (
+        {"error": message}
+        if path.startswith(OLLAMA)
+        else error_body(message, "invalid_request_error", None, code)
+    )
     return json_response(body, error.status_code, headers)
 
 
 def _near(request: Request, path: str) -> str:
-    """The probable path of a route if a caller's base URL lacks /v1, or has too much of it; "" if there is none."""
+    """The probable path of a route if a caller's base URL lacks /v1, or has too much of it; "" if
+    there is none."""
     if len(path) > MAX_NEAR_CHARACTERS:
         return ""
     shorter = [path[at:] for at, sign in enumerate(path) if sign == "/" and at > 0]
     for candidate in (f"/v1{path}", f"/api{path}", *shorter):
-        if any(isinstance(route, Route) and route.path_regex.match(candidate) for route in request.app.routes):
+        if any(
+            isinstance(route, Route) and route.path_regex.match(candidate)
+            for route in request.app.routes
+        ):
             return candidate
     return ""

@@ -1,4 +1,5 @@
-"""The site as the gateway needs it: its models, tokens from them, and the texts of single tokens."""
+"""The site as the gateway needs it: its models, tokens from them, and the texts of single
+tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from typing import Protocol
 
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
-from edgeshard.domain.requests.generation import Generation, GenerationEvent, PromptLogprobs, Started, Token
+from edgeshard.domain.requests.generation import (
+    Generation,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Token,
+)
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -49,7 +56,8 @@ class Backend(Protocol):
         """The models that answer now."""
 
     def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
-        """The deployment of this name, or the only one of the model of this name; `only` bounds the names for a caller.
+        """The deployment of this name, or the only one of the model of this name; `only` bounds the
+        names for a caller.
 
         Raises NotFoundError, or another error of a deployment that does not answer at the moment.
         """
@@ -61,22 +69,28 @@ class Backend(Protocol):
         """The seconds since 1970 at which the model of a deployment was added to the store; 0 if
         they are unknown."""
 
-    def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
+    def generate(
+        self, model: str, generation: Generation, identity: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request; closing the generator cancels it on every node."""
 
     def check_place(self, identity: str, reading: int) -> None:
         """Raise ResourceExhaustedError if `identity` may have no further request.
 
-        It has those that run or wait, and `reading` others whose bodies are on their way. Called before a body is read.
+        It has those that run or wait, and `reading` others whose bodies are on their way. Called
+        before a body is read.
         """
 
     async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         """The conversation as tokens, by the model's chat template."""
 
     async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        """The tokens as of `prompt`, for a caller that requests no answer: they are charged here."""
+        """The tokens as of `prompt`, for a caller that requests no answer: they are charged
+        here."""
 
-    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str, special: bool, identity: str
+    ) -> tuple[int, ...]:
         """The ids of a text, which are charged."""
 
     async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str:

@@ -1,4 +1,5 @@
-"""The gateway's OpenAPI document: the forms of bodies and answers, and tables of the fields of a body."""
+"""The gateway's OpenAPI document: the forms of bodies and answers, and tables of the fields of a
+body."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from edgeshard.gateway.routes.body_fields import Treatment
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """A field by its path in the body, such as `options.num_ctx`; `values` and `meaning` are words for people."""
+    """A field by its path in the body, such as `options.num_ctx`; `values` and `meaning` are words
+    for people."""
 
     name: str
     treatment: Treatment
@@ -30,17 +32,24 @@ class FieldRow:
 
 
 def field_rows(form: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:
-    """A row for each field of a body and of the objects in it: required ones first, then by name."""
+    """A row for each field of a body and of the objects in it: required ones first, then by
+    name."""
     schema = form.model_json_schema(by_alias=True)
     names = {name: item.alias or name for name, item in form.model_fields.items()}
-    for name in sorted(names, key=lambda name: (not form.model_fields[name].is_required(), names[name])):
+    for name in sorted(
+        names, key=lambda name: (not form.model_fields[name].is_required(), names[name])
+    ):
         item = form.model_fields[name]
         field_name = f"{prefix}{names[name]}"
         meaning = item.description or ""
         if item.is_required():
             meaning = f"required; {meaning}" if meaning else "required"
         treatment = treatment_of(item)
-        values = "empty" if treatment is Treatment.REFUSED else values_text(schema["properties"][names[name]])
+        values = (
+            "empty"
+            if treatment is Treatment.REFUSED
+            else values_text(schema["properties"][names[name]])
+        )
         yield FieldRow(field_name, treatment, values, meaning)
         for inner, is_list in _objects(item.annotation):
             yield from field_rows(inner, f"{field_name}{'[]' if is_list else ''}.")
@@ -70,7 +79,9 @@ def values_text(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(json.dumps(value) for value in schema["enum"] if value is not None)
     if "anyOf" in schema:
-        kinds = dict.fromkeys(values_text(kind) for kind in schema["anyOf"] if kind.get("type") != "null")
+        kinds = dict.fromkeys(
+            values_text(kind) for kind in schema["anyOf"] if kind.get("type") != "null"
+        )
         return " or ".join(kinds)
     if "const" in schema:
         return json.dumps(schema["const"])
@@ -81,7 +92,11 @@ def values_text(schema: dict[str, Any]) -> str:
         inner = values_text(schema.get("items", {}))
         return f"list of ({inner})" if "," in inner or " or " in inner else f"list of {inner}"
     if kind in ("number", "integer"):
-        return ", ".join(part for part in ("whole number" if kind == "integer" else kind, _bounds(schema)) if part)
+        return ", ".join(
+            part
+            for part in ("whole number" if kind == "integer" else kind, _bounds(schema))
+            if part
+        )
     return _KINDS.get(kind, "any")
 
 
@@ -90,16 +105,23 @@ def _bounds(schema: dict[str, Any]) -> str:
     if low is not None and high is not None:
         return f"{low} to {high}"
     above = schema.get("exclusiveMinimum")
-    parts = (f"above {above}" if above is not None else "", f"{low} or more" if low is not None else "")
+    parts = (
+        f"above {above}" if above is not None else "",
+        f"{low} or more" if low is not None else "",
+    )
     most = f"at most {high}" if high is not None else ""
     return ", ".join(part for part in (*parts, most) if part)
 
 
-PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors "
+    "'none'"
+}
 """Headers of the page: a browser loads nothing for it."""
 _REF = "#/components/schemas/{model}"
 _SCHEMA_NAMES = {"ChatCompletionObject": "ChatCompletion", "CompletionObject": "Completion"}
-"""Names of schemas that differ from their classes' names, which the SDK uses for its own answers."""
+"""Names of schemas that differ from their classes' names, which the SDK uses for its own
+answers."""
 
 
 class Usage(BaseModel):
@@ -226,10 +248,14 @@ _REFUSALS = {
 }
 
 
-def answers_of(answer: type[BaseModel], *, stream: str = "", ollama: bool = False) -> dict[int | str, dict[str, Any]]:
+def answers_of(
+    answer: type[BaseModel], *, stream: str = "", ollama: bool = False
+) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` of a route; `stream` is the media type of its stream."""
     content: dict[str, Any] = {"content": {stream: {"schema": {}}}} if stream else {}
-    return refusals_of(ollama=ollama) | {200: {"model": answer, "description": "The answer.", **content}}
+    return refusals_of(ollama=ollama) | {
+        200: {"model": answer, "description": "The answer.", **content}
+    }
 
 
 def refusals_of(*, ollama: bool = False) -> dict[int | str, dict[str, Any]]:
@@ -254,7 +280,9 @@ def describe(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _, definitions = models_json_schema([(form, "validation") for form in bodies], ref_template=_REF)
+            _, definitions = models_json_schema(
+                [(form, "validation") for form in bodies], ref_template=_REF
+            )
             components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions.get("$defs", {}))
             components["securitySchemes"] = {
@@ -279,13 +307,15 @@ def _with_schema_names(document: dict[str, Any]) -> dict[str, Any]:
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}td,th{border:1px solid #999;padding:.2rem .5rem;text-align:left}"
+    "table{border-collapse:collapse;width:100%}td,th{border:1px solid #999;padding:.2rem "
+    ".5rem;text-align:left}"
     "code{font-family:ui-monospace,monospace}"
 )
 
 
 def page(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> str:
-    """The application's routes as a page for people, in HTML without scripts; `bodies` are the forms by their paths."""
+    """The application's routes as a page for people, in HTML without scripts; `bodies` are the
+    forms by their paths."""
     document = app.openapi()
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>EdgeShard</title>'

@@ -65,7 +65,9 @@ def body_of(error: EdgeShardError) -> dict[str, Any]:
     return error_body(error.message, STATUSES[error.code][1], error.field or None, code)
 
 
-def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def error_body(
+    message: str, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -84,12 +86,17 @@ def error_response(error: EdgeShardError, path: str = "") -> Response:
     return json_response(body, status, headers)
 
 
-def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """The body as JSON. A lone surrogate, which is no text, leaves as an escape, which JSON allows."""
+def json_response(
+    body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The body as JSON. A lone surrogate, which is no text, leaves as an escape, which JSON
+    allows."""
     return Response(json_text(body), status, headers, media_type="application/json")
 
 
-def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 0) -> EdgeShardError:
+def renamed(
+    error: EdgeShardError, names: Mapping[str, str], max_context: int = 0
+) -> EdgeShardError:
     """The error with the name that the caller knows the field by.
 
     If a prompt exceeds a context of `max_context` tokens (0: unknown), the error has OpenAI's
@@ -100,7 +107,9 @@ def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 
     if name != error.field:
         message = message.replace(error.field, name)
     if CODES.get(error.reason) == OVERFLOW:
-        limit = f"This model's maximum context length is {max_context} tokens. " if max_context else ""
+        limit = (
+            f"This model's maximum context length is {max_context} tokens. " if max_context else ""
+        )
         message = f"{limit}{message} ({OVERFLOW})"
     if message == error.message:
         return error
@@ -110,20 +119,28 @@ def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 
 def refusal_of(error: ValidationError) -> InvalidArgumentError:
     """The first fault of a body, by the field's name; never the field's value, which is private."""
     if error.error_count() > _MOST_FAULTS:
-        return InvalidArgumentError(f"the body has {error.error_count()} faults", reason="INVALID_VALUE")
+        return InvalidArgumentError(
+            f"the body has {error.error_count()} faults", reason="INVALID_VALUE"
+        )
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports each of its kinds; the deepest one was meant.
     first = (
-        max(faults, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in faults}) == 1 else faults[0]
+        max(faults, key=lambda item: len(item["loc"]))
+        if len({item["loc"][:1] for item in faults}) == 1
+        else faults[0]
     )
     name = _name(first["loc"])
     match first["type"]:
         case "extra_forbidden":
             return InvalidArgumentError(
-                f"{name} is not supported here: leave it out", field=name, reason="UNSUPPORTED_PARAMETER"
+                f"{name} is not supported here: leave it out",
+                field=name,
+                reason="UNSUPPORTED_PARAMETER",
             )
         case "missing":
-            return InvalidArgumentError(f"{name} is required", field=name, reason="MISSING_REQUIRED_PARAMETER")
+            return InvalidArgumentError(
+                f"{name} is required", field=name, reason="MISSING_REQUIRED_PARAMETER"
+            )
         case "json_invalid":
             return InvalidArgumentError("the body is not JSON", reason="INVALID_JSON")
     cause, message = first.get("ctx", {}).get("error"), first["msg"].removeprefix("Value error, ")
@@ -131,7 +148,9 @@ def refusal_of(error: ValidationError) -> InvalidArgumentError:
     if isinstance(cause, Refused):
         reason = cause.reason
         name = ".".join(part for part in (name, cause.field) if part)
-    return InvalidArgumentError(f"{name or 'the body'}: {message[:1].lower()}{message[1:]}", field=name, reason=reason)
+    return InvalidArgumentError(
+        f"{name or 'the body'}: {message[:1].lower()}{message[1:]}", field=name, reason=reason
+    )
 
 
 class Refused(ValueError):
@@ -150,7 +169,8 @@ _KINDS = frozenset({"str", "int", "float", "bool", "none"})
 
 
 def _name(loc: tuple[int | str, ...]) -> str:
-    """The name `messages[0].content` of ('messages', 0, 'content'), without pydantic's names of a union's kinds."""
+    """The name `messages[0].content` of ('messages', 0, 'content'), without pydantic's names of a
+    union's kinds."""
     name = ""
     for part in loc:
         if isinstance(part, int):

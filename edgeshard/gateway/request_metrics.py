@@ -43,19 +43,33 @@ class TokenUsage:
 FOR_ANY_KEY = frozenset(
     {
         *("edgeshard_build_info", "edgeshard_http_requests", "edgeshard_http_request_seconds"),
-        *("edgeshard_nodes", "edgeshard_deployments", "edgeshard_deployment_ready", "edgeshard_deployment_epoch"),
+        *(
+            "edgeshard_nodes",
+            "edgeshard_deployments",
+            "edgeshard_deployment_ready",
+            "edgeshard_deployment_epoch",
+        ),
         *("edgeshard_requests_limit", "edgeshard_requests_running", "edgeshard_requests_waiting"),
         *("edgeshard_requests", "edgeshard_requests_finished", "edgeshard_requests_failed"),
         *("edgeshard_requests_refused", "edgeshard_recoveries", "edgeshard_recovery_pause_seconds"),
         *("edgeshard_time_to_first_token_seconds", "edgeshard_request_seconds"),
-        *("edgeshard_request_queue_seconds", "edgeshard_request_prefill_seconds", "edgeshard_request_decode_seconds"),
+        *(
+            "edgeshard_request_queue_seconds",
+            "edgeshard_request_prefill_seconds",
+            "edgeshard_request_decode_seconds",
+        ),
         *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:request_success"),
         *("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"),
-        *("vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds"),
+        *(
+            "vllm:request_queue_time_seconds",
+            "vllm:request_prefill_time_seconds",
+            "vllm:request_decode_time_seconds",
+        ),
     }
 )
-"""The metrics that any key for all models reads, without the sums of histograms. No other metric is shown to it: if
-only one request runs, a count of tokens, of steps or of times between tokens is its length."""
+"""The metrics that any key for all models reads, without the sums of histograms. No other metric is
+shown to it: if only one request runs, a count of tokens, of steps or of times between tokens is its
+length."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -79,7 +93,10 @@ class HttpMetrics:
             registry=registry,
         )
         self._tokens = Counter(
-            "edgeshard_http_tokens", "Tokens of requests over HTTP, by kind.", ("kind",), registry=registry
+            "edgeshard_http_tokens",
+            "Tokens of requests over HTTP, by kind.",
+            ("kind",),
+            registry=registry,
         )
 
     def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -95,7 +112,10 @@ class HttpMetrics:
 
     async def text(self, *, everything: bool) -> bytes:
         """The counters in Prometheus's text format: all of them, or those for any key."""
-        families = [*self._registry.collect(), *(() if self._site is None else self._site.collected())]
+        families = [
+            *self._registry.collect(),
+            *(() if self._site is None else self._site.collected()),
+        ]
         selected_families = families if everything else for_any_key(families)
         return (await asyncio.to_thread(encoded, selected_families))[0]
 
@@ -106,6 +126,8 @@ def for_any_key(families: Iterable[Metric]) -> list[Metric]:
     for family in families:
         if family.name in FOR_ANY_KEY:
             coarse = Metric(family.name, family.documentation, family.type, family.unit)
-            coarse.samples = [sample for sample in family.samples if sample.name != f"{family.name}_sum"]
+            coarse.samples = [
+                sample for sample in family.samples if sample.name != f"{family.name}_sum"
+            ]
             public_families.append(coarse)
     return public_families

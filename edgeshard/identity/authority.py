@@ -42,7 +42,9 @@ class Authority:
             _builder(name, name, key.public_key(), now, life)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
             .sign(key, hashes.SHA256())
         )
         return cls(certificate, key)
@@ -52,19 +54,26 @@ class Authority:
         """The authority of the key, from the certificates in the PEM: a site that changes its
         authority trusts two for a while.
 
-        Raises InvalidArgumentError for PEM of another kind, and if no certificate belongs to the key.
+        Raises InvalidArgumentError for PEM of another kind, and if no certificate belongs to the
+        key.
         """
         try:
             key = serialization.load_pem_private_key(key_pem, password=None)
             certificates = x509.load_pem_x509_certificates(bundle_pem)
         except UNREADABLE as error:
-            raise InvalidArgumentError(f"the authority cannot be read: {error}", field="ca-key") from None
+            raise InvalidArgumentError(
+                f"the authority cannot be read: {error}", field="ca-key"
+            ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InvalidArgumentError("the authority's key is not of an elliptic curve", field="ca-key")
+            raise InvalidArgumentError(
+                "the authority's key is not of an elliptic curve", field="ca-key"
+            )
         for certificate in certificates:
             if certificate.public_key() == key.public_key():
                 return cls(certificate, key)
-        raise InvalidArgumentError("the key belongs to none of the trusted authorities", field="ca-key")
+        raise InvalidArgumentError(
+            "the key belongs to none of the trusted authorities", field="ca-key"
+        )
 
     @property
     def certificate_pem(self) -> bytes:
@@ -77,11 +86,16 @@ class Authority:
         return private_pem(self._key)
 
     def derived(self, purpose: str) -> bytes:
-        """32 secret bytes for one purpose, by HKDF of the authority's key: the same each time, and on no disk."""
+        """32 secret bytes for one purpose, by HKDF of the authority's key: the same each time, and
+        on no disk."""
         scalar = self._key.private_numbers().private_value.to_bytes((self._key.key_size + 7) // 8)
-        return HKDF(hashes.SHA256(), 32, salt=None, info=f"edgeshard {purpose}".encode()).derive(scalar)
+        return HKDF(hashes.SHA256(), 32, salt=None, info=f"edgeshard {purpose}".encode()).derive(
+            scalar
+        )
 
-    def issue(self, principal: Principal, request_pem: bytes, now: datetime, life: timedelta = LIFE) -> bytes:
+    def issue(
+        self, principal: Principal, request_pem: bytes, now: datetime, life: timedelta = LIFE
+    ) -> bytes:
         """A certificate in PEM of `principal` for the key that signed the request.
 
         Only the request's key is used: the identity is decided by the process that admitted the
@@ -90,13 +104,24 @@ class Authority:
         """
         names = [x509.UniformResourceIdentifier(principal.uri), x509.DNSName(principal.dns_name)]
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        return self._issue(principal.dns_name, names, usages, _requested_key(request_pem), now, life)
+        return self._issue(
+            principal.dns_name, names, usages, _requested_key(request_pem), now, life
+        )
 
-    def issue_for_hosts(self, hosts: Sequence[str], request_pem: bytes, now: datetime, life: timedelta = LIFE) -> bytes:
-        """A certificate in PEM for a server that is called by these names and addresses; it speaks of no principal.
-        Raises as `issue`."""
+    def issue_for_hosts(
+        self, hosts: Sequence[str], request_pem: bytes, now: datetime, life: timedelta = LIFE
+    ) -> bytes:
+        """A certificate in PEM for a server that is called by these names and addresses; it speaks
+        of no principal. Raises as `issue`."""
         names = [_general_name(host) for host in hosts]
-        return self._issue(hosts[0], names, [ExtendedKeyUsageOID.SERVER_AUTH], _requested_key(request_pem), now, life)
+        return self._issue(
+            hosts[0],
+            names,
+            [ExtendedKeyUsageOID.SERVER_AUTH],
+            _requested_key(request_pem),
+            now,
+            life,
+        )
 
     def _issue(
         self,
@@ -112,7 +137,10 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
             .sign(self._key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
@@ -130,7 +158,11 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
     """A certificate signing request in PEM: that whoever sends it has the key."""
-    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(key, hashes.SHA256())
+    )
     return request.public_bytes(serialization.Encoding.PEM)
 
 
@@ -146,9 +178,12 @@ def load_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def key_digest(request_pem: bytes) -> str:
-    """The sha256 of a request's public key, by which it is known again. Raises InvalidArgumentError as `issue`."""
+    """The sha256 of a request's public key, by which it is known again. Raises InvalidArgumentError
+    as `issue`."""
     key = _requested_key(request_pem)
-    content = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    content = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     return sha256(content).hexdigest()
 
 
@@ -163,14 +198,26 @@ def _requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
         key = request.public_key()
         signed = request.is_signature_valid
     except (*UNREADABLE, InvalidSignature):
-        raise InvalidArgumentError("request: not a certificate signing request in PEM", field="request") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not signed:
-        raise InvalidArgumentError("request: it needs a P-256 key and that key's signature", field="request")
+        raise InvalidArgumentError(
+            "request: not a certificate signing request in PEM", field="request"
+        ) from None
+    if (
+        not isinstance(key, ec.EllipticCurvePublicKey)
+        or not isinstance(key.curve, ec.SECP256R1)
+        or not signed
+    ):
+        raise InvalidArgumentError(
+            "request: it needs a P-256 key and that key's signature", field="request"
+        )
     return key
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    life: timedelta,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()

@@ -22,7 +22,8 @@ UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """From when to when a certificate of ours is meant to be used; it is valid for an hour before `begins`, too."""
+    """From when to when a certificate of ours is meant to be used; it is valid for an hour before
+    `begins`, too."""
 
     begins: datetime
     ends: datetime
@@ -34,7 +35,8 @@ class Validity:
 
 
 def principal_of(certificate_pem: bytes) -> Principal:
-    """The principal in a certificate. Raises InvalidArgumentError with reason NO_ROLE if it has none."""
+    """The principal in a certificate. Raises InvalidArgumentError with reason NO_ROLE if it has
+    none."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -65,7 +67,8 @@ def validity_of(certificate_pem: bytes) -> Validity:
 
 
 def is_signed_by(chain_pem: bytes, authorities_pem: bytes) -> bool:
-    """Whether the first certificate of a chain leads to one of these authorities. Raises ValueError for other bytes."""
+    """Whether the first certificate of a chain leads to one of these authorities. Raises ValueError
+    for other bytes."""
     leaf, *between = x509.load_pem_x509_certificates(chain_pem)
     authorities = x509.load_pem_x509_certificates(authorities_pem)
     for _ in range(len(between) + 1):
@@ -116,7 +119,8 @@ def ders_of(bundle_pem: bytes) -> tuple[bytes, ...]:
 
 
 def check_valid_now(certificate_pem: bytes, whose: str, now: datetime) -> None:
-    """Raise FailedPreconditionError (CLOCK) for a certificate that this machine's clock is not within.
+    """Raise FailedPreconditionError (CLOCK) for a certificate that this machine's clock is not
+    within.
 
     TLS would only report that the certificate cannot be verified. `whose` begins the description,
     such as `the certificate of HOST:PORT`. Raises ValueError if it is no certificate in PEM.
@@ -135,7 +139,8 @@ def check_valid_now(certificate_pem: bytes, whose: str, now: datetime) -> None:
 
 
 def check_clock(bundle_pem: bytes, now: datetime) -> None:
-    """Raise FailedPreconditionError for a clock that is before the site's authorities were made, or after their end.
+    """Raise FailedPreconditionError for a clock that is before the site's authorities were made, or
+    after their end.
 
     TLS would only report that a certificate cannot be verified.
     """
@@ -143,15 +148,18 @@ def check_clock(bundle_pem: bytes, now: datetime) -> None:
     earliest = min(certificate.not_valid_before_utc for certificate in authorities)
     if now < earliest:
         raise FailedPreconditionError(
-            f"this machine's clock shows {now:%Y-%m-%d %H:%M} UTC, before the site's authority was made "
-            f"({earliest:%Y-%m-%d %H:%M} UTC): set the clock, such as with timedatectl set-ntp true",
+            f"this machine's clock shows {now:%Y-%m-%d %H:%M} UTC, before the site's authority was "
+            "made "
+            f"({earliest:%Y-%m-%d %H:%M} UTC): set the clock, such as with timedatectl set-ntp "
+            "true",
             field="clock",
             reason="CLOCK",
         )
     if all(certificate.not_valid_after_utc < now for certificate in authorities):
         latest = max(certificate.not_valid_after_utc for certificate in authorities)
         raise FailedPreconditionError(
-            f"the site's authority expired at {latest:%Y-%m-%d %H:%M} UTC, and this machine's clock shows "
+            f"the site's authority expired at {latest:%Y-%m-%d %H:%M} UTC, and this machine's "
+            "clock shows "
             f"{now:%Y-%m-%d %H:%M} UTC: set the clock, or make another authority",
             field="clock",
             reason="CLOCK",

@@ -1,4 +1,5 @@
-"""Weights as numbers and as small integers in blocks: writing those that must change, and counting the loss.
+"""Weights as numbers and as small integers in blocks: writing those that must change, and counting
+the loss.
 
 A block is `STORED_GROUP` inputs of a row (`IntegerFormat.stored_block_bytes`).
 """
@@ -69,22 +70,34 @@ class RoundingLoss:
         return math.sqrt(self.errors / self.squares) if self.squares else 0.0
 
     def __str__(self) -> str:
-        return f"{self.elements / 1e6:.1f} M weights changed by {100 * self.relative_error:.2g} % (root mean square)"
+        return (
+            f"{self.elements / 1e6:.1f} M weights changed by {100 * self.relative_error:.2g} % "
+            "(root mean square)"
+        )
 
 
 _WHAT = "a conversion of the weights"
-BYTES = {Width.INT4: 0.5625, Width.INT8: 1.0625, Width.BFLOAT16: 2.0, Width.FLOAT16: 2.0, Width.FLOAT32: 4.0}
+BYTES = {
+    Width.INT4: 0.5625,
+    Width.INT8: 1.0625,
+    Width.BFLOAT16: 2.0,
+    Width.FLOAT16: 2.0,
+    Width.FLOAT32: 4.0,
+}
 """Bytes of a weight, with its part of a group's scale."""
 
 
 class TensorWriter:
-    """A writer of converted tensors, one behind the other, into a file of `directory`; `loss` counts its rounding.
+    """A writer of converted tensors, one behind the other, into a file of `directory`; `loss`
+    counts its rounding.
 
-    `on_bytes` is called with the bytes written so far. Every method raises ResourceExhaustedError for a full disk; so
-    does the beginning if there is no room for `least_bytes`.
+    `on_bytes` is called with the bytes written so far. Every method raises ResourceExhaustedError
+    for a full disk; so does the beginning if there is no room for `least_bytes`.
     """
 
-    def __init__(self, directory: Path, least_bytes: int, on_bytes: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, directory: Path, least_bytes: int, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
         self._path = directory / "converted.tensors"
         self._least_bytes = least_bytes
         self._on_bytes = on_bytes
@@ -117,22 +130,39 @@ class TensorWriter:
                 self._file.write(part)
             if self._on_bytes is not None:
                 self._on_bytes(self._file.tell())
-        return StoredTensor(name, dtype, shape, self._path, offset, self._file.tell() - offset, integers)
+        return StoredTensor(
+            name, dtype, shape, self._path, offset, self._file.tell() - offset, integers
+        )
 
     def integers(
-        self, name: str, shape: tuple[int, ...], parts: Iterator[tuple[Integers, Floats]], integers: IntegerFormat
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        parts: Iterator[tuple[Integers, Floats]],
+        integers: IntegerFormat,
     ) -> StoredTensor:
-        """Write values [rows, columns] and scales [rows, columns / 32], each a float16 already, some rows at a time."""
-        return self.raw(name, "F32", shape, (to_blocks(*part, integers) for part in parts), integers)
+        """Write values [rows, columns] and scales [rows, columns / 32], each a float16 already,
+        some rows at a time."""
+        return self.raw(
+            name, "F32", shape, (to_blocks(*part, integers) for part in parts), integers
+        )
 
-    def rounded(self, name: str, shape: tuple[int, ...], parts: Iterator[Floats], width: Width) -> StoredTensor:
-        """Write numbers, some rows at a time, in this width; a matrix without whole groups becomes bfloat16."""
+    def rounded(
+        self, name: str, shape: tuple[int, ...], parts: Iterator[Floats], width: Width
+    ) -> StoredTensor:
+        """Write numbers, some rows at a time, in this width; a matrix without whole groups becomes
+        bfloat16."""
         integers = width.integers
         if integers is not None and (len(shape) != 2 or shape[1] % STORED_GROUP):
             integers, width = None, Width.BFLOAT16
         if integers is not None:
             integer_format = integers
-            return self.integers(name, shape, (self._quantised(part, integer_format) for part in parts), integer_format)
+            return self.integers(
+                name,
+                shape,
+                (self._quantised(part, integer_format) for part in parts),
+                integer_format,
+            )
         return self.raw(name, _FLOATS[width], shape, (self._floats(part, width) for part in parts))
 
     def _quantised(self, weights: Floats, integers: IntegerFormat) -> tuple[Integers, Floats]:
@@ -169,27 +199,31 @@ def to_blocks(values: Integers, scales: Floats, integers: IntegerFormat) -> byte
 
 
 def fits_zeros(values: Integers) -> bool:
-    """Whether values [rows, columns] are four bits each in every group once it has a zero of its own."""
+    """Whether values [rows, columns] are four bits each in every group once it has a zero of its
+    own."""
     grouped = values.reshape(len(values), -1, STORED_GROUP)
     return bool((grouped.max(-1, keepdims=True) + _zeros_of(grouped) <= _MAX_UNSIGNED).all())
 
 
 def _zeros_of(grouped: Integers) -> NDArray[np.int16]:
-    """The least integer for each group [rows, groups, 1] that makes its values [rows, groups, 32] not negative."""
+    """The least integer for each group [rows, groups, 1] that makes its values [rows, groups, 32]
+    not negative."""
     least = grouped.min(-1, keepdims=True).astype(np.int16)
     zeros: NDArray[np.int16] = np.maximum(-least, 0)
     return zeros
 
 
 def dequantised(values: Integers, scales: Floats) -> Floats:
-    """Values [rows, columns] times scales [rows, groups], each of as many columns: [rows, columns]."""
+    """Values [rows, columns] times scales [rows, groups], each of as many columns: [rows,
+    columns]."""
     rows, columns = values.shape
     grouped = values.reshape(rows, scales.shape[1], -1).astype(np.float32) * scales[..., None]
     return grouped.reshape(rows, columns)
 
 
 def quantise(weights: Floats, integers: IntegerFormat) -> tuple[Integers, Floats]:
-    """Weights [rows, columns] as the nearest integers [rows, columns] and float16 scales [rows, columns / 32].
+    """Weights [rows, columns] as the nearest integers [rows, columns] and float16 scales [rows,
+    columns / 32].
 
     int4 tries several scales for each group and keeps the best.
     """
@@ -231,7 +265,8 @@ def kept_scales(scales: Floats) -> Floats | None:
 
 
 def to_bfloat16(numbers: Floats) -> NDArray[np.uint16]:
-    """The bits of numbers of any shape as bfloat16, rounded to the nearest, ties to even; a NaN stays one."""
+    """The bits of numbers of any shape as bfloat16, rounded to the nearest, ties to even; a NaN
+    stays one."""
     bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(numbers), 0x7FC0, rounded).astype(np.uint16)

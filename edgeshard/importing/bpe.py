@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How OpenAI's cl100k and many after it split text before merges; %s is how many digits stand together."""
+"""How OpenAI's cl100k and many after it split text before merges; %s is how many digits stand
+together."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordSplit:
-    """How a text is split before merges: by each of `patterns` in turn, or as gpt2 does if there are none.
+    """How a text is split before merges: by each of `patterns` in turn, or as gpt2 does if there
+    are none.
 
-    Each digit is split off before the patterns if `digits_first`, after them if `digits_last`. Text is `composed`
-    (NFC) if the model wants it. A piece that is a token needs no merges if `whole`. A text `begins` with the token for
-    that unless the model's settings contradict.
+    Each digit is split off before the patterns if `digits_first`, after them if `digits_last`. Text
+    is `composed` (NFC) if the model wants it. A piece that is a token needs no merges if `whole`. A
+    text `begins` with the token for that unless the model's settings contradict.
     """
 
     patterns: tuple[str, ...] = ()
@@ -30,9 +33,14 @@ class WordSplit:
 
 
 def bpe_document(
-    vocab: Mapping[str, int], added: Sequence[dict[str, Any]], *, model: dict[str, Any], **parts: Any
+    vocab: Mapping[str, int],
+    added: Sequence[dict[str, Any]],
+    *,
+    model: dict[str, Any],
+    **parts: Any,
 ) -> dict[str, Any]:
-    """The tokenizer.json of a BPE; `model` has the keys beside its type and vocabulary, `parts` the other steps."""
+    """The tokenizer.json of a BPE; `model` has the keys beside its type and vocabulary, `parts` the
+    other steps."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -54,7 +62,14 @@ def byte_level_document(
     digits = {"type": "Digits", "individual_digits": True}
     steps: list[dict[str, Any]] = [digits] if split.digits_first else []
     for pattern in split.patterns:
-        steps.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
+        steps.append(
+            {
+                "type": "Split",
+                "pattern": {"Regex": pattern},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        )
     if split.digits_last:
         steps.append(digits)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

@@ -1,4 +1,5 @@
-"""The config.json of a model from the metadata of its GGUF file; and the names of its tensors in a checkpoint."""
+"""The config.json of a model from the metadata of its GGUF file; and the names of its tensors in a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -36,15 +37,24 @@ _OF_OTHER_INPUTS = ("v.", "a.", "mm.")
 
 
 def record_of(file: GgufFile) -> Architecture:
-    """The family of the file. Raises UnsupportedModelError, by name, for one that cannot be read."""
+    """The family of the file. Raises UnsupportedModelError, by name, for one that cannot be
+    read."""
     name, fields = file.metadata.get("general.architecture"), _fields(file)
     for record in RECORDS.values():
         form = record.gguf
         if form is not None and name in (form.names or (record.name,)) and form.applies(fields):
             return record
-    read = sorted({name for record in RECORDS.values() if record.gguf for name in record.gguf.names or (record.name,)})
+    read = sorted(
+        {
+            name
+            for record in RECORDS.values()
+            if record.gguf
+            for name in record.gguf.names or (record.name,)
+        }
+    )
     raise UnsupportedModelError(
-        f"{file.path.name}: architecture {str(name)[:40]!r} cannot be read from a GGUF file; EdgeShard reads "
+        f"{file.path.name}: architecture {str(name)[:40]!r} cannot be read from a GGUF file; "
+        "EdgeShard reads "
         f"{', '.join(read)} (other families: add the checkpoint as safetensors)",
         field="general.architecture",
         reason="UNSUPPORTED_GGUF",
@@ -52,16 +62,22 @@ def record_of(file: GgufFile) -> Architecture:
 
 
 def check_model(file: GgufFile) -> None:
-    """Raise UnsupportedModelError for an adapter, and for the part of a model that reads pictures."""
+    """Raise UnsupportedModelError for an adapter, and for the part of a model that reads
+    pictures."""
     metadata, name = file.metadata, file.path.name
     kind = metadata.get("general.type", "model")
-    if kind == "mmproj" or (any(tensor.startswith("v.") for tensor in file.tensors) and _EMBEDDING not in file.tensors):
+    if kind == "mmproj" or (
+        any(tensor.startswith("v.") for tensor in file.tensors) and _EMBEDDING not in file.tensors
+    ):
         raise UnsupportedModelError(
-            f"{name} has only the part of a model that reads pictures; name the file of the language model",
+            f"{name} has only the part of a model that reads pictures; name the file of the "
+            "language model",
             field="general.type",
         )
     if kind != "model":
-        raise UnsupportedModelError(f"{name} is not a model, but a file of type {kind}", field="general.type")
+        raise UnsupportedModelError(
+            f"{name} is not a model, but a file of type {kind}", field="general.type"
+        )
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -110,7 +126,9 @@ def _attention(record: Architecture, fields: GgufFields) -> dict[str, Any]:
     count = fields.size("attention.head_count")
     dims = fields.size("attention.key_length", max(1, fields.size("embedding_length") // count))
     if fields.size("attention.value_length", dims) != dims:
-        raise UnsupportedModelError(f"{fields.file}: keys and values differ in width", field="attention.value_length")
+        raise UnsupportedModelError(
+            f"{fields.file}: keys and values differ in width", field="attention.value_length"
+        )
     keys = record.keys
     return {
         keys.heads: count,
@@ -120,7 +138,8 @@ def _attention(record: Architecture, fields: GgufFields) -> dict[str, Any]:
 
 
 def _most_kv_heads(fields: GgufFields, heads: int) -> int:
-    """The heads of keys and values of the layer with most of them; layers that differ are left to the family."""
+    """The heads of keys and values of the layer with most of them; layers that differ are left to
+    the family."""
     by_layer = fields.get("attention.head_count_kv")
     if not isinstance(by_layer, list):
         return fields.size("attention.head_count_kv", heads)
@@ -143,10 +162,12 @@ def _fields(file: GgufFile) -> GgufFields:
 
 @dataclass(slots=True)
 class Target:
-    """A tensor of the checkpoint, and the tensors of the file that it is made of, in the order of its rows.
+    """A tensor of the checkpoint, and the tensors of the file that it is made of, in the order of
+    its rows.
 
-    `shape` is the one that the family expects; `sources` may be ranges of a file's tensor of all experts. If
-    `transposed`, the family has the matrix of floats as [inputs, outputs]; the file always has outputs first.
+    `shape` is the one that the family expects; `sources` may be ranges of a file's tensor of all
+    experts. If `transposed`, the family has the matrix of floats as [inputs, outputs]; the file
+    always has outputs first.
     """
 
     name: str
@@ -198,7 +219,8 @@ def targets_of(file: GgufFile, config: Mapping[str, Any]) -> TensorTargets:
 
 
 def _check_shape(file: GgufFile, target: Target) -> None:
-    """Raise InvalidArgumentError unless the sources have the numbers of the target and, for a matrix, its width."""
+    """Raise InvalidArgumentError unless the sources have the numbers of the target and, for a
+    matrix, its width."""
     shapes = [source.shape for source in target.sources]
     matrix = target.shape[::-1] if target.transposed else target.shape
     fits = sum(math.prod(shape) for shape in shapes) == math.prod(matrix)
@@ -206,7 +228,10 @@ def _check_shape(file: GgufFile, target: Target) -> None:
         fits = fits and all(shape[-1] == matrix[1] for shape in shapes)
     if not fits:
         first = target.sources[0].name
-        what = f"has {first[:80]} as {[list(shape) for shape in shapes]}, but its metadata need {list(matrix)}"
+        what = (
+            f"has {first[:80]} as {[list(shape) for shape in shapes]}, but its metadata need "
+            f"{list(matrix)}"
+        )
         raise malformed(file.path.name, what, first[:80])
 
 
@@ -220,7 +245,8 @@ def _is_left_out(name: str, layers: int) -> bool:
 def _places(
     file: GgufFile, record: Architecture, expected: Mapping[str, ExpectedTensor], tensor: GgufTensor
 ) -> Iterator[tuple[str, int, GgufTensor]]:
-    """(canonical name, part of it, bytes) of each tensor of the checkpoint that this one is, or is a part of."""
+    """(canonical name, part of it, bytes) of each tensor of the checkpoint that this one is, or is
+    a part of."""
     block = _BLOCK.fullmatch(tensor.name)
     if block is None:
         yield _outer_place(file, record, expected, tensor)
@@ -229,7 +255,9 @@ def _places(
     if inner in (GATES_AND_UPS, *EXPERTS) and tensor.shape[0] > MAX_EXPERTS:
         raise _no_place(file, tensor)
     if inner == GATES_AND_UPS:
-        for half, rows in zip(("ffn_gate_exps.weight", "ffn_up_exps.weight"), _halves(file, tensor), strict=True):
+        for half, rows in zip(
+            ("ffn_gate_exps.weight", "ffn_up_exps.weight"), _halves(file, tensor), strict=True
+        ):
             yield from _expert_places(file, path, half, expected, rows)
         return
     if inner in EXPERTS:
@@ -240,7 +268,9 @@ def _places(
         stem, end = inner, ""
     place = _candidate(path, BLOCK.get(inner, ()), ("",), expected)
     if place is None:
-        place = _candidate(path, BLOCK.get(stem, ()), (f".{end}",) if end else ("", ".weight"), expected)
+        place = _candidate(
+            path, BLOCK.get(stem, ()), (f".{end}",) if end else ("", ".weight"), expected
+        )
     if place is None:
         raise _no_place(file, tensor)
     yield place[0], place[1], tensor
@@ -251,7 +281,10 @@ def _experts(tensor: GgufTensor) -> list[GgufTensor]:
     count = tensor.shape[0]
     size = tensor.size // count
     shape = tensor.shape[1:]
-    return [replace(tensor, shape=shape, offset=tensor.offset + index * size, size=size) for index in range(count)]
+    return [
+        replace(tensor, shape=shape, offset=tensor.offset + index * size, size=size)
+        for index in range(count)
+    ]
 
 
 def _halves(file: GgufFile, tensor: GgufTensor) -> tuple[list[GgufTensor], list[GgufTensor]]:
@@ -264,7 +297,11 @@ def _halves(file: GgufFile, tensor: GgufTensor) -> tuple[list[GgufTensor], list[
 
 
 def _expert_places(
-    file: GgufFile, path: str, inner: str, expected: Mapping[str, ExpectedTensor], experts: list[GgufTensor]
+    file: GgufFile,
+    path: str,
+    inner: str,
+    expected: Mapping[str, ExpectedTensor],
+    experts: list[GgufTensor],
 ) -> Iterator[tuple[str, int, GgufTensor]]:
     """As `_places`, of the tensors of experts that a file names `inner`."""
     place = _candidate(path, EXPERTS[inner], ("",), expected)
@@ -276,7 +313,10 @@ def _expert_places(
 
 
 def _candidate(
-    path: str, names: tuple[str | Half, ...], ends: tuple[str, ...], expected: Mapping[str, ExpectedTensor]
+    path: str,
+    names: tuple[str | Half, ...],
+    ends: tuple[str, ...],
+    expected: Mapping[str, ExpectedTensor],
 ) -> tuple[str, int] | None:
     """The first of `names` that is expected, for experts with `{}` in it, and which part of it."""
     for candidate in names:
@@ -325,7 +365,9 @@ def _floats(file: GgufFile, name: str) -> tuple[float, ...]:
     if tensor is None:
         return ()
     if tensor.type != "F32" or tensor.size > 4096:
-        raise InvalidArgumentError(f"{file.path.name}: {name} must be a small list of float32", field=name)
+        raise InvalidArgumentError(
+            f"{file.path.name}: {name} must be a small list of float32", field=name
+        )
     with tensor.path.open("rb") as stream:
         stream.seek(tensor.offset)
         return struct.unpack(f"<{tensor.size // 4}f", stream.read(tensor.size))

@@ -1,9 +1,11 @@
-"""The header of a GGUF model: its metadata, and the place of each tensor, in one file or in several parts.
+"""The header of a GGUF model: its metadata, and the place of each tensor, in one file or in several
+parts.
 
 Weights are not read here.
 
-Counts and lengths are the file's own words, so each is held against the rest of the file, and against a limit, before
-anything of that size is made. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Counts and lengths are the file's own words, so each is held against the rest of the file, and
+against a limit, before anything of that size is made. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _VERSIONS = (2, 3)
 _ENTRIES_LIMIT = 4096
 """The most entries of the metadata; a file has some dozens."""
 _VALUES_LIMIT = 4 * TOKEN_LIMIT
-"""The most values in all lists of the metadata together: a tokenizer's are tokens, scores, types and merges."""
+"""The most values in all lists of the metadata together: a tokenizer's are tokens, scores, types
+and merges."""
 _TENSORS_LIMIT = 1 << 17
 _KEY_LIMIT = 256
 _TEXT_LIMIT = 4 << 20
@@ -37,7 +40,19 @@ _PARTS_LIMIT = 1024
 _PART = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
 
 _STRING, _ARRAY = 8, 9
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 
 TYPES = {
     0: ("F32", 1, 4),
@@ -69,7 +84,8 @@ TYPES = {
     41: ("Q1_0", 128, 18),
     42: ("Q2_0", 64, 18),
 }
-"""The types of published weights by the format's number: name, elements of a block, bytes of a block."""
+"""The types of published weights by the format's number: name, elements of a block, bytes of a
+block."""
 _OF_IK_LLAMA = {
     **dict(enumerate(("Q6_0", "IQ1_BN", "IQ2_BN", "Q8_K64"), 133)),
     **dict(enumerate(("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"), 137)),
@@ -83,7 +99,8 @@ _INTERLEAVED = 200
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor's place: `size` bytes at `offset` of `path`. `shape` is as in a checkpoint, the row's length last."""
+    """A tensor's place: `size` bytes at `offset` of `path`. `shape` is as in a checkpoint, the
+    row's length last."""
 
     name: str
     type: str
@@ -103,42 +120,61 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a model in a GGUF file, or in the parts of which this file is one. Links lead to the contents.
+    """The header of a model in a GGUF file, or in the parts of which this file is one. Links lead
+    to the contents.
 
-    Raises NotFoundError, DataLossError for a file that ends too early, InvalidArgumentError for one that breaks the
-    format's rules, UnsupportedModelError for a type of tensors that is not known, all naming the file.
+    Raises NotFoundError, DataLossError for a file that ends too early, InvalidArgumentError for one
+    that breaks the format's rules, UnsupportedModelError for a type of tensors that is not known,
+    all naming the file.
     """
     one = _read_file(path)
     return one if one.metadata.get("split.count", 1) in (0, 1) else _joined(one)
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files that a model with this file may be read from, whether they exist or not: parts by their numbers."""
+    """All files that a model with this file may be read from, whether they exist or not: parts by
+    their numbers."""
     match = _PART.fullmatch(path.name)
     if match is None or not 1 < int(match[4]) <= _PARTS_LIMIT:
         return [path]
-    names = [f"{match[1]}{number + 1:05}{match[3]}{match[4]}{match[5]}" for number in range(int(match[4]))]
+    names = [
+        f"{match[1]}{number + 1:05}{match[3]}{match[4]}{match[5]}"
+        for number in range(int(match[4]))
+    ]
     return [path.with_name(name) for name in names]
 
 
 def _joined(one: GgufFile) -> GgufFile:
-    """The model of which `one` is a part. The others lie in the same folder; their names differ in the number."""
+    """The model of which `one` is a part. The others lie in the same folder; their names differ in
+    the number."""
     count, match = one.metadata["split.count"], _PART.fullmatch(one.path.name)
     if not isinstance(count, int) or not 1 < count <= _PARTS_LIMIT:
-        raise _malformed(one.path, f"declares {str(count)[:20]} parts; EdgeShard reads 1 to {_PARTS_LIMIT}")
+        raise _malformed(
+            one.path, f"declares {str(count)[:20]} parts; EdgeShard reads 1 to {_PARTS_LIMIT}"
+        )
     if match is None or int(match[4]) != count:
-        what = f"is one of {count} parts; give all of them their names back, NAME-00001-of-{count:05}.gguf and so on"
+        what = (
+            f"is one of {count} parts; give all of them their names back, "
+            f"NAME-00001-of-{count:05}.gguf and so on"
+        )
         raise _malformed(one.path, what, "split.count")
     paths = parts_of(one.path)
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        what = f"{missing[0]} is missing from {one.path.parent}, one of the {count} parts of this model; fetch it"
+        what = (
+            f"{missing[0]} is missing from {one.path.parent}, one of the {count} parts of this "
+            "model; fetch it"
+        )
         raise NotFoundError(what, field=missing[0])
     parts = [one if path == one.path else _read_file(path) for path in paths]
     tensors: dict[str, GgufTensor] = {}
     for number, part in enumerate(parts):
         if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
-            raise _malformed(part.path, f"is not part {number + 1} of {count}, although its name says so", "split.no")
+            raise _malformed(
+                part.path,
+                f"is not part {number + 1} of {count}, although its name says so",
+                "split.no",
+            )
         for name, tensor in part.tensors.items():
             if name in tensors:
                 raise _malformed(part.path, f"has the tensor {name[:80]!r} of another part", name)
@@ -170,10 +206,14 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
         raise _malformed(path, "does not begin as a GGUF file does")
     version = reader.scalar("<I")
     if version not in _VERSIONS:
-        raise _malformed(path, f"has version {version}; EdgeShard reads {' and '.join(map(str, _VERSIONS))}")
+        raise _malformed(
+            path, f"has version {version}; EdgeShard reads {' and '.join(map(str, _VERSIONS))}"
+        )
     tensor_count, entry_count = reader.scalar("<Q"), reader.scalar("<Q")
     if tensor_count > _TENSORS_LIMIT or entry_count > _ENTRIES_LIMIT:
-        raise _malformed(path, f"declares {tensor_count} tensors and {entry_count} entries of metadata, too many")
+        raise _malformed(
+            path, f"declares {tensor_count} tensors and {entry_count} entries of metadata, too many"
+        )
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
         key = reader.text(_KEY_LIMIT)
@@ -193,7 +233,9 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
             raise _malformed(path, f"has the tensor {tensor.name[:80]!r} twice", tensor.name)
         begin = start + tensor.offset
         if begin < end or tensor.offset % alignment:
-            raise _malformed(path, f"has a tensor {tensor.name[:80]!r} that overlaps another", tensor.name)
+            raise _malformed(
+                path, f"has a tensor {tensor.name[:80]!r} that overlaps another", tensor.name
+            )
         end = begin + tensor.size
         if end > size:
             raise truncated(path.name, f"tensor {tensor.name[:80]}")
@@ -221,7 +263,9 @@ class _Reader:
     def text(self, limit: int = _TEXT_LIMIT) -> str:
         length = self.scalar("<Q")
         if length > limit:
-            raise _malformed(self._path, f"has a text of {length} bytes; at most {limit} are accepted")
+            raise _malformed(
+                self._path, f"has a text of {length} bytes; at most {limit} are accepted"
+            )
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
@@ -236,7 +280,9 @@ class _Reader:
             raise _malformed(self._path, f"has metadata of the unknown type {kind}")
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > TOKEN_LIMIT:
-            raise _malformed(self._path, f"has a list of {count} values; at most {TOKEN_LIMIT} are accepted")
+            raise _malformed(
+                self._path, f"has a list of {count} values; at most {TOKEN_LIMIT} are accepted"
+            )
         self._values_left -= count
         if self._values_left < 0:
             raise _malformed(self._path, f"has lists of more than {_VALUES_LIMIT} values together")
@@ -257,25 +303,36 @@ class _Reader:
         number, offset = self.scalar("<I"), self.scalar("<Q")
         if number not in TYPES:
             raise UnsupportedModelError(
-                f"{self._path.name}: tensor {name[:80]} {_unread_type(number)}; use a file of another quantisation, "
+                f"{self._path.name}: tensor {name[:80]} {_unread_type(number)}; use a file of "
+                "another quantisation, "
                 "such as Q8_0 or Q4_K_M",
                 field=name[:80],
                 reason="UNSUPPORTED_DTYPE",
             )
         kind, block, block_bytes = TYPES[number]
         if not all(0 < length < 2**40 for length in shape) or shape[-1] % block:
-            raise _malformed(self._path, f"gives tensor {name[:80]!r} a shape that {kind} cannot have", name)
-        return GgufTensor(name, kind, shape, offset, math.prod(shape) // block * block_bytes, self._path)
+            raise _malformed(
+                self._path, f"gives tensor {name[:80]!r} a shape that {kind} cannot have", name
+            )
+        return GgufTensor(
+            name, kind, shape, offset, math.prod(shape) // block * block_bytes, self._path
+        )
 
 
 def _unread_type(number: int) -> str:
     """The reason why a tensor of this type is not read, as the rest of a sentence."""
     if number in _OF_IK_LLAMA:
-        return f"has the type {_OF_IK_LLAMA[number]} of ik_llama.cpp, which llama.cpp does not read either"
+        return (
+            f"has the type {_OF_IK_LLAMA[number]} of ik_llama.cpp, which llama.cpp does not "
+            "read either"
+        )
     base = number - _INTERLEAVED
     if base in _OF_IK_LLAMA or base in TYPES:
         name = _OF_IK_LLAMA[base] if base in _OF_IK_LLAMA else TYPES[base][0]
-        return f"has {name} with the interleaved rows of ik_llama.cpp, which llama.cpp does not read either"
+        return (
+            f"has {name} with the interleaved rows of ik_llama.cpp, which llama.cpp does not "
+            "read either"
+        )
     return f"has a type that EdgeShard does not know ({number})"
 
 

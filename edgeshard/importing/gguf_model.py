@@ -1,4 +1,5 @@
-"""A GGUF file as a checkpoint: its tensors in their place in the file, but for those that must be written anew."""
+"""A GGUF file as a checkpoint: its tensors in their place in the file, but for those that must be
+written anew."""
 
 from __future__ import annotations
 
@@ -35,14 +36,18 @@ _KEPT = _FLOATS | _INTEGERS.keys()
 Change = Callable[[Floats], Floats]
 
 
-def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress, template_hint: str = "") -> Imported:
+def open_gguf(
+    path: Path, scratch: Path, width: Width, progress: Progress, template_hint: str = ""
+) -> Imported:
     """The model in a GGUF file, or in the parts of which it is one.
 
-    Float16, bfloat16, float32 and the types in `_INTEGERS` are kept bit for bit; others are rounded to `width`. Tensors
-    that are written anew go into files of `scratch`, which must stay while the checkpoint is read. A model without a
-    chat template gets the known one of the form that `template_hint` has, or else that of its special tokens.
+    Float16, bfloat16, float32 and the types in `_INTEGERS` are kept bit for bit; others are rounded
+    to `width`. Tensors that are written anew go into files of `scratch`, which must stay while the
+    checkpoint is read. A model without a chat template gets the known one of the form that
+    `template_hint` has, or else that of its special tokens.
 
-    Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
+    Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads
+    K-quants is missing.
     """
     file, form_notes = llama_cpp_form(read_gguf(path))
     config = config_of(file)
@@ -57,7 +62,8 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress, templ
         progress(CONVERTING, min(done, total), total)
 
     with TensorWriter(scratch, total, report) as writer:
-        # Closed when nothing looks into them any more: later, if an error leaves a tensor half read.
+        # Closed when nothing looks into them any more: later, if an error leaves a tensor half
+        # read.
         maps = {part: _mapped(part) for part in {tensor.path for tensor in file.tensors.values()}}
         tensors = tuple(opener.stored(target, maps, writer) for target in targets.tensors)
     config = with_stored(config, tensors)
@@ -66,9 +72,13 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress, templ
         place = scratch / name
         place.write_bytes(content)
         files.append(StoredFile(name, place, len(content)))
-    checkpoint = Checkpoint(path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files))
+    checkpoint = Checkpoint(
+        path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files)
+    )
     read_bytes = sum(source.size for target in targets.tensors for source in target.sources)
-    return Imported(checkpoint, (*notes, *opener.notes(targets, writer), *size_notes(read_bytes, tensors)))
+    return Imported(
+        checkpoint, (*notes, *opener.notes(targets, writer), *size_notes(read_bytes, tensors))
+    )
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -86,19 +96,28 @@ def left_out_notes(targets: TensorTargets) -> list[str]:
         notes.append(f"its blocks for predicting further tokens ({size}) are left out")
     if others:
         size = mebibytes(sum(others))
-        notes.append(f"only its text is run: its weights for pictures and sound ({size}) are left out")
+        notes.append(
+            f"only its text is run: its weights for pictures and sound ({size}) are left out"
+        )
     return notes
 
 
 def _companion_notes(path: Path) -> list[str]:
     """A note if a file for pictures lies next to the model's."""
     names = (entry.name for entry in path.parent.iterdir() if entry.suffix.lower() == ".gguf")
-    companions = sorted(name for name in names if name.lower().startswith("mmproj") and name != path.name)
-    return [f"only its text is run: {companions[0]}, for pictures, is left out"] if companions else []
+    companions = sorted(
+        name for name in names if name.lower().startswith("mmproj") and name != path.name
+    )
+    return (
+        [f"only its text is run: {companions[0]}, for pictures, is left out"] if companions else []
+    )
 
 
-def check_planned(file: GgufFile, config: Mapping[str, Any], targets: TensorTargets, width: Width) -> None:
-    """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
+def check_planned(
+    file: GgufFile, config: Mapping[str, Any], targets: TensorTargets, width: Width
+) -> None:
+    """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before
+    a conversion."""
     for kind in {source.type for target in targets.tensors for source in target.sources} - _KEPT:
         _decoder(kind)
     tensors = tuple(_planned(config, targets, width))
@@ -122,7 +141,9 @@ def _planned(config: Mapping[str, Any], targets: TensorTargets, width: Width) ->
                 integer_format = width.integers
         shape = target.shape if integer_format is None else _matrix_of(target)
         size = sum(source.size for source in target.sources)
-        tensors.append(StoredTensor(target.name, "F32", shape, first.path, first.offset, size, integer_format))
+        tensors.append(
+            StoredTensor(target.name, "F32", shape, first.path, first.offset, size, integer_format)
+        )
     return tensors
 
 
@@ -142,7 +163,8 @@ class _Opener:
         self._width = width
 
     def kept_format(self, target: Target) -> IntegerFormat | None:
-        """The format of integers in which this tensor is kept; None for floats and for what nodes keep as floats."""
+        """The format of integers in which this tensor is kept; None for floats and for what nodes
+        keep as floats."""
         kinds = {source.type for source in target.sources}
         kind = _INTEGERS.get(min(kinds)) if len(kinds) == 1 else None
         if kind is None or kind not in BLOCK_FORMATS:
@@ -150,11 +172,14 @@ class _Opener:
         return kind if may_be_integers(self._shape, target.name, len(target.shape)) else None
 
     def is_exact(self, target: Target) -> bool:
-        """Whether all numbers of this tensor are kept: it has a format for them, or float32 holds them."""
+        """Whether all numbers of this tensor are kept: it has a format for them, or float32 holds
+        them."""
         kinds = {source.type for source in target.sources}
         return kinds <= _KEPT and (len(kinds) == 1 or kinds <= _FLOATS)
 
-    def stored(self, target: Target, maps: Mapping[Path, mmap.mmap], writer: TensorWriter) -> StoredTensor:
+    def stored(
+        self, target: Target, maps: Mapping[Path, mmap.mmap], writer: TensorWriter
+    ) -> StoredTensor:
         """The tensor's place: in the file, or in the writer's if its bytes must change."""
         order, change = self._order(target), self._change(target.name)
         integers = self.kept_format(target)
@@ -164,7 +189,9 @@ class _Opener:
         if integers is not None and same_bytes:
             shape = _matrix_of(target)
             if len(target.sources) == 1:
-                return StoredTensor(target.name, "F32", shape, first.path, first.offset, first.size, integers, order)
+                return StoredTensor(
+                    target.name, "F32", shape, first.path, first.offset, first.size, integers, order
+                )
             return writer.raw(target.name, "F32", shape, self._rows(target, maps), integers)
         if kinds <= _FLOATS and same_bytes:
             if len(target.sources) == 1 and not target.transposed:
@@ -193,7 +220,10 @@ class _Opener:
 
     def notes(self, targets: TensorTargets, writer: TensorWriter) -> list[str]:
         rounded = Counter(
-            source.type for target in targets.tensors if not self.is_exact(target) for source in target.sources
+            source.type
+            for target in targets.tensors
+            if not self.is_exact(target)
+            for source in target.sources
         )
         if not rounded or not writer.loss.elements:
             return []
@@ -225,9 +255,12 @@ class _Opener:
         first = target.sources[0]
         if target.transposed and first.type in _FLOATS:
             dtype = "<f4" if first.type == "F32" else "<u2"
-            parts = [np.frombuffer(maps[s.path], np.uint8, s.size, s.offset) for s in target.sources]
+            parts = [
+                np.frombuffer(maps[s.path], np.uint8, s.size, s.offset) for s in target.sources
+            ]
             matrices = [
-                part.view(dtype).reshape(source.shape) for part, source in zip(parts, target.sources, strict=True)
+                part.view(dtype).reshape(source.shape)
+                for part, source in zip(parts, target.sources, strict=True)
             ]
             yield self._combined(matrices).T.tobytes()
             return
@@ -240,17 +273,23 @@ class _Opener:
             for start in range(0, len(part), step):
                 yield part[start : start + step].tobytes()
 
-    def _numbers(self, target: Target, maps: Mapping[Path, mmap.mmap], order: RowOrder | None) -> Iterator[Floats]:
+    def _numbers(
+        self, target: Target, maps: Mapping[Path, mmap.mmap], order: RowOrder | None
+    ) -> Iterator[Floats]:
         """The tensor as float32, some rows at a time, the outputs of a matrix first."""
         if len(target.sources) > 1 and self._form.in_turn:
-            parts = [np.concatenate(list(_numbers(source, maps[source.path], None))) for source in target.sources]
+            parts = [
+                np.concatenate(list(_numbers(source, maps[source.path], None)))
+                for source in target.sources
+            ]
             yield self._combined(parts)
             return
         for source in target.sources:
             yield from _numbers(source, maps[source.path], order)
 
     def _combined(self, parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """The parts of a tensor, [rows, ...] each, as one: rows in turn or one part after the other."""
+        """The parts of a tensor, [rows, ...] each, as one: rows in turn or one part after the
+        other."""
         if not self._form.in_turn:
             return np.concatenate(parts)
         stacked = np.stack(parts, 1)
@@ -282,12 +321,17 @@ def _numbers(tensor: GgufTensor, data: mmap.mmap, order: RowOrder | None) -> Ite
         row_numbers: Sequence[int] = range(first, min(first + step, count))
         if order is not None:
             row_numbers = [order.row_of_file(row) for row in row_numbers]
-        numbers = decode(rows[np.array(row_numbers)]).astype(np.float32, copy=False).reshape(len(row_numbers), columns)
+        numbers = (
+            decode(rows[np.array(row_numbers)])
+            .astype(np.float32, copy=False)
+            .reshape(len(row_numbers), columns)
+        )
         yield numbers if len(tensor.shape) > 1 else numbers.reshape(-1)
 
 
 def _decoder(kind: str) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
-    """The function from rows of bytes of a type to rows of numbers. Raises FailedPreconditionError without gguf."""
+    """The function from rows of bytes of a type to rows of numbers. Raises FailedPreconditionError
+    without gguf."""
     plain = {"F32": "<f4", "F16": "<f2"}
     if kind in plain:
         return lambda rows: rows.view(plain[kind])
@@ -300,7 +344,10 @@ def _decoder(kind: str) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]
             reason="MISSING_EXTRA",
         ) from None
     if kind in _MATRICES_ONLY:
-        what = f"has {kind} in a tensor that is no matrix of the model's blocks; use a file of another quantisation"
+        what = (
+            f"has {kind} in a tensor that is no matrix of the model's blocks; use a file of "
+            "another quantisation"
+        )
         raise UnsupportedModelError(what, field=kind, reason="UNSUPPORTED_DTYPE")
     number = GGMLQuantizationType[kind]
     return lambda rows: dequantize(np.ascontiguousarray(rows), number)

@@ -1,6 +1,7 @@
 """The GGUF file that a quantisation's name means among the files of a repository or a folder. Pure.
 
-The rule is that of llama.cpp's option `-hf OWNER/NAME:TAG`, so that both programs use the same file.
+The rule is that of llama.cpp's option `-hf OWNER/NAME:TAG`, so that both programs use the same
+file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from edgeshard.domain.errors import NotFoundError
 
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 _SIDECARS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-")
-"""Parts of the names of files that are no model: projectors for pictures, statistics, draft models."""
+"""Parts of the names of files that are no model: projectors for pictures, statistics, draft
+models."""
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _TAG = re.compile(r"[-.]((?:UD-)?[A-Z0-9_]+)$", re.IGNORECASE)
 _MAX_NAMES = 40
@@ -33,9 +35,9 @@ def first_files(paths: Iterable[str]) -> list[str]:
 def select_gguf(paths: Sequence[str], tag: str, place: str) -> tuple[str, ...]:
     """The files of one model: a single one, or all of its parts by number.
 
-    `tag` is a quantisation such as `Q4_K_M`, in any case; "" means the first of `DEFAULT_TAGS` that is there, then the
-    first model. `place` is the name of the repository or folder, for messages. Raises NotFoundError, which lists the
-    quantisations that are there.
+    `tag` is a quantisation such as `Q4_K_M`, in any case; "" means the first of `DEFAULT_TAGS` that
+    is there, then the first model. `place` is the name of the repository or folder, for messages.
+    Raises NotFoundError, which lists the quantisations that are there.
     """
     models = first_files(paths)
     selected = None
@@ -44,7 +46,9 @@ def select_gguf(paths: Sequence[str], tag: str, place: str) -> tuple[str, ...]:
     if selected is None and not tag and models:
         selected = models[0]
     if selected is None:
-        raise NotFoundError(_nothing(models, tag, place), field="model", reason="UNKNOWN_QUANTISATION")
+        raise NotFoundError(
+            _nothing(models, tag, place), field="model", reason="UNKNOWN_QUANTISATION"
+        )
     return _with_parts(paths, selected, place)
 
 
@@ -57,7 +61,8 @@ def tag_of(path: str) -> str:
 
 
 def _matching(models: Sequence[str], tag: str) -> str | None:
-    """The first file with the tag as a whole word (F16 is no BF16), then the first with it at all."""
+    """The first file with the tag as a whole word (F16 is no BF16), then the first with it at
+    all."""
     anywhere = re.escape(tag) + "[.-]"
     for pattern in (f"(?<![A-Za-z0-9]){anywhere}", anywhere):
         matching = [path for path in models if re.search(pattern, path, re.IGNORECASE)]
@@ -71,7 +76,11 @@ def _with_parts(paths: Sequence[str], first: str, place: str) -> tuple[str, ...]
     if part is None:
         return (first,)
     count = int(part[3])
-    parts = {int(other[2]): path for path in paths if (other := _PART.fullmatch(path)) and other[1] == part[1]}
+    parts = {
+        int(other[2]): path
+        for path in paths
+        if (other := _PART.fullmatch(path)) and other[1] == part[1]
+    }
     missing = [number for number in range(1, count + 1) if number not in parts]
     if missing:
         what = f"{place} has {first} without part {missing[0]} of {count}; use another quantisation"

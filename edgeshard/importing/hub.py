@@ -1,13 +1,14 @@
-"""Models of the Hugging Face Hub, by huggingface_hub: its cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+"""Models of the Hugging Face Hub, by huggingface_hub: its cache, HF_TOKEN, HF_ENDPOINT,
+HF_HUB_OFFLINE.
 
 The header of a GGUF model is read without its weights: for plans, and to refuse a family early.
 
-A broken connection goes on where it stopped, five times without a byte. After a command that was ended, whole files
-are kept.
+A broken connection goes on where it stopped, five times without a byte. After a command that was
+ended, whole files are kept.
 
-Only safetensors and the small files of a model are fetched, or the GGUF files of one quantisation; never code and never
-pickled weights. Each file is compared with the sha256 that the Hub names for it. The snapshot is used where the cache
-has it.
+Only safetensors and the small files of a model are fetched, or the GGUF files of one quantisation;
+never code and never pickled weights. Each file is compared with the sha256 that the Hub names for
+it. The snapshot is used where the cache has it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,13 @@ from edgeshard.storage.checkpoint import (
     read_config,
 )
 from edgeshard.storage.files import check_room, free_bytes
-from edgeshard.storage.forms import SMALL_FILES, TOKENIZER, TOKENIZER_SETTINGS, decode_text, parse_json_object
+from edgeshard.storage.forms import (
+    SMALL_FILES,
+    TOKENIZER,
+    TOKENIZER_SETTINGS,
+    decode_text,
+    parse_json_object,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -71,12 +78,15 @@ _PARTIAL_CONTENT = 206
 
 
 @contextmanager
-def remote_header(library: Any, name: str, commit: str, sizes: Mapping[str, int]) -> Iterator[GgufFile]:
-    """The header of a model in files of a repository, by name with their bytes; the first one is named first.
+def remote_header(
+    library: Any, name: str, commit: str, sizes: Mapping[str, int]
+) -> Iterator[GgufFile]:
+    """The header of a model in files of a repository, by name with their bytes; the first one is
+    named first.
 
-    `library` is huggingface_hub. The files are sparse, and are there while the context is open: headers have bytes, and
-    of the tensors only those in `_FACTORS`. Raises as `read_gguf` and huggingface_hub do, and UnavailableError for a
-    Hub that sends no ranges.
+    `library` is huggingface_hub. The files are sparse, and are there while the context is open:
+    headers have bytes, and of the tensors only those in `_FACTORS`. Raises as `read_gguf` and
+    huggingface_hub do, and UnavailableError for a Hub that sends no ranges.
     """
     with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
         paths = {Path(scratch) / file.rpartition("/")[2]: file for file in sizes}
@@ -103,7 +113,8 @@ def remote_header(library: Any, name: str, commit: str, sizes: Mapping[str, int]
 
 
 def _header_of(path: Path, size: int, fetch: Callable[[int, int], bytes]) -> bytes:
-    """The first bytes of a file of `size` bytes, all of its header among them. `fetch` takes a place and a number."""
+    """The first bytes of a file of `size` bytes, all of its header among them. `fetch` takes a
+    place and a number."""
     length = min(_FIRST_BYTES, size)
     data = fetch(0, length)
     while True:
@@ -123,10 +134,14 @@ def _range(library: Any, url: str, begin: int, count: int) -> bytes:
     headers = library.utils.build_hf_headers(library_name="edgeshard")
     headers["Range"] = f"bytes={begin}-{begin + count - 1}"
     data = bytearray()
-    with library.utils.get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+    with library.utils.get_session().stream(
+        "GET", url, headers=headers, follow_redirects=True
+    ) as response:
         library.utils.hf_raise_for_status(response)
         if begin and response.status_code != _PARTIAL_CONTENT:
-            raise UnavailableError("the Hub sends no ranges; download the file and add it by path", field="model")
+            raise UnavailableError(
+                "the Hub sends no ranges; download the file and add it by path", field="model"
+            )
         for piece in response.iter_bytes():
             data += piece
             if len(data) >= count:
@@ -138,12 +153,16 @@ _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensor
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PARALLEL = 4
 _MOVE_CACHE = "free space, or move the Hub's cache with HF_HOME"
-_NO_EXTRA = f"models of the Hub need the package huggingface_hub, of the models extra: {extra_line('models')}"
+_NO_EXTRA = (
+    "models of the Hub need the package huggingface_hub, of the models extra: "
+    f"{extra_line('models')}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model of the Hub as it was found: its commit, its files' sizes in bytes, and the sha256 of large ones."""
+    """A model of the Hub as it was found: its commit, its files' sizes in bytes, and the sha256 of
+    large ones."""
 
     name: str
     commit: str
@@ -152,13 +171,14 @@ class Repository:
 
 
 def fetch(name: str, revision: str, progress: Progress, tag: str = "") -> Path:
-    """The directory of the snapshot in the Hub's cache, with all files that EdgeShard needs; or its GGUF file.
+    """The directory of the snapshot in the Hub's cache, with all files that EdgeShard needs; or its
+    GGUF file.
 
-    A repository with a `tag`, or without safetensors, gives the GGUF file that `select_gguf` selects, the first if the
-    model has parts. Offline the cached snapshot is taken. Raises NotFoundError, DeniedError for a gated one,
-    UnsupportedModelError for a model that is not run or has no safetensors (before any byte of weights is fetched),
-    DataLossError for a file with another sha256 than the Hub's, UnavailableError, FailedPreconditionError without the
-    package.
+    A repository with a `tag`, or without safetensors, gives the GGUF file that `select_gguf`
+    selects, the first if the model has parts. Offline the cached snapshot is taken. Raises
+    NotFoundError, DeniedError for a gated one, UnsupportedModelError for a model that is not run or
+    has no safetensors (before any byte of weights is fetched), DataLossError for a file with
+    another sha256 than the Hub's, UnavailableError, FailedPreconditionError without the package.
     """
     hub = _Hub(name, progress)
     with _translated(name, revision):
@@ -168,7 +188,9 @@ def fetch(name: str, revision: str, progress: Progress, tag: str = "") -> Path:
     if _is_gguf(repository, tag):
         return _fetch_gguf(hub, repository, revision, tag)
     if _CONFIG not in repository.sizes:
-        raise NotFoundError(f"{name} has no config.json: it is not a model in Hugging Face's format", field="model")
+        raise NotFoundError(
+            f"{name} has no config.json: it is not a model in Hugging Face's format", field="model"
+        )
     _check_weights(repository)
     _check_sizes(repository)
     with _translated(name, revision):
@@ -211,7 +233,8 @@ def _fetch_gguf(hub: _Hub, repository: Repository, revision: str, tag: str) -> P
 def gguf_header(name: str, revision: str, tag: str) -> Iterator[GgufFile | None]:
     """The header of the GGUF file that `fetch` would fetch; None if it would fetch safetensors.
 
-    Its files are there while the context is open. Offline the cached file is read. Raises as `fetch` does.
+    Its files are there while the context is open. Offline the cached file is read. Raises as
+    `fetch` does.
     """
     hub = _Hub(name, lambda what, done, total: None)
     with _translated(name, revision):
@@ -227,13 +250,18 @@ def gguf_header(name: str, revision: str, tag: str) -> Iterator[GgufFile | None]
 
 
 def config_of(name: str, revision: str) -> dict[str, Any]:
-    """The config.json alone, for planning; the cached one offline, whatever else is there. Raises as `fetch` does."""
+    """The config.json alone, for planning; the cached one offline, whatever else is there. Raises
+    as `fetch` does."""
     hub = _Hub(name, lambda what, done, total: None)
     with _translated(name, revision):
         repository = hub.find(revision)
         if repository is not None:
             _check_sizes(repository)
-        directory = hub.cached(revision, whole=False) if repository is None else hub.config(repository, revision)
+        directory = (
+            hub.cached(revision, whole=False)
+            if repository is None
+            else hub.config(repository, revision)
+        )
     return read_config(directory)
 
 
@@ -242,7 +270,9 @@ class _Hub:
         try:
             import huggingface_hub
         except ImportError:
-            raise FailedPreconditionError(_NO_EXTRA, field="model", reason="MISSING_EXTRA") from None
+            raise FailedPreconditionError(
+                _NO_EXTRA, field="model", reason="MISSING_EXTRA"
+            ) from None
         # It warns about retries and missing tokens on stderr, among the lines of our own progress.
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         self._name = name
@@ -259,8 +289,13 @@ class _Hub:
             info = self._api.model_info(self._name, revision=revision or None, files_metadata=True)
         except (OfflineModeIsEnabled, ConnectError, TimeoutException):
             return None
-        # Large GGUF files lie in folders of the repository; everything else of a model is at its top.
-        siblings = [file for file in info.siblings or () if "/" not in file.rfilename or _is_nested(file.rfilename)]
+        # Large GGUF files lie in folders of the repository; everything else of a model is at its
+        # top.
+        siblings = [
+            file
+            for file in info.siblings or ()
+            if "/" not in file.rfilename or _is_nested(file.rfilename)
+        ]
         return Repository(
             self._name,
             info.sha or "",
@@ -269,15 +304,19 @@ class _Hub:
         )
 
     def cached(self, revision: str, whole: bool = True) -> Path:
-        """The snapshot of the last download. Raises UnavailableError unless its config.json is there, and all of it
-        where it must be `whole`."""
-        config = self._library.try_to_load_from_cache(self._name, _CONFIG, revision=revision or None)
+        """The snapshot of the last download. Raises UnavailableError unless its config.json is
+        there, and all of it where it must be `whole`."""
+        config = self._library.try_to_load_from_cache(
+            self._name, _CONFIG, revision=revision or None
+        )
         directory = Path(config).parent if isinstance(config, str) else None
         if directory is None or (whole and not _is_complete(directory)):
             raise UnavailableError(
                 (
-                    f"the Hub cannot be reached and {self._name} is not {'wholly ' * whole}in its cache: go "
-                    "online (HF_ENDPOINT names another Hub, HF_HUB_OFFLINE=1 forbids requests), or give a "
+                    f"the Hub cannot be reached and {self._name} is not {'wholly ' * whole}in its "
+                    "cache: go "
+                    "online (HF_ENDPOINT names another Hub, HF_HUB_OFFLINE=1 forbids requests), or "
+                    "give a "
                     "directory"
                 ),
                 field="model",
@@ -288,13 +327,18 @@ class _Hub:
         """The snapshot's directory with its config.json; the cache notes the revision's commit."""
         directory = self._downloaded(_CONFIG, revision or "main").parent
         if directory.name != repository.commit:
-            raise UnavailableError(f"{self._name} changed while it was downloaded: try again", field="model")
+            raise UnavailableError(
+                f"{self._name} changed while it was downloaded: try again", field="model"
+            )
         return directory
 
     def cached_gguf(self, revision: str, tag: str) -> Path | None:
-        """The GGUF file of the last download, the first of its parts; None unless all of them are in the cache."""
+        """The GGUF file of the last download, the first of its parts; None unless all of them are
+        in the cache."""
         directory = self._snapshot(revision)
-        files = sorted(str(path.relative_to(directory)) for path in directory.rglob("*.gguf") if path.is_file())
+        files = sorted(
+            str(path.relative_to(directory)) for path in directory.rglob("*.gguf") if path.is_file()
+        )
         if not files or (not tag and _is_complete(directory)):
             return None
         return directory / select_gguf(files, tag, f"{self._name} in the Hub's cache")[0]
@@ -314,7 +358,9 @@ class _Hub:
         reference.parent.mkdir(parents=True, exist_ok=True)
         reference.write_text(repository.commit)
 
-    def headers(self, repository: Repository, files: Sequence[str]) -> AbstractContextManager[GgufFile]:
+    def headers(
+        self, repository: Repository, files: Sequence[str]
+    ) -> AbstractContextManager[GgufFile]:
         """The header of a GGUF model, as `remote_header` reads it."""
         sizes = {file: repository.sizes[file] for file in files}
         return remote_header(self._library, self._name, repository.commit, sizes)
@@ -326,7 +372,8 @@ class _Hub:
     def download(self, repository: Repository, files: Sequence[str]) -> list[Path]:
         """The paths of these files in the snapshot, each with the sha256 that the Hub names.
 
-        Raises ResourceExhaustedError before the first byte if the cache's disk has no room for those that are missing.
+        Raises ResourceExhaustedError before the first byte if the cache's disk has no room for
+        those that are missing.
         """
         missing = [file for file in files if self.cached_file(repository, file) is None]
         begun = sum(path.stat().st_size for path in _blobs(self._name).glob("*.incomplete"))
@@ -356,7 +403,8 @@ class _Hub:
             path.unlink(missing_ok=True)
             raise DataLossError(
                 (
-                    f"the sha256 of {file} of {self._name} differs from the Hub's; the file was removed: try "
+                    f"the sha256 of {file} of {self._name} differs from the Hub's; the file was "
+                    "removed: try "
                     "again, or contact the operator of the Hub that HF_ENDPOINT names"
                 ),
                 field=file,
@@ -370,7 +418,8 @@ class _Hub:
 
 
 def _is_nested(file: str) -> bool:
-    """Whether a file of a repository's folder is one of a GGUF model, at a path that stays in the snapshot."""
+    """Whether a file of a repository's folder is one of a GGUF model, at a path that stays in the
+    snapshot."""
     return file.endswith(".gguf") and not file.startswith("/") and ".." not in file.split("/")
 
 
@@ -427,7 +476,8 @@ def _check_weights(repository: Repository) -> None:
     pickled = sorted(file for file in repository.sizes if file.endswith(_PICKLED))
     if pickled:
         raise UnsupportedModelError(
-            f"{repository.name} has its weights as {pickled[0]} only, a format that can run code when it is read; take a "
+            f"{repository.name} has its weights as {pickled[0]} only, a format that can run code "
+            "when it is read; take a "
             "revision with safetensors (many repositories have one at @refs/pr/1), or convert it",
             field="model",
             reason="PICKLED_WEIGHTS",
@@ -436,7 +486,8 @@ def _check_weights(repository: Repository) -> None:
 
 
 def _ranks(hub: _Hub, repository: Repository) -> list[str]:
-    """The file of tiktoken's, where it is the model's only tokenizer. One that cannot be read is refused now."""
+    """The file of tiktoken's, where it is the model's only tokenizer. One that cannot be read is
+    refused now."""
     name = None if TOKENIZER in repository.sizes else ranks_file(repository.sizes)
     if name is None:
         return []
@@ -451,12 +502,19 @@ def _ranks(hub: _Hub, repository: Repository) -> list[str]:
 
 
 def _check_sizes(repository: Repository) -> None:
-    """Refuse files that would not be read, before they are fetched: anybody can make a repository."""
-    limits = {_CONFIG: CONFIG_LIMIT_BYTES, _INDEX: HEADER_LIMIT_BYTES, **dict.fromkeys(OLDER_FILES, LIMIT_BYTES)}
+    """Refuse files that would not be read, before they are fetched: anybody can make a
+    repository."""
+    limits = {
+        _CONFIG: CONFIG_LIMIT_BYTES,
+        _INDEX: HEADER_LIMIT_BYTES,
+        **dict.fromkeys(OLDER_FILES, LIMIT_BYTES),
+    }
     for file in (*SMALL_FILES, *limits):
         size = repository.sizes.get(file, 0)
         if size > limits.get(file, size):
-            raise InvalidArgumentError(f"{file} has {size} bytes, too many", field=file, reason="FILE_TOO_LARGE")
+            raise InvalidArgumentError(
+                f"{file} has {size} bytes, too many", field=file, reason="FILE_TOO_LARGE"
+            )
         check_file_size(file, size)
 
 
@@ -474,7 +532,9 @@ def _is_complete(directory: Path) -> bool:
     if not (directory / _INDEX).is_file():
         return False
     named = _index_of(directory).get("weight_map")
-    return isinstance(named, dict) and all((directory / str(shard)).is_file() for shard in named.values())
+    return isinstance(named, dict) and all(
+        (directory / str(shard)).is_file() for shard in named.values()
+    )
 
 
 def _index_of(directory: Path) -> dict[str, Any]:
@@ -486,16 +546,28 @@ def _index_of(directory: Path) -> dict[str, Any]:
 
 
 def _shards(directory: Path, repository: Repository) -> list[str]:
-    """The files of the weights, sorted. Raises InvalidArgumentError for names of files that the model does not have."""
+    """The files of the weights, sorted. Raises InvalidArgumentError for names of files that the
+    model does not have."""
     named = _index_of(directory).get("weight_map")
-    places = named if isinstance(named, dict) and all(isinstance(file, str) for file in named.values()) else {}
+    places = (
+        named
+        if isinstance(named, dict) and all(isinstance(file, str) for file in named.values())
+        else {}
+    )
     check_layout(places.keys())
     needed = needed_files(places, without_quantisation(read_config(directory)))
-    shards = sorted(file for file in set(places.values()) if file in repository.sizes or file in needed)
-    missing = [shard for shard in shards if shard not in repository.sizes or not shard.endswith(".safetensors")]
+    shards = sorted(
+        file for file in set(places.values()) if file in repository.sizes or file in needed
+    )
+    missing = [
+        shard
+        for shard in shards
+        if shard not in repository.sizes or not shard.endswith(".safetensors")
+    ]
     if missing or not shards:
         raise InvalidArgumentError(
-            f"{_INDEX} of {repository.name} names files that it does not have: {', '.join(missing[:3])[:200]}",
+            f"{_INDEX} of {repository.name} names files that it does not have: "
+            f"{', '.join(missing[:3])[:200]}",
             field="weight_map",
             reason="MALFORMED_CHECKPOINT",
         )
@@ -524,17 +596,24 @@ def _typed(error: Exception, name: str, revision: str) -> EdgeShardError:
         case errors.GatedRepoError():
             kind, reason = DeniedError, "GATED_REPOSITORY"
             what = (
-                f"{name} is gated: accept its terms at {hub}/{name}, then give a token of that account in HF_TOKEN (or "
+                f"{name} is gated: accept its terms at {hub}/{name}, then give a token of that "
+                "account in HF_TOKEN (or "
                 "log in with `hf auth login`)"
             )
         case errors.RevisionNotFoundError():
-            kind, what = NotFoundError, f"{name} has no revision {revision[:80]}; {hub}/{name}/commits/main shows them"
+            kind, what = (
+                NotFoundError,
+                f"{name} has no revision {revision[:80]}; {hub}/{name}/commits/main shows them",
+            )
         case errors.RepositoryNotFoundError():
             kind = NotFoundError
-            what = f"{name} is not at {hub}: check its name; a private one needs a token in HF_TOKEN"
+            what = (
+                f"{name} is not at {hub}: check its name; a private one needs a token in HF_TOKEN"
+            )
         case errors.LocalEntryNotFoundError():
             what = (
-                f"the connection to the Hub at {hub} ended before all of {name} arrived; complete files are "
+                f"the connection to the Hub at {hub} ended before all of {name} arrived; complete "
+                "files are "
                 "kept, try again"
             )
         case errors.EntryNotFoundError():
@@ -546,9 +625,14 @@ def _typed(error: Exception, name: str, revision: str) -> EdgeShardError:
         case OSError(errno=errno.ENOSPC):
             kind, reason = ResourceExhaustedError, "DISK_FULL"
             free = free_bytes(Path(constants.HF_HUB_CACHE))
-            what = f"{name} has no room on the disk of the Hub's cache, where {free} bytes are free; {_MOVE_CACHE}"
+            what = (
+                f"{name} has no room on the disk of the Hub's cache, where {free} bytes are "
+                f"free; {_MOVE_CACHE}"
+            )
         case _:
-            what = f"{name} could not be downloaded: {_short(error)}; whole files are kept, try again"
+            what = (
+                f"{name} could not be downloaded: {_short(error)}; whole files are kept, try again"
+            )
     return kind(what, field="model", reason=reason)
 
 

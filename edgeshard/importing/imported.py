@@ -14,8 +14,8 @@ from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
 from edgeshard.storage.forms import GENERATION, TOKENIZER, parse_json_object, unusable_defaults
 
 Progress = Callable[[str, int, int], None]
-"""A call with the kind of work (`DOWNLOADING`, `CHECKING`, `CONVERTING`), the bytes so far and in all, from the working
-thread; an error that it raises ends the work."""
+"""A call with the kind of work (`DOWNLOADING`, `CHECKING`, `CONVERTING`), the bytes so far and in
+all, from the working thread; an error that it raises ends the work."""
 DOWNLOADING, CHECKING, CONVERTING = "downloading", "checking", "converting"
 _FURTHER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
@@ -28,10 +28,14 @@ class Imported:
     notes: tuple[str, ...] = ()
 
     def notes_as(self, name: str) -> tuple[str, ...]:
-        """The notes of the model under its name in the store, and one more if it has no tokenizer."""
+        """The notes of the model under its name in the store, and one more if it has no
+        tokenizer."""
         if any(file.name == TOKENIZER for file in self.checkpoint.files):
             return self.notes
-        return (*self.notes, f"{name} has no {TOKENIZER}: it takes prompts and gives answers as token ids only")
+        return (
+            *self.notes,
+            f"{name} has no {TOKENIZER}: it takes prompts and gives answers as token ids only",
+        )
 
 
 def size_notes(read_bytes: int, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
@@ -39,7 +43,9 @@ def size_notes(read_bytes: int, tensors: Iterable[StoredTensor]) -> tuple[str, .
     stored_bytes = sum(tensor.size for tensor in tensors)
     if stored_bytes <= read_bytes:
         return ()
-    return (f"its weights grow from {mebibytes(read_bytes)} to {mebibytes(stored_bytes)} in the store",)
+    return (
+        f"its weights grow from {mebibytes(read_bytes)} to {mebibytes(stored_bytes)} in the store",
+    )
 
 
 def mebibytes(size: int) -> str:
@@ -53,7 +59,9 @@ def recommendation_notes(files: Iterable[StoredFile]) -> tuple[str, ...]:
     if path is None:
         return ()
     values = parse_json_object(path.read_text(encoding="utf-8"), GENERATION)
-    return tuple(f"{GENERATION}: {why}; this recommendation is left out" for why in unusable_defaults(values))
+    return tuple(
+        f"{GENERATION}: {why}; this recommendation is left out" for why in unusable_defaults(values)
+    )
 
 
 def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -63,16 +71,26 @@ def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """
     notes = []
     if config.get("auto_map"):
-        notes.append("its config.json names its own code (auto_map), which is neither fetched nor run")
+        notes.append(
+            "its config.json names its own code (auto_map), which is neither fetched nor run"
+        )
     if read_config(config).fields.prefix or isinstance(config.get("vision_config"), Mapping):
-        notes.append("only its text is run: weights of its other parts, such as those for pictures, are left out")
+        notes.append(
+            "only its text is run: weights of its other parts, such as those for pictures, are "
+            "left out"
+        )
     return tuple(notes)
 
 
 def tensor_notes(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
-    """What its tensors say besides: blocks that predict the tokens behind the next one are not run."""
+    """What its tensors say besides: blocks that predict the tokens behind the next one are not
+    run."""
     architecture = decoder_fields(config)[0].name
-    further = [tensor.size for tensor in tensors if unit_of(architecture, tensor.name, config) is Part.FURTHER]
+    further = [
+        tensor.size
+        for tensor in tensors
+        if unit_of(architecture, tensor.name, config) is Part.FURTHER
+    ]
     if not further:
         return ()
     return (f"its blocks for predicting further tokens ({mebibytes(sum(further))}) are left out",)

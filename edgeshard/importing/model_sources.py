@@ -1,5 +1,5 @@
-"""The sources that an operator may name as a model: a directory, a GGUF file, a repository of the Hub, or a model of
-another program on this machine."""
+"""The sources that an operator may name as a model: a directory, a GGUF file, a repository of the
+Hub, or a model of another program on this machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,29 @@ from edgeshard.domain.ids import check_name
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.hub import fetch
-from edgeshard.importing.imported import Imported, Progress, notes_of, recommendation_notes, tensor_notes
+from edgeshard.importing.imported import (
+    Imported,
+    Progress,
+    notes_of,
+    recommendation_notes,
+    tensor_notes,
+)
 from edgeshard.importing.older_settings import older_settings
-from edgeshard.importing.quantised import check_layout, checked_quantisation, open_quantised, without_quantisation
+from edgeshard.importing.quantised import (
+    check_layout,
+    checked_quantisation,
+    open_quantised,
+    without_quantisation,
+)
 from edgeshard.importing.stores import lm_studio, ollama
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, ranks_file, tokenizer_of
-from edgeshard.storage.checkpoint import Checkpoint, StoredFile, open_checkpoint, read_config, small_files
+from edgeshard.storage.checkpoint import (
+    Checkpoint,
+    StoredFile,
+    open_checkpoint,
+    read_config,
+    small_files,
+)
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,
     TOKENIZER,
@@ -37,7 +54,8 @@ from edgeshard.storage.model_directory import ModelDirectory, open_regular
 _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 """The end of a GGUF part's name."""
 _REPOSITORY = re.compile(
-    r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,64}))?(?:@([\w.+/-]{1,200}))?", re.ASCII
+    r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,64}))?(?:@([\w.+/-]{1,200}))?",
+    re.ASCII,
 )
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 
@@ -67,7 +85,8 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The model's name in the store unless another is given, in the characters that a name may have."""
+        """The model's name in the store unless another is given, in the characters that a name may
+        have."""
         if self.ollama:
             text = self.ollama.removesuffix(":latest").rpartition("/")[2]
         elif self.path is None:
@@ -78,7 +97,9 @@ class Source:
             real = path.resolve()
             if path.is_file():
                 text = _PART_NUMBER.sub("", path.stem)
-            elif real.parent.name == "snapshots":  # of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+            elif (
+                real.parent.name == "snapshots"
+            ):  # of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
                 text = real.parent.parent.name.rpartition("--")[2]
             else:
                 text = real.name
@@ -86,7 +107,8 @@ class Source:
 
 
 def is_source(text: str) -> bool:
-    """Whether a text names a model outside of the coordinator's store: no name of the store has these characters."""
+    """Whether a text names a model outside of the coordinator's store: no name of the store has
+    these characters."""
     return "/" in text or text.lower().endswith(".gguf") or names_program(text)
 
 
@@ -99,10 +121,12 @@ def parse_source(text: str) -> Source:
     """The source that `./DIR`, `FILE.gguf`, `OWNER/NAME[:TAG][@REVISION]`, `ollama:NAME[:TAG]` or
     `lmstudio:[PUBLISHER/]NAME[:TAG]` names; a path of this machine goes first.
 
-    Raises NotFoundError for a path that is not there, and for a text that is none of them; as `find_manifest` and
-    `find_model` do for models of other programs.
+    Raises NotFoundError for a path that is not there, and for a text that is none of them; as
+    `find_manifest` and `find_model` do for models of other programs.
     """
-    with suppress(OSError, RuntimeError, ValueError):  # no path at all, such as a text that is too long for one
+    with suppress(
+        OSError, RuntimeError, ValueError
+    ):  # no path at all, such as a text that is too long for one
         path = Path(text).expanduser()
         if path.is_dir() or path.is_file():
             return Source(path=path)
@@ -112,7 +136,11 @@ def parse_source(text: str) -> Source:
         return Source(ollama=name)
     if text.startswith(LM_STUDIO):
         return Source(path=lm_studio.find_model(text.removeprefix(LM_STUDIO)))
-    looks_local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1
+    looks_local = (
+        text.startswith(("/", "./", "../", "~"))
+        or text.lower().endswith(".gguf")
+        or text.count("/") > 1
+    )
     repository = None if looks_local and "@" not in text else parse_repository(text)
     if repository is None:
         what = "neither a directory, a .gguf file, OWNER/NAME, ollama:NAME nor lmstudio:NAME"
@@ -131,7 +159,8 @@ def parse_repository(text: str) -> Source | None:
 
 
 def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:
-    """The place of a model, and its name in the store: before a download or a conversion that takes minutes.
+    """The place of a model, and its name in the store: before a download or a conversion that takes
+    minutes.
 
     Raises InvalidArgumentError for a name that is not valid, and as `parse_source` does.
     """
@@ -142,28 +171,36 @@ def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:
 
 
 def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
-    """The model in a directory of safetensors. Raises as `open_checkpoint` and `open_quantised` do."""
+    """The model in a directory of safetensors. Raises as `open_checkpoint` and `open_quantised`
+    do."""
     model = ModelDirectory.at(path)
     config = read_config(path)
     notes: list[str] = []
     if checked_quantisation(config) is None:
         checkpoint = open_checkpoint(path)
         check_layout({tensor.name for tensor in checkpoint.tensors})
-        files = _with_settings(model, _with_tokenizer(model, checkpoint.files, scratch, notes), scratch)
+        files = _with_settings(
+            model, _with_tokenizer(model, checkpoint.files, scratch, notes), scratch
+        )
         imported = Imported(replace(checkpoint, files=files), checkpoint.notes)
     else:
         parse_config(without_quantisation(config))
-        files = _with_settings(model, _with_tokenizer(model, small_files(model), scratch, notes), scratch)
+        files = _with_settings(
+            model, _with_tokenizer(model, small_files(model), scratch, notes), scratch
+        )
         imported = open_quantised(path, files, scratch, width, progress)
     checkpoint = imported.checkpoint
     about_model = notes_of(checkpoint.config) + tensor_notes(checkpoint.config, checkpoint.tensors)
-    return replace(imported, notes=(*about_model, *imported.notes, *notes, *recommendation_notes(files)))
+    return replace(
+        imported, notes=(*about_model, *imported.notes, *notes, *recommendation_notes(files))
+    )
 
 
 def _with_tokenizer(
     model: ModelDirectory, files: tuple[StoredFile, ...], scratch: Path, notes: list[str]
 ) -> tuple[StoredFile, ...]:
-    """The files with a tokenizer.json, written into `scratch`, if the directory has one of tiktoken's only."""
+    """The files with a tokenizer.json, written into `scratch`, if the directory has one of
+    tiktoken's only."""
     paths = {file.name: file.path for file in files}
     name = None if TOKENIZER in paths else ranks_file(entry.name for entry in model.root.iterdir())
     if name is None:
@@ -174,8 +211,11 @@ def _with_tokenizer(
     return (*files, _written(scratch, TOKENIZER, data))
 
 
-def _with_settings(model: ModelDirectory, files: tuple[StoredFile, ...], scratch: Path) -> tuple[StoredFile, ...]:
-    """The files with a tokenizer_config.json, written into `scratch`, if older files of the directory add to it."""
+def _with_settings(
+    model: ModelDirectory, files: tuple[StoredFile, ...], scratch: Path
+) -> tuple[StoredFile, ...]:
+    """The files with a tokenizer_config.json, written into `scratch`, if older files of the
+    directory add to it."""
     settings = _settings(files)
     added = older_settings(model, settings, any(file.name == CHAT_TEMPLATE for file in files))
     if not added:
@@ -189,7 +229,11 @@ def _with_settings(model: ModelDirectory, files: tuple[StoredFile, ...], scratch
 def _settings(files: tuple[StoredFile, ...]) -> dict[str, Any]:
     """The decoded tokenizer_config.json; empty without one."""
     path = next((file.path for file in files if file.name == TOKENIZER_SETTINGS), None)
-    return {} if path is None else parse_json_object(path.read_text(encoding="utf-8"), TOKENIZER_SETTINGS)
+    return (
+        {}
+        if path is None
+        else parse_json_object(path.read_text(encoding="utf-8"), TOKENIZER_SETTINGS)
+    )
 
 
 def _written(scratch: Path, name: str, data: bytes) -> StoredFile:
@@ -200,7 +244,8 @@ def _written(scratch: Path, name: str, data: bytes) -> StoredFile:
 
 @contextmanager
 def opened(source: Source, width: Width, progress: Progress) -> Iterator[Imported]:
-    """The model, ready to be added as long as the context is open: converted tensors lie in a temporary directory.
+    """The model, ready to be added as long as the context is open: converted tensors lie in a
+    temporary directory.
 
     Blocking. Raises typed errors that say what to do.
     """
@@ -224,12 +269,18 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
 
 
 def _share_scratch(checkpoint: Checkpoint, scratch: Path, source: Path | None) -> None:
-    """Let other users read what was made of files that they can read: the coordinator may run as one of them.
+    """Let other users read what was made of files that they can read: the coordinator may run as
+    one of them.
 
-    `source` is the file or directory of the model; None if the files of the checkpoint are all there is.
+    `source` is the file or directory of the model; None if the files of the checkpoint are all
+    there is.
     """
     named = set() if source is None else {source}
-    sources = {*named, *(item.file for item in checkpoint.tensors), *(item.path for item in checkpoint.files)}
+    sources = {
+        *named,
+        *(item.file for item in checkpoint.tensors),
+        *(item.path for item in checkpoint.files),
+    }
     scratch_files = [path for path in sources if path.is_relative_to(scratch)]
     if all(path.stat().st_mode & stat.S_IROTH for path in sources.difference(scratch_files)):
         for path in scratch_files:

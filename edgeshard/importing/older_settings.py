@@ -13,11 +13,15 @@ OLDER_FILES = (SPECIAL_TOKENS, TEMPLATE)
 LIMIT_BYTES = 1 << 20
 
 
-def older_settings(model: ModelDirectory, settings: Mapping[str, Any], has_template: bool) -> dict[str, Any]:
-    """Return the keys that older files add to tokenizer_config.json, `settings`, which wins; empty if they add nothing.
+def older_settings(
+    model: ModelDirectory, settings: Mapping[str, Any], has_template: bool
+) -> dict[str, Any]:
+    """Return the keys that older files add to tokenizer_config.json, `settings`, which wins; empty
+    if they add nothing.
 
-    A null in `settings` counts as absent. `has_template` is whether the model has a chat_template.jinja.
-    Raises InvalidArgumentError naming a file that is no JSON object, and as `ModelDirectory.file` does.
+    A null in `settings` counts as absent. `has_template` is whether the model has a
+    chat_template.jinja. Raises InvalidArgumentError naming a file that is no JSON object, and as
+    `ModelDirectory.file` does.
     """
     added: dict[str, Any] = {}
     if model.has(SPECIAL_TOKENS):

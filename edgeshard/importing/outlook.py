@@ -1,4 +1,5 @@
-"""The config.json that a model would have in the store, from its own or its file's header: no weights are read."""
+"""The config.json that a model would have in the store, from its own or its file's header: no
+weights are read."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from edgeshard.storage.model_directory import ModelDirectory
 
 
 def config_of(source: Source, width: Width) -> dict[str, Any]:
-    """The config.json that the model would have in the store. Raises as adding it does, as far as can be told."""
+    """The config.json that the model would have in the store. Raises as adding it does, as far as
+    can be told."""
     path = source.path
     if source.ollama:
         return _of_gguf(ollama.read_header(source.ollama), width)
@@ -55,7 +57,8 @@ def _of_gguf(header: GgufFile, width: Width) -> dict[str, Any]:
 
 
 def further_notes(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note of the blocks that predict further tokens, with their size where the source is a directory of weights.
+    """A note of the blocks that predict further tokens, with their size where the source is a
+    directory of weights.
 
     Their headers are read. Raises as `stored_tensors` does, but for a directory that has none.
     """
@@ -70,7 +73,8 @@ def _stored(config: dict[str, Any], stored_as: Quantisation | None) -> dict[str,
 
 
 def _expected(settings: Mapping[str, Any], width: Width) -> Quantisation | None:
-    """The form in which weights of this `quantization_config` would be stored; nearly all of them have a whole head."""
+    """The form in which weights of this `quantization_config` would be stored; nearly all of them
+    have a whole head."""
     kind = _integers(check_method(settings), settings, width)
     return None if kind is None else Quantisation.of(kind, WHOLE_HEAD)
 

@@ -1,8 +1,10 @@
-"""Quantised checkpoints of others: read and written in a form that the kernels run, or refused by name.
+"""Quantised checkpoints of others: read and written in a form that the kernels run, or refused by
+name.
 
 Tensors of any type are read as numpy arrays.
 
-Integers with a scale for whole groups of 32 inputs stay as they are; everything else is rounded to a chosen width.
+Integers with a scale for whole groups of 32 inputs stay as they are; everything else is rounded to
+a chosen width.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _PLAIN = {
 
 
 def read_array(tensor: StoredTensor) -> NDArray[Any]:
-    """The tensor's numbers, of its shape. Floats are read as float32, integers as they are, F8_E8M0 as bytes.
+    """The tensor's numbers, of its shape. Floats are read as float32, integers as they are, F8_E8M0
+    as bytes.
 
     Raises DataLossError naming the tensor if its file ends too early.
     """
@@ -62,7 +65,9 @@ def read_array(tensor: StoredTensor) -> NDArray[Any]:
         file.seek(tensor.offset)
         data = file.read(tensor.size)
     if len(data) != tensor.size:
-        raise DataLossError(f"{tensor.file.name} ends before the end of {tensor.name}", field=tensor.name)
+        raise DataLossError(
+            f"{tensor.file.name} ends before the end of {tensor.name}", field=tensor.name
+        )
     kind = tensor.stored_dtype
     if kind == "BF16":
         return from_bfloat16(np.frombuffer(data, "<u2")).reshape(tensor.shape)
@@ -76,10 +81,13 @@ def read_array(tensor: StoredTensor) -> NDArray[Any]:
 
 
 def _e4m3() -> Floats:
-    """The 256 numbers of eight bits with four of exponent and three of fraction, without infinities, by their bits."""
+    """The 256 numbers of eight bits with four of exponent and three of fraction, without
+    infinities, by their bits."""
     bits = np.arange(256, dtype=np.int32)
     exponent, fraction = (bits >> 3) & 15, (bits & 7) / 8
-    magnitude = np.where(exponent == 0, fraction * 2.0**-6, (1 + fraction) * np.exp2(exponent - 7.0))
+    magnitude = np.where(
+        exponent == 0, fraction * 2.0**-6, (1 + fraction) * np.exp2(exponent - 7.0)
+    )
     magnitude[(bits & 127) == 127] = np.nan
     return np.where(bits < 128, magnitude, -magnitude).astype(np.float32)
 
@@ -91,12 +99,26 @@ _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "modelopt")
 _SCALES = frozenset({"weight_scale", "weight_scale_inv"})
 _PARTS = _SCALES.union(
-    ("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_scale_2"),
+    (
+        "weight_packed",
+        "weight_shape",
+        "weight_zero_point",
+        "weight_g_idx",
+        "weight_global_scale",
+        "weight_scale_2",
+    ),
     ("qweight", "qzeros", "scales", "g_idx"),
 )
 # Scales of activations and of the KV cache, which EdgeShard rounds in its own way.
 _NOT_WEIGHTS = frozenset(
-    {"activation_scale", "input_scale", "output_scale", "input_zero_point", "input_global_scale", "input_scale_ub"}
+    {
+        "activation_scale",
+        "input_scale",
+        "output_scale",
+        "input_zero_point",
+        "input_global_scale",
+        "input_scale_ub",
+    }
     | {"q_scale", "k_scale", "v_scale"}
 )
 _JOINED_NOT_WEIGHTS = ("_proj_activation_scale", "_proj_input_scale")
@@ -121,12 +143,17 @@ def quantisation_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def checked_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The same. Raises UnsupportedModelError, by name, for weights that are quantised in a way that is not read."""
+    """The same. Raises UnsupportedModelError, by name, for weights that are quantised in a way that
+    is not read."""
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, Mapping) else {}):
         for key in _MLX_KEYS:
             settings = part.get(key)
-            if isinstance(settings, Mapping) and "quant_method" not in settings and settings.keys() >= _MLX_SETTINGS:
+            if (
+                isinstance(settings, Mapping)
+                and "quant_method" not in settings
+                and settings.keys() >= _MLX_SETTINGS
+            ):
                 raise _refused(f"{key} is of MLX, whose quantised weights are not read")
     quantisation = quantisation_of(config)
     if quantisation is not None:
@@ -137,7 +164,8 @@ def checked_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def check_layout(names: Collection[str]) -> None:
     """Raise UnsupportedModelError, by name, for tensors that MLX or bitsandbytes quantised.
 
-    `names` are those of all tensors of a checkpoint. Its config.json may have no settings of such weights.
+    `names` are those of all tensors of a checkpoint. Its config.json may have no settings of such
+    weights.
     """
     for name in names:
         if name.endswith(_BITSANDBYTES_ENDS) or _BITSANDBYTES_STATE in name:
@@ -158,10 +186,11 @@ def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
 def open_quantised(
     directory: Path, files: tuple[StoredFile, ...], scratch: Path, width: Width, progress: Progress
 ) -> Imported:
-    """The checkpoint of a directory whose config.json has the settings of quantised weights; `files` go with it.
+    """The checkpoint of a directory whose config.json has the settings of quantised weights;
+    `files` go with it.
 
-    Raises UnsupportedModelError for a method that is not read, and as `open_checkpoint` and `check_names` do, before
-    anything is converted.
+    Raises UnsupportedModelError for a method that is not read, and as `open_checkpoint` and
+    `check_names` do, before anything is converted.
     """
     model = ModelDirectory.at(directory)
     config = read_config(directory)
@@ -192,15 +221,19 @@ def open_quantised(
     plain = with_stored(plain, used_tensors)
     if STORED_AS in plain and count:
         notes.append(
-            f"{count} matrices of its blocks are not quantised; they run as {Quantisation(plain[STORED_AS]).blocks} "
+            f"{count} matrices of its blocks are not quantised; they run as "
+            f"{Quantisation(plain[STORED_AS]).blocks} "
             "too, unless it is deployed with --quantise none"
         )
-    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*used_tensors, *left_out), files)
+    checkpoint = Checkpoint(
+        model.root, json.dumps(plain, sort_keys=True), (*used_tensors, *left_out), files
+    )
     return Imported(checkpoint, tuple(notes))
 
 
 def _least_bytes(architecture: str, config: Mapping[str, Any], modules: Iterable[str]) -> int:
-    """The bytes of the converted modules in the narrowest form; those of an unexpected name are not counted."""
+    """The bytes of the converted modules in the narrowest form; those of an unexpected name are not
+    counted."""
     expected = expected_tensors(config)
     weights = 0
     for module in modules:
@@ -210,15 +243,23 @@ def _least_bytes(architecture: str, config: Mapping[str, Any], modules: Iterable
 
 
 def check_method(settings: Mapping[str, Any]) -> str:
-    """The method by which the weights were quantised. Raises UnsupportedModelError, by name, for others."""
+    """The method by which the weights were quantised. Raises UnsupportedModelError, by name, for
+    others."""
     method = settings.get("quant_method") or _unnamed_method(settings)
     if method not in _METHODS:
-        raise _refused(f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}")
-    if method == "awq" and (settings.get("version", "gemm") != "gemm" or settings.get("bits", 4) != 4):
+        raise _refused(
+            f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}"
+        )
+    if method == "awq" and (
+        settings.get("version", "gemm") != "gemm" or settings.get("bits", 4) != 4
+    ):
         raise _refused("AWQ is read as version gemm with 4 bits only")
     algorithm = str(settings.get("quant_algo", ""))
     if method == "modelopt" and ("AWQ" in algorithm or "SVD" in algorithm):
-        raise _refused(f"quant_algo {algorithm[:40]!r} changes activations while the model runs, which is not done")
+        raise _refused(
+            f"quant_algo {algorithm[:40]!r} changes activations while the model runs, which is not "
+            "done"
+        )
     sparsity = settings.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") not in ("dense", None):
         raise _refused(f"sparsity_config.format {str(sparsity['format'])[:40]!r} is not read")
@@ -228,14 +269,16 @@ def check_method(settings: Mapping[str, Any]) -> str:
 
 
 def _unnamed_method(settings: Mapping[str, Any]) -> str:
-    """The method of settings without a quant_method, as older programs wrote them; "" if unknown."""
+    """The method of settings without a quant_method, as older programs wrote them; "" if
+    unknown."""
     if settings.get("config_groups"):
         return "compressed-tensors"
     return "bitsandbytes" if any(key.startswith("load_in_") for key in settings) else ""
 
 
 def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict[str, Parts]]:
-    """The whole tensors, and the parts of quantised weights by the weight's name and the end of their own."""
+    """The whole tensors, and the parts of quantised weights by the weight's name and the end of
+    their own."""
     modules: defaultdict[str, Parts] = defaultdict(dict)
     whole: dict[str, StoredTensor] = {}
     for tensor in tensors:
@@ -270,9 +313,12 @@ class Converter:
         try:
             return self._stored(name, parts)
         except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
-            # Shapes and types are a stranger's, in more combinations than could be looked for one by one.
+            # Shapes and types are a stranger's, in more combinations than could be looked for one
+            # by one.
             kind = type(error).__name__
-            raise malformed(name, f"has parts whose shapes or types contradict one another ({kind})") from None
+            raise malformed(
+                name, f"has parts whose shapes or types contradict one another ({kind})"
+            ) from None
 
     def _stored(self, name: str, parts: Parts) -> StoredTensor:
         arrays = {key: read_array(part) for key, part in parts.items()}
@@ -281,21 +327,31 @@ class Converter:
         matrix = self._matrix(name, parts, arrays)
         scales = None if matrix.values is None else kept_scales(matrix.scales)
         if matrix.values is None or scales is None:
-            numbers = matrix.scales if matrix.values is None else dequantised(matrix.values, matrix.scales)
+            numbers = (
+                matrix.scales
+                if matrix.values is None
+                else dequantised(matrix.values, matrix.scales)
+            )
             _check_finite(name, numbers)
-            fits = self.width.integers is None or may_be_integers(parse_config(self.config), name, 2)
+            fits = self.width.integers is None or may_be_integers(
+                parse_config(self.config), name, 2
+            )
             width = self.width if fits else Width.BFLOAT16
             return self.writer.rounded(name, numbers.shape, iter([numbers]), width)
         if not np.array_equal(scales, matrix.scales):
-            self.writer.loss.add(dequantised(matrix.values, matrix.scales), dequantised(matrix.values, scales))
+            self.writer.loss.add(
+                dequantised(matrix.values, matrix.scales), dequantised(matrix.values, scales)
+            )
         integers = self._narrowest(name, matrix.values)
-        return self.writer.integers(name, matrix.values.shape, iter([(matrix.values, scales)]), integers)
+        return self.writer.integers(
+            name, matrix.values.shape, iter([(matrix.values, scales)]), integers
+        )
 
     def _narrowest(self, name: str, values: Integers) -> IntegerFormat:
         """The format of least bytes that holds these values.
 
-        Experts of a layer have one format: it depends on whether the checkpoint has zero points, not on the values of
-        one of them.
+        Experts of a layer have one format: it depends on whether the checkpoint has zero points,
+        not on the values of one of them.
         """
         has_zeros = _has_zero_points(self.method, self.settings)
         low, high = int(values.min(initial=0)), int(values.max(initial=0))
@@ -309,7 +365,9 @@ class Converter:
     def _matrix(self, name: str, parts: Parts, arrays: dict[str, NDArray[Any]]) -> Matrix:
         if "qweight" in parts:
             if not {"qzeros", "scales"} <= parts.keys() or self.method not in ("awq", "gptq"):
-                raise _refused(f"tensor {name} is packed in a way that {self.method} does not explain")
+                raise _refused(
+                    f"tensor {name} is packed in a way that {self.method} does not explain"
+                )
             # GPTQ's first format stored each zero point less one.
             zero_offset = 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
             read = packings.awq if self.method == "awq" else packings.gptq(zero_offset)
@@ -333,13 +391,17 @@ class Converter:
 
     def _block(self) -> tuple[int, int] | None:
         """The (rows, columns) that share a scale of FP8, if config.json has one."""
-        if str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO":  # a name that says the size
+        if (
+            str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO"
+        ):  # a name that says the size
             return 128, 128
         groups = self.settings.get("config_groups")
         block_size = self.settings.get("weight_block_size")
         for group in groups.values() if isinstance(groups, Mapping) else ():
             weights = group.get("weights") if isinstance(group, Mapping) else None
-            block_size = block_size or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
+            block_size = block_size or (
+                weights.get("block_structure") if isinstance(weights, Mapping) else None
+            )
         if block_size is None:
             return None
         if (
@@ -351,16 +413,20 @@ class Converter:
         return block_size[0], block_size[1]
 
     def _expert(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
-        """The matrix of an expert in MXFP4, [outputs, inputs]: the same numbers as int8, or where float16 does not hold
-        a scale as floats, [inputs, outputs]."""
+        """The matrix of an expert in MXFP4, [outputs, inputs]: the same numbers as int8, or where
+        float16 does not hold a scale as floats, [inputs, outputs]."""
         if arrays.keys() != {"_blocks", "_scales"} or arrays["_blocks"].ndim < 2:
-            raise _refused(f"tensor {name} is stored as {', '.join(sorted(arrays))}, which is not read")
+            raise _refused(
+                f"tensor {name} is stored as {', '.join(sorted(arrays))}, which is not read"
+            )
         matrix = packings.mxfp4(name, arrays)
         assert matrix.values is not None
         used = matrix.values.reshape(*matrix.scales.shape, -1).any(-1)
         scales = kept_scales(np.where(used, matrix.scales, np.float32(0)))
         if scales is not None:
-            return self.writer.integers(name, matrix.values.shape, iter([(matrix.values, scales)]), IntegerFormat.INT8)
+            return self.writer.integers(
+                name, matrix.values.shape, iter([(matrix.values, scales)]), IntegerFormat.INT8
+            )
         with np.errstate(over="ignore"):  # told by name
             numbers = dequantised(matrix.values, matrix.scales).T
         _check_finite(name, numbers)
@@ -370,7 +436,10 @@ class Converter:
         loss = self.writer.loss
         if not loss.errors:
             return []
-        return [f"{self.method} became {self.width}, because EdgeShard has no exact format for it: {loss}"]
+        return [
+            f"{self.method} became {self.width}, because EdgeShard has no exact format for it: "
+            f"{loss}"
+        ]
 
 
 def _has_zero_points(method: str, settings: Mapping[str, Any]) -> bool:
@@ -394,7 +463,8 @@ def _check_finite(name: str, numbers: Floats) -> None:
 
 def _unread_layout(name: str, program: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"tensor {name} is of weights that {program} quantised, which are not read; use the checkpoint that is not "
+        f"tensor {name} is of weights that {program} quantised, which are not read; use the "
+        "checkpoint that is not "
         "quantised, or a GGUF file of it",
         field=name,
         reason="UNSUPPORTED_QUANTISATION",

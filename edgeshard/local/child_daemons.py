@@ -46,7 +46,8 @@ class Restarts:
     def pause_s(self, now_s: float, exit_code: int, in_vain: bool) -> float | None:
         """Seconds from an end to the next start; None if the process cannot start.
 
-        The pause doubles with each start of the last minute. `in_vain` means that the ended start had failed.
+        The pause doubles with each start of the last minute. `in_vain` means that the ended start
+        had failed.
         """
         self._in_vain = self._in_vain + 1 if in_vain else 0
         # Denied, as after edgectl delete node: another try would get the same answer.
@@ -79,9 +80,10 @@ def _private_log(path: Path) -> BinaryIO:
 class ChildDaemon:
     """One child process with a ready file and a log file in `directory`.
 
-    `listen` has its addresses by option, such as `{"--listen": "127.0.0.1:0"}`. A daemon `in_view` logs to the stderr
-    of this process instead. A `configured` one takes the operator's own settings for daemons. It ends with this
-    process, however that ends, unless it `stays`. It keeps the file descriptors of `holding` open.
+    `listen` has its addresses by option, such as `{"--listen": "127.0.0.1:0"}`. A daemon `in_view`
+    logs to the stderr of this process instead. A `configured` one takes the operator's own settings
+    for daemons. It ends with this process, however that ends, unless it `stays`. It keeps the file
+    descriptors of `holding` open.
     """
 
     def __init__(  # noqa: PLR0913 - what a process may be given
@@ -108,7 +110,15 @@ class ChildDaemon:
         self._log_start = 0
         self._ready_path = directory / f"{name}.ready"
         # With -P: files in the user's working directory are not imported as modules.
-        self._command = [sys.executable, "-P", "-m", module, *arguments, "--ready-file", str(self._ready_path)]
+        self._command = [
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            *arguments,
+            "--ready-file",
+            str(self._ready_path),
+        ]
         if not stays:
             self._command += ["--parent", str(os.getpid())]
         self._holding = tuple(holding)
@@ -121,7 +131,11 @@ class ChildDaemon:
     @property
     def pid(self) -> int | None:
         """The process id while it runs."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
+        return (
+            self._process.pid
+            if self._process is not None and self._process.returncode is None
+            else None
+        )
 
     async def start(self) -> None:
         """Start the process; see `wait_ready` for when it listens."""
@@ -129,7 +143,9 @@ class ChildDaemon:
         self.address = ""
         # The operator's own settings for daemons must not change a temporary site.
         environment = {
-            key: text for key, text in os.environ.items() if self._configured or not key.startswith("EDGESHARD__")
+            key: text
+            for key, text in os.environ.items()
+            if self._configured or not key.startswith("EDGESHARD__")
         }
         listen = [word for option in self._listen.items() for word in option]
         self.starts += 1
@@ -144,12 +160,14 @@ class ChildDaemon:
                 cwd=None if self._configured else self._directory,  # such settings may name files
                 env=environment,
                 pass_fds=self._holding,
-                # A Ctrl-C in the terminal is for the command, which then stops its children in order.
+                # A Ctrl-C in the terminal is for the command, which then stops its children in
+                # order.
                 process_group=0,
             )
 
     async def start_anywhere(self, timeout_s: float) -> str:
-        """Start the process, and again on any free ports if a port of `listen` is taken; returns its address.
+        """Start the process, and again on any free ports if a port of `listen` is taken; returns
+        its address.
 
         Ports are not probed beforehand: the daemon itself takes them. Raises as `wait_ready`.
         """
@@ -159,7 +177,9 @@ class ChildDaemon:
         try:
             return await self.wait_ready(timeout_s)
         except UnavailableError:
-            anywhere = {option: join_address(split_address(at)[0], 0) for option, at in self._listen.items()}
+            anywhere = {
+                option: join_address(split_address(at)[0], 0) for option, at in self._listen.items()
+            }
             if anywhere == self._listen:
                 raise
             self._listen = anywhere
@@ -167,15 +187,22 @@ class ChildDaemon:
         return await self.wait_ready(timeout_s)
 
     def keep_address(self) -> None:
-        """Take the last ports at the next start, too, so that peers that know the address find it again."""
+        """Take the last ports at the next start, too, so that peers that know the address find it
+        again."""
         from edgeshard.rpc.tls import join_address, split_address
 
         options = dict(pairwise(self._command)) | self._listen
-        last = {"--listen": self.address, "--enrol-listen": self._enrolment, "--http-listen": self.gateway}
+        last = {
+            "--listen": self.address,
+            "--enrol-listen": self._enrolment,
+            "--http-listen": self.gateway,
+        }
         for option, address in last.items():
             if address:
                 at = address.rpartition("/")[2]
-                self._listen[option] = join_address(split_address(options.get(option, at))[0], split_address(at)[1])
+                self._listen[option] = join_address(
+                    split_address(options.get(option, at))[0], split_address(at)[1]
+                )
 
     async def wait_ready(self, timeout_s: float) -> str:
         """Wait until the daemon listens; returns its address.
@@ -187,7 +214,8 @@ class ChildDaemon:
         return self.address
 
     async def ready(self, timeout_s: float) -> bool:
-        """Wait until the daemon listens; False if it ended instead. Raises DeadlineError after `timeout_s`."""
+        """Wait until the daemon listens; False if it ended instead. Raises DeadlineError after
+        `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         exited = asyncio.ensure_future(self.exited())
         try:
@@ -196,14 +224,21 @@ class ChildDaemon:
                     return False
                 if time.monotonic() > deadline_s:
                     tail = self.log_tail()
-                    says = f"its log ends with:\n{tail}" if tail else "it has logged nothing: is the machine busy?"
+                    says = (
+                        f"its log ends with:\n{tail}"
+                        if tail
+                        else "it has logged nothing: is the machine busy?"
+                    )
                     raise DeadlineError(f"{self.name} was not ready within {timeout_s:g} s; {says}")
                 await asyncio.wait({exited}, timeout=_READY_POLL_S)
         finally:
             exited.cancel()
         ready = json.loads(self._ready_path.read_text())
         self.address = str(ready["address"])
-        self.gateway, self._enrolment = str(ready.get("gateway", "")), str(ready.get("enrolment", ""))
+        self.gateway, self._enrolment = (
+            str(ready.get("gateway", "")),
+            str(ready.get("enrolment", "")),
+        )
         return True
 
     async def exited(self) -> int:
@@ -247,7 +282,8 @@ class ChildDaemon:
         tail, how = self.log_tail(), ended_how(exit_code)
         if self.address:
             return FailedPreconditionError(
-                f"{self.name} ended {how}; its log {self.log_path} ends with:\n{tail}", reason="PROCESS_ENDED"
+                f"{self.name} ended {how}; its log {self.log_path} ends with:\n{tail}",
+                reason="PROCESS_ENDED",
             )
         for line in reversed(tail.splitlines()):
             if "needs the" in line and "extra: pip install" in line:
@@ -256,7 +292,8 @@ class ChildDaemon:
                 kind = _ERROR_BY_EXIT_CODE.get(exit_code, FailedPreconditionError)
                 return kind(f"{self.name} did not start: {line.removeprefix('error: ')}")
         return FailedPreconditionError(
-            f"{self.name} ended {how} before it was ready; its log {self.log_path} ends with:\n{tail}"
+            f"{self.name} ended {how} before it was ready; its log {self.log_path} ends "
+            f"with:\n{tail}"
         )
 
 
@@ -268,19 +305,25 @@ def ended_how(exit_code: int) -> str:
 async def keep_running(
     daemon: ChildDaemon, say: Callable[[str], None], proven: Callable[[], bool] = lambda: True
 ) -> int:
-    """Start a daemon again at its addresses whenever it ends; returns its exit code once it cannot start.
+    """Start a daemon again at its addresses whenever it ends; returns its exit code once it cannot
+    start.
 
-    A start has failed if the daemon ended before it listened, or while nothing is `proven`. `say` takes lines for
-    people.
+    A start has failed if the daemon ended before it listened, or while nothing is `proven`. `say`
+    takes lines for people.
     """
     restarts = Restarts()
     restarts.started(time.monotonic())
     while True:
         code = await daemon.exited()
-        pause_s = restarts.pause_s(time.monotonic(), code, in_vain=not (daemon.address and proven()))
+        pause_s = restarts.pause_s(
+            time.monotonic(), code, in_vain=not (daemon.address and proven())
+        )
         if pause_s is None:
             return code
-        say(f"{daemon.name} ended {ended_how(code)}: it starts again" + (f" in {pause_s:.0f} s" if pause_s > 1 else ""))
+        say(
+            f"{daemon.name} ended {ended_how(code)}: it starts again"
+            + (f" in {pause_s:.0f} s" if pause_s > 1 else "")
+        )
         await asyncio.sleep(pause_s)
         daemon.keep_address()
         await daemon.start()

@@ -1,4 +1,5 @@
-"""A whole site on this machine: a coordinator and several agents as processes on loopback, for demo, tests and lab."""
+"""A whole site on this machine: a coordinator and several agents as processes on loopback, for
+demo, tests and lab."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ def own_address(address: str) -> str:
 
 
 class LocalCluster:
-    """A coordinator and one agent for each name, on free loopback ports, with all their files under `directory`.
+    """A coordinator and one agent for each name, on free loopback ports, with all their files under
+    `directory`.
 
-    As an async context manager it starts everything and stops everything, also on an error or an interrupt.
+    As an async context manager it starts everything and stops everything, also on an error or an
+    interrupt.
 
     The coordinator listens at `listen` and at the addresses of `coordinator_listen`, by option; an
     agent at its address of `listen_by_agent`. With `elsewhere` a process takes other ports if these
@@ -42,9 +45,10 @@ class LocalCluster:
     `startup_timeout_s` bounds each wait for a ready file. It is long because imports take a minute
     on a small busy machine, and a process that cannot start ends by itself.
 
-    A `secure` cluster has an authority of its own, in memory unless it is given; others speak in plaintext. With
-    `share_store` the agents read the coordinator's models in place. The processes end with this one, however that ends,
-    unless the cluster `stays`; they keep the file descriptors of `holding` open.
+    A `secure` cluster has an authority of its own, in memory unless it is given; others speak in
+    plaintext. With `share_store` the agents read the coordinator's models in place. The processes
+    end with this one, however that ends, unless the cluster `stays`; they keep the file descriptors
+    of `holding` open.
     """
 
     def __init__(  # noqa: PLR0913 - what a site may be made of
@@ -72,12 +76,19 @@ class LocalCluster:
         self.nodes = tuple(nodes)
         self.agents: dict[str, ChildDaemon] = {}
         self._authority = authority or (_authority() if secure else None)
-        self._daemon = partial(ChildDaemon, directory=directory, configured=configured, stays=stays, holding=holding)
+        self._daemon = partial(
+            ChildDaemon, directory=directory, configured=configured, stays=stays, holding=holding
+        )
         state = directory / "coordinator"
         self.coordinator = self._daemon(
             "coordinator",
             "edgeshard_coordinator",
-            ["--state-dir", str(state), *self._identity(coordinator_of(SITE)), *coordinator_arguments],
+            [
+                "--state-dir",
+                str(state),
+                *self._identity(coordinator_of(SITE)),
+                *coordinator_arguments,
+            ],
             listen={"--listen": listen, **(coordinator_listen or {})},
         )
         self._listen = listen
@@ -105,7 +116,8 @@ class LocalCluster:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the coordinator, then all agents at once. Raises the typed error of the first that fails."""
+        """Start the coordinator, then all agents at once. Raises the typed error of the first that
+        fails."""
         await self.start_coordinator()
         await self.start_agents()
 
@@ -123,7 +135,8 @@ class LocalCluster:
                 wait.cancel()
 
     async def start_agent(self, name: str) -> str:
-        """Start one agent, also one that was stopped or killed. Returns its address once layers can be placed on it."""
+        """Start one agent, also one that was stopped or killed. Returns its address once layers can
+        be placed on it."""
         return await self._started(self._agent(name))
 
     async def _started(self, daemon: ChildDaemon) -> str:
@@ -138,7 +151,8 @@ class LocalCluster:
         self.agents.clear()
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the agents, then the coordinator, each killed after `grace_s`; an interrupt meanwhile kills the rest."""
+        """Stop the agents, then the coordinator, each killed after `grace_s`; an interrupt
+        meanwhile kills the rest."""
         try:
             await asyncio.gather(*(agent.stop(grace_s) for agent in self.agents.values()))
             await self.coordinator.stop(grace_s)
@@ -149,7 +163,11 @@ class LocalCluster:
     def _agent(self, name: str) -> ChildDaemon:
         if name not in self.agents:
             arguments = ["--coordinator", own_address(self.address or self._listen), "--name", name]
-            arguments += ["--state-dir", str(self.directory / name), *self._identity(Principal(SITE, Role.AGENT, name))]
+            arguments += [
+                "--state-dir",
+                str(self.directory / name),
+                *self._identity(Principal(SITE, Role.AGENT, name)),
+            ]
             arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
             listen = {"--listen": self._listen_by_agent.get(name, "127.0.0.1:0")}
             self.agents[name] = self._daemon(name, "edgeshard_agent", arguments, listen=listen)
@@ -172,13 +190,22 @@ class LocalCluster:
         if self._authority is None:
             return ["--plaintext"]
         files = self._files(principal)
-        return ["--tls-ca", str(files.ca), "--tls-cert", str(files.cert), "--tls-key", str(files.key)]
+        return [
+            "--tls-ca",
+            str(files.ca),
+            "--tls-cert",
+            str(files.cert),
+            "--tls-key",
+            str(files.key),
+        ]
 
     def _files(self, principal: Principal) -> TlsFiles:
         from edgeshard.rpc.tls_files import issue_files
 
         assert self._authority is not None
-        return issue_files(self._authority, principal, self.directory / "pki" / f"{principal.role}-{principal.id}")
+        return issue_files(
+            self._authority, principal, self.directory / "pki" / f"{principal.role}-{principal.id}"
+        )
 
 
 def _authority() -> Authority:

@@ -27,7 +27,8 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class LabFigures:
-    """Figures of a run: seconds to the first token, seconds between tokens, tokens a second over all streams."""
+    """Figures of a run: seconds to the first token, seconds between tokens, tokens a second over
+    all streams."""
 
     ttft_s: float
     time_per_token_s: float
@@ -52,14 +53,22 @@ class Comparison:
 
     def as_row(self) -> dict[str, Any]:
         """The run, its figures and their deviations as one flat object of JSON types."""
-        row: dict[str, Any] = {"placement": self.placement, "mode": self.mode, "streams": self.streams}
-        for kind, values in (("predicted", asdict(self.predicted)), ("measured", asdict(self.measured))):
+        row: dict[str, Any] = {
+            "placement": self.placement,
+            "mode": self.mode,
+            "streams": self.streams,
+        }
+        for kind, values in (
+            ("predicted", asdict(self.predicted)),
+            ("measured", asdict(self.measured)),
+        ):
             row |= {f"{kind}_{name}": value for name, value in values.items()}
         return row | {f"deviation_{name}": value for name, value in self.deviation.items()}
 
 
 def make_stand_in(lab: Lab, directory: Path) -> None:
-    """Write the small random Llama that the agents compute, with as many layers as the emulated model."""
+    """Write the small random Llama that the agents compute, with as many layers as the emulated
+    model."""
     from edgeshard.architectures import KNOWN_MODELS, expected_tensors
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +102,11 @@ def _write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Non
     for name, shape in shapes.items():
         values = np.ones(shape) if "norm" in name else generator.normal(0.0, 0.1, shape)
         data = values.astype("<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(shape),
+            "data_offsets": [offset, offset + len(data)],
+        }
         chunks.append(data)
         offset += len(data)
     text = json.dumps(header).encode()
@@ -132,11 +145,15 @@ async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:
     await client.deploy(parse_spec(spec), timeout_s=180)
     try:
         began = time.perf_counter()
-        streams = [stream(client, "lab", index, work.prompt_tokens, work.new_tokens) for index in range(run.streams)]
+        streams = [
+            stream(client, "lab", index, work.prompt_tokens, work.new_tokens)
+            for index in range(run.streams)
+        ]
         arrivals = await asyncio.gather(*streams)
     finally:
         await client.delete_deployment("lab")
-    # Steady decoding begins once the last stream has its first token; before, prompts are still in the way.
+    # Steady decoding begins once the last stream has its first token; before, prompts are still in
+    # the way.
     steady = max(times[0] for times in arrivals)
     decoding = [[time for time in times if time >= steady] for times in arrivals]
     gaps = [(times[-1] - times[0]) / (len(times) - 1) for times in decoding if len(times) > 1]
@@ -149,7 +166,9 @@ async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:
     )
 
 
-async def stream(client: Client, deployment: str, index: int, prompt_tokens: int, new_tokens: int) -> list[float]:
+async def stream(
+    client: Client, deployment: str, index: int, prompt_tokens: int, new_tokens: int
+) -> list[float]:
     """Arrival times of the tokens of one request to a stand-in."""
     from edgeshard.domain.requests.generation import Token
 
@@ -172,4 +191,6 @@ def predicted_of(lab: Lab, run: LabRun) -> LabFigures:
 async def compare(client: Client, lab: Lab, run: LabRun) -> Comparison:
     """Predict a run, then measure it."""
     predicted = predicted_of(lab, run)
-    return Comparison(run.placement, run.mode, run.streams, predicted, await measure(client, lab, run))
+    return Comparison(
+        run.placement, run.mode, run.streams, predicted, await measure(client, lab, run)
+    )

@@ -1,4 +1,5 @@
-"""A site that one machine keeps for itself: its authority, its processes and its key, found again in a folder."""
+"""A site that one machine keeps for itself: its authority, its processes and its key, found again
+in a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, UnavailableError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    DeniedError,
+    EdgeShardError,
+    UnavailableError,
+)
 from edgeshard.local.child_daemons import keep_running
 from edgeshard.local.cluster import SITE, LocalCluster, own_address
 from edgeshard.local.user_files import AGENT_PORT, state_home, write_client_settings
@@ -29,17 +35,20 @@ _OPERATOR = ("pki", "operator-admin")
 """The end of the path of the folder with an operator's files in a site's folder."""
 _LOOK_S = 0.05
 _NOTICE_S = 2.0
-"""Longest time after which this process knows, too, that the coordinator of a failed call has ended."""
+"""Longest time after which this process knows, too, that the coordinator of a failed call has
+ended."""
 _LEFTOVERS_S = 60.0
-"""Processes of a site whose `serve` was killed end with it, but giving gigabytes back takes a while."""
+"""Processes of a site whose `serve` was killed end with it, but giving gigabytes back takes a
+while."""
 
 
 class OwnSite:
-    """A coordinator with its HTTP endpoint, and `nodes` nodes on the same machine, which read its store in place.
+    """A coordinator with its HTTP endpoint, and `nodes` nodes on the same machine, which read its
+    store in place.
 
-    As an async context manager it is entered once the coordinator listens; nodes may still be starting (`joined`). A
-    site that `lasts` is written into the settings of this user's edgectl and SDK, and takes the user's own settings for
-    daemons.
+    As an async context manager it is entered once the coordinator listens; nodes may still be
+    starting (`joined`). A site that `lasts` is written into the settings of this user's edgectl and
+    SDK, and takes the user's own settings for daemons.
     """
 
     def __init__(
@@ -75,9 +84,12 @@ class OwnSite:
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
         self._lasts = lasts
         self.proven = False
-        """Whether the site has answered once; until then a process that ends has failed to start."""
+        """Whether the site has answered once; until then a process that ends has failed to
+        start."""
         own = _node_name()
-        self.nodes = (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
+        self.nodes = (
+            (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
+        )
         self.wanted = listen
         """The address at which the coordinator is to listen."""
         self._cluster = LocalCluster(
@@ -157,12 +169,14 @@ class OwnSite:
         self._joining = asyncio.ensure_future(self._cluster.start_agents())
 
     async def joined(self) -> None:
-        """Wait until layers can be placed on every node of this machine. Raises the error of the first that fails."""
+        """Wait until layers can be placed on every node of this machine. Raises the error of the
+        first that fails."""
         assert self._joining is not None
         await asyncio.shield(self._joining)
 
     async def supervise(self, say: Callable[[str], None]) -> EdgeShardError:
-        """Start its processes again whenever they end. Returns the error of the first that cannot start."""
+        """Start its processes again whenever they end. Returns the error of the first that cannot
+        start."""
         keepers = [asyncio.ensure_future(self._kept(name, say)) for name in ("", *self.nodes)]
         try:
             done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +187,8 @@ class OwnSite:
             await asyncio.wait(keepers)  # so that none of them starts anything any more
 
     async def _kept(self, node: str, say: Callable[[str], None]) -> EdgeShardError:
-        """Keep a node running, or the coordinator for an empty name; returns the error of its last end."""
+        """Keep a node running, or the coordinator for an empty name; returns the error of its last
+        end."""
         if node:
             await self.joined()
         daemon = self._cluster.agents[node] if node else self._cluster.coordinator
@@ -185,10 +200,15 @@ class OwnSite:
         return self._cluster.coordinator.starts
 
     async def came_back(self, starts: int) -> bool:
-        """Wait until a coordinator of more than `starts` starts listens; False if the last one has not ended."""
+        """Wait until a coordinator of more than `starts` starts listens; False if the last one has
+        not ended."""
         coordinator, until_s = self._cluster.coordinator, time.monotonic() + _NOTICE_S
         while coordinator.starts == starts or not coordinator.address:
-            if coordinator.starts == starts and coordinator.pid is not None and time.monotonic() > until_s:
+            if (
+                coordinator.starts == starts
+                and coordinator.pid is not None
+                and time.monotonic() > until_s
+            ):
                 return False
             await asyncio.sleep(_LOOK_S)
         return True
@@ -198,7 +218,8 @@ class OwnSite:
         return self._cluster.client()
 
     async def api_key(self, client: Client) -> str:
-        """The site's own key for programs: the one in its folder while the site knows it, else a new one."""
+        """The site's own key for programs: the one in its folder while the site knows it, else a
+        new one."""
         from edgeshard.rpc.tls_files import write_private
 
         path = self._directory / "api-key"
@@ -216,11 +237,14 @@ class OwnSite:
     def next_name(self, used_names: set[str]) -> str:
         """A name for one more node that is not in `used_names`."""
         return next(
-            name for name in (f"node-{number}" for number in range(2, len(used_names) + 3)) if name not in used_names
+            name
+            for name in (f"node-{number}" for number in range(2, len(used_names) + 3))
+            if name not in used_names
         )
 
     def _tell_edgectl(self) -> None:
-        """Write the site into the settings of this user's edgectl and SDK, unless they belong to another."""
+        """Write the site into the settings of this user's edgectl and SDK, unless they belong to
+        another."""
         from edgeshard.client.site_access import configuration
 
         files = self._cluster.operator_files().key.parent
@@ -237,7 +261,8 @@ def _is_told(operator: Path) -> bool:
 
 
 def _is_of_moved_site(authority: Path) -> bool:
-    """Whether this user's edgectl uses the files of this site in another folder, or of a site whose folder is gone."""
+    """Whether this user's edgectl uses the files of this site in another folder, or of a site whose
+    folder is gone."""
     from edgeshard.client.site_access import configuration
     from edgeshard.storage.inputs import read_toml
 
@@ -269,7 +294,8 @@ def _hold(folder: Path) -> list[int]:
     while (shared := _locked(folder / "site.lock")) is None:
         if time.monotonic() > until_s:
             raise UnavailableError(
-                f"--state-dir {folder}: processes of an earlier edgectl serve still end; fuser {folder}/site.lock "
+                f"--state-dir {folder}: processes of an earlier edgectl serve still end; fuser "
+                f"{folder}/site.lock "
                 "shows them",
                 field="state-dir",
                 reason="STATE_DIR_IN_USE",
@@ -303,7 +329,8 @@ def _served(folder: Path) -> str:
         edgectl += f" --coordinator {own_address(ready['address'])}"
         edgectl += f" --tls-ca {files.ca} --tls-cert {files.cert} --tls-key {files.key}"
     return (
-        f"the site in {folder} is served already: URL {ready['gateway']}/v1, API key in {folder / 'api-key'}\n"
+        f"the site in {folder} is served already: URL {ready['gateway']}/v1, API key in "
+        f"{folder / 'api-key'}\n"
         f"       one more model for it: {edgectl} deploy NAME --model MODEL\n"
         "       a site beside it: give another --state-dir"
     )
@@ -327,7 +354,10 @@ def _authority(directory: Path) -> Authority:
 
 def _node_name() -> str:
     """This machine's name in the characters a name may have."""
-    return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower())[:48].strip("-") or "node-1"
+    return (
+        re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower())[:48].strip("-")
+        or "node-1"
+    )
 
 
 def _threads(nodes: int) -> int:
@@ -339,7 +369,8 @@ def _threads(nodes: int) -> int:
 
 
 def _memory(nodes: int, directory: Path) -> list[str]:
-    """The options that divide the free memory among several nodes, unless the operator sets their memory."""
+    """The options that divide the free memory among several nodes, unless the operator sets their
+    memory."""
     if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []
     from edgeshard.process.machine_facts import AGENT_BYTES, read_condition
@@ -350,7 +381,8 @@ def _memory(nodes: int, directory: Path) -> list[str]:
 
 
 def _listeners(host: str, first: int, *, with_wheels: bool) -> dict[str, str]:
-    """The coordinator's further listeners by their options: the ports after its `first`, any free ones after 0."""
+    """The coordinator's further listeners by their options: the ports after its `first`, any free
+    ones after 0."""
     from edgeshard.rpc.tls import join_address
 
     options = ("--enrol-listen", "--wheels-listen") if with_wheels else ("--enrol-listen",)

@@ -1,7 +1,7 @@
 """The files of a site on its coordinator's machine, in a backup and restored from it.
 
-A backup holds the authority, certificates, state, keys, quotas and the audit log. Weights are not in it, only the names
-and digests of the models.
+A backup holds the authority, certificates, state, keys, quotas and the audit log. Weights are not
+in it, only the names and digests of the models.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _CONFIG = "coordinator.toml"
 class SiteFiles:
     """A site on this machine: its files by their names in a backup.
 
-    `settings` are the coordinator's, without those that name files of the backup. `served` is True for a site of
-    `edgectl serve`. `models` are the digests of its models by name.
+    `settings` are the coordinator's, without those that name files of the backup. `served` is True
+    for a site of `edgectl serve`. `models` are the digests of its models by name.
     """
 
     where: Path
@@ -58,8 +58,8 @@ class SiteFiles:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A backup that was read. `made_at` is in seconds since 1970; `models` are digests by name. `served` and `settings`
-    are as in `SiteFiles`."""
+    """A backup that was read. `made_at` is in seconds since 1970; `models` are digests by name.
+    `served` and `settings` are as in `SiteFiles`."""
 
     archive: Archive
     site: str
@@ -71,17 +71,22 @@ class Backup:
     models: Mapping[str, str]
 
 
-def of_config(config: Path, tls: Mapping[str, str] | None = None, state_dir: Path | None = None) -> SiteFiles:
-    """The site of a coordinator's file of settings. `tls` and `state_dir` are settings from its unit.
+def of_config(
+    config: Path, tls: Mapping[str, str] | None = None, state_dir: Path | None = None
+) -> SiteFiles:
+    """The site of a coordinator's file of settings. `tls` and `state_dir` are settings from its
+    unit.
 
-    Raises InvalidArgumentError for a file without a state directory, or one that names files which are not there.
+    Raises InvalidArgumentError for a file without a state directory, or one that names files which
+    are not there.
     """
     settings: dict[str, Any] = {**read_sections(config).get("coordinator", {}), **(tls or {})}
     folder = config.parent
     state = state_dir or (folder / settings["state_dir"] if "state_dir" in settings else None)
     if state is None or not (state / "state.sqlite").is_file():
         raise InvalidArgumentError(
-            f"--config {config}: its state_dir ({state or 'not given'}) has no state.sqlite: start the coordinator "
+            f"--config {config}: its state_dir ({state or 'not given'}) has no state.sqlite: start "
+            "the coordinator "
             "once, or give the file that it is started with",
             field="config",
         )
@@ -96,13 +101,16 @@ def of_config(config: Path, tls: Mapping[str, str] | None = None, state_dir: Pat
 
 
 def of_installed() -> SiteFiles:
-    """The site of the coordinator that `edgectl install` laid out. Raises DataLossError for a damaged record."""
+    """The site of the coordinator that `edgectl install` laid out. Raises DataLossError for a
+    damaged record."""
     config = Path(installation.config_path(Daemon.COORDINATOR))
     record_path = Path(installation.record_path(Daemon.COORDINATOR))
     credentials = str(config.parent / "tls")  # of the Debian package's unit
     tls: dict[str, str] = {}
     if record_path.exists():
-        options = installation.from_text(record_path.read_text(encoding="utf-8"), str(record_path)).options
+        options = installation.from_text(
+            record_path.read_text(encoding="utf-8"), str(record_path)
+        ).options
         credentials = options.credentials
         if options.ca_key:
             tls["ca_key"] = options.ca_key
@@ -124,7 +132,8 @@ def of_served(folder: Path) -> SiteFiles:
 
 
 def find_site(directory: Path) -> SiteFiles:
-    """The site that `edgectl init` made in `directory`, else the installed one, else that of `edgectl serve`.
+    """The site that `edgectl init` made in `directory`, else the installed one, else that of
+    `edgectl serve`.
 
     Raises NotFoundError if this machine has none of them.
     """
@@ -136,13 +145,17 @@ def find_site(directory: Path) -> SiteFiles:
     if served.is_dir():
         return of_served(served)
     raise NotFoundError(
-        f"there is no coordinator of this user here ({directory / _CONFIG}, {installation.CONFIGURATION}, {served}): "
-        "give --config FILE, with which the coordinator is started, or --state-dir DIR of edgectl serve",
+        f"there is no coordinator of this user here ({directory / _CONFIG}, "
+        f"{installation.CONFIGURATION}, {served}): "
+        "give --config FILE, with which the coordinator is started, or --state-dir DIR of edgectl "
+        "serve",
         field="config",
     )
 
 
-def write_backup(site: SiteFiles, path: Path, made_at: float, *, force: bool) -> dict[str, ArchivedFile]:
+def write_backup(
+    site: SiteFiles, path: Path, made_at: float, *, force: bool
+) -> dict[str, ArchivedFile]:
     """Write a backup and return its files. Raises as `write_archive`."""
     about = {
         "format": FORMAT,
@@ -158,7 +171,8 @@ def write_backup(site: SiteFiles, path: Path, made_at: float, *, force: bool) ->
 
 
 def site_name(site: SiteFiles) -> str:
-    """The name in the coordinator's certificate, "here" for a site of `edgectl serve`, "" for one in plaintext."""
+    """The name in the coordinator's certificate, "here" for a site of `edgectl serve`, "" for one
+    in plaintext."""
     from edgeshard.local.cluster import SITE
     from edgeshard.rpc.tls import TlsFiles
 
@@ -177,7 +191,8 @@ def read_backup(path: Path) -> Backup:
     about = archive.about
     if about.get("format") != FORMAT:
         raise FailedPreconditionError(
-            f"{path} was made by EdgeShard {str(about.get('edgeshard'))[:40]}, in a form that {__version__} cannot "
+            f"{path} was made by EdgeShard {str(about.get('edgeshard'))[:40]}, in a form that "
+            f"{__version__} cannot "
             "read: restore it with that version",
             field="file",
             reason="BACKUP_VERSION",
@@ -194,19 +209,26 @@ def read_backup(path: Path) -> Backup:
             {str(name): str(digest) for name, digest in about["models"].items()},
         )
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise InvalidArgumentError(f"{path}: its manifest has another form", field="file", reason="NO_BACKUP") from None
+        raise InvalidArgumentError(
+            f"{path}: its manifest has another form", field="file", reason="NO_BACKUP"
+        ) from None
     for name in archive.files:
         if name.partition("/")[0] not in ("site", "state", "own"):
-            raise InvalidArgumentError(f"{path} has a file {name!r}, which no site has", field="file")
+            raise InvalidArgumentError(
+                f"{path} has a file {name!r}, which no site has", field="file"
+            )
     return backup
 
 
-def restore_site(backup: Backup, directory: Path, state_dir: Path, prepare_state: Callable[[Path], None]) -> Path:
+def restore_site(
+    backup: Backup, directory: Path, state_dir: Path, prepare_state: Callable[[Path], None]
+) -> Path:
     """Write a backup's files to `directory` and `state_dir`; for a site of `edgectl serve` only to
     `state_dir`. Returns the coordinator's file of settings, or the folder of `edgectl serve`.
 
-    `prepare_state` changes the state's file before it is put in its place. Raises FailedPreconditionError for a
-    directory that is in use or not empty, and nothing is written then; OSError.
+    `prepare_state` changes the state's file before it is put in its place. Raises
+    FailedPreconditionError for a directory that is in use or not empty, and nothing is written
+    then; OSError.
     """
     targets: dict[Path, tuple[str, ...]]
     if backup.served:
@@ -256,10 +278,15 @@ def _staging(target: Path) -> Path:
 
 
 def _check_free(target: Path) -> None:
-    for lock in (target / "state.lock", target / "serve.lock", target / "coordinator" / "state.lock"):
+    for lock in (
+        target / "state.lock",
+        target / "serve.lock",
+        target / "coordinator" / "state.lock",
+    ):
         if lock.is_file() and _is_locked(lock):
             raise FailedPreconditionError(
-                f"{target} is in use by a coordinator; stop it first, or restore to another directory",
+                f"{target} is in use by a coordinator; stop it first, or restore to another "
+                "directory",
                 field="state-dir",
                 reason="STATE_DIR_IN_USE",
             )
@@ -282,7 +309,11 @@ def _is_locked(path: Path) -> bool:
 
 def _state_files(state: Path) -> dict[str, Path]:
     """All files of a state directory except models, locks and temporary files."""
-    return {f"state/{path.relative_to(state)}": path for path in _files_of(state) if not _is_skipped(path, state)}
+    return {
+        f"state/{path.relative_to(state)}": path
+        for path in _files_of(state)
+        if not _is_skipped(path, state)
+    }
 
 
 def _is_skipped(path: Path, state: Path) -> bool:
@@ -304,7 +335,8 @@ def _files_of(directory: Path) -> Iterator[Path]:
 
 
 def _authority_files(directory: Path, files: Mapping[str, Path]) -> dict[str, Path]:
-    """The files of `edgectl init` and `edgectl certificate`, except those that the settings name."""
+    """The files of `edgectl init` and `edgectl certificate`, except those that the settings
+    name."""
     own = [directory / "ca.pem", directory / "site"]
     for folder in sorted(directory.iterdir()):
         if folder.is_dir() and not folder.is_symlink():
@@ -321,7 +353,8 @@ def _present(files: Mapping[str, Path]) -> dict[str, Path]:
                 pass
         except OSError as error:
             raise InvalidArgumentError(
-                f"{path}, a file of the site, cannot be read: {error.strerror}; run the command as the coordinator's "
+                f"{path}, a file of the site, cannot be read: {error.strerror}; run the command as "
+                "the coordinator's "
                 "user or as root",
                 field="config",
             ) from None

@@ -38,7 +38,8 @@ def agent_line(config: Path) -> str:
 
 
 def write_client_settings(coordinator: str, directory: Path) -> None:
-    """Write the settings of this user's edgectl and SDK: the coordinator, and the PEM files of `directory`."""
+    """Write the settings of this user's edgectl and SDK: the coordinator, and the PEM files of
+    `directory`."""
     from edgeshard.client.site_access import configuration
     from edgeshard.rpc.tls_files import tls_files, write_private
 
@@ -56,7 +57,8 @@ def tls_values(files: TlsFiles, folder: Path) -> dict[str, str]:
 
 
 def path_from(folder: Path, path: Path) -> str:
-    """A path as a file of settings in `folder` names it: relative if it is in there, so that both can move together."""
+    """A path as a file of settings in `folder` names it: relative if it is in there, so that both
+    can move together."""
     path = path.absolute()
     folder = folder.absolute()
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
@@ -65,7 +67,9 @@ def path_from(folder: Path, path: Path) -> str:
 def to_toml(section: str, values: Mapping[str, Any]) -> str:
     """A TOML text of one section of texts, numbers, truth values and lists of them."""
     # A JSON text is also valid in TOML.
-    return f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    return f"[{section}]\n" + "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in values.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class Member:
 def member_of_machine(root: Path = Path("/")) -> Member:
     """The service of this machine, else the newest node of this user, else this user itself.
 
-    Raises FailedPreconditionError if none has joined a site, and InvalidArgumentError for a file that cannot be read.
+    Raises FailedPreconditionError if none has joined a site, and InvalidArgumentError for a file
+    that cannot be read.
     """
     from edgeshard.rpc.tls_files import tls_files
 
@@ -96,7 +101,9 @@ def _coordinator(config: Path) -> str:
     section = read_toml(config, str(config), "config", "CONFIG_FILE").get("agent", {})
     address = section.get("coordinator") if isinstance(section, dict) else None
     if not isinstance(address, str):
-        raise InvalidArgumentError(f"{config} names no coordinator; give --from", field="coordinator")
+        raise InvalidArgumentError(
+            f"{config} names no coordinator; give --from", field="coordinator"
+        )
     return address
 
 

@@ -11,13 +11,15 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 Collect = Callable[[], Iterable[Metric]]
-"""Reads the state of a part of the daemon. Called from the event loop's thread at each scrape, and never between."""
+"""Reads the state of a part of the daemon. Called from the event loop's thread at each scrape, and
+never between."""
 
 
 def choose_encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
     """The writer and the content type of the format that an Accept header wants.
 
-    The library cannot compare a version that is not of numbers: such a header gets the plain format.
+    The library cannot compare a version that is not of numbers: such a header gets the plain
+    format.
     """
     try:
         return formats.choose_encoder(accept)
@@ -34,7 +36,8 @@ class _Reading(Collector):
 
 
 class Metrics:
-    """A daemon's figures. Nothing is counted here: a scrape reads the counts that its parts keep."""
+    """A daemon's figures. Nothing is counted here: a scrape reads the counts that its parts
+    keep."""
 
     def __init__(self, *collects: Collect) -> None:
         # Without their names beforehand: that would be a scrape of a daemon that has not started.
@@ -48,7 +51,8 @@ class Metrics:
         return encoded(self.collected(), accept)
 
     async def exposed(self, accept: str = "") -> tuple[bytes, str]:
-        """The same, read on the event loop, where the state is, and written in a thread, which takes longer."""
+        """The same, read on the event loop, where the state is, and written in a thread, which
+        takes longer."""
         return await asyncio.to_thread(encoded, self.collected(), accept)
 
     def collected(self) -> list[Metric]:

@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from edgeshard.domain.ids import escaped
 from edgeshard.domain.nodes.device import Condition, StageExperts, StageStreaming, StageSwap
@@ -26,7 +31,8 @@ def gauge(name: str, meaning: str, labels: Sequence[str], samples: Iterable[Samp
 
 
 def counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
-    """The metric of a figure that only grows, since the daemon began; `name` is without the `_total` that it gets."""
+    """The metric of a figure that only grows, since the daemon began; `name` is without the
+    `_total` that it gets."""
     return _filled(CounterMetricFamily(name, meaning, labels=labels), samples)
 
 
@@ -37,7 +43,10 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[S
 
 
 def histogram(
-    name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], Histogram]]
+    name: str,
+    meaning: str,
+    labels: Sequence[str],
+    samples: Iterable[tuple[Sequence[str], Histogram]],
 ) -> Metric:
     """The metric of figures by size, a histogram for each value of the labels."""
     family = HistogramMetricFamily(name, meaning, labels=labels)
@@ -66,9 +75,14 @@ class OwnCondition:
         yield gauge("edgeshard_disk_size_bytes", disk, (), [((), condition.disk_total_bytes)])
         yield gauge("edgeshard_disk_free_bytes", disk, (), [((), condition.disk_free_bytes)])
         written = "What that disk takes, flushed; 0 before it was measured."
-        yield gauge("edgeshard_disk_write_bytes_per_second", written, (), [((), condition.disk_write_bps)])
+        yield gauge(
+            "edgeshard_disk_write_bytes_per_second", written, (), [((), condition.disk_write_bps)]
+        )
         if condition.certificate_ends_s:
-            ends, meaning = [((), condition.certificate_ends_s)], "When this daemon's certificate ends."
+            ends, meaning = (
+                [((), condition.certificate_ends_s)],
+                "When this daemon's certificate ends.",
+            )
             yield gauge("edgeshard_certificate_expiry_timestamp_seconds", meaning, (), ends)
 
 
@@ -92,13 +106,23 @@ class TierFigures(Generic[Part]):
         """Metrics whose names begin with `prefix`, of parts by the values of their `labels`."""
         for family, figures in ((gauge, self.now), (counter, self.since)):
             for name, meaning, figure in figures:
-                yield family(f"{prefix}_{name}", meaning, labels, [(of, figure(part)) for of, part in parts])
+                yield family(
+                    f"{prefix}_{name}", meaning, labels, [(of, figure(part)) for of, part in parts]
+                )
 
 
 STREAMING: TierFigures[StageStreaming] = TierFigures(
     now=(
-        ("resident_bytes", "Weights of a streaming stage that stay in memory.", lambda part: part.resident_bytes),
-        ("streamed_bytes", "Weights that each sweep reads from the disk.", lambda part: part.streamed_bytes),
+        (
+            "resident_bytes",
+            "Weights of a streaming stage that stay in memory.",
+            lambda part: part.resident_bytes,
+        ),
+        (
+            "streamed_bytes",
+            "Weights that each sweep reads from the disk.",
+            lambda part: part.streamed_bytes,
+        ),
     ),
     since=(
         ("read_bytes", "Weights that were read from the disk.", lambda part: part.read_bytes),
@@ -107,7 +131,11 @@ STREAMING: TierFigures[StageStreaming] = TierFigures(
 )
 EXPERTS: TierFigures[StageExperts] = TierFigures(
     now=(
-        ("cached_bytes", "Experts in memory, of a stage with experts on its disk.", lambda part: part.cached_bytes),
+        (
+            "cached_bytes",
+            "Experts in memory, of a stage with experts on its disk.",
+            lambda part: part.cached_bytes,
+        ),
         ("room_bytes", "Limit of those in memory.", lambda part: part.room_bytes),
         ("size_bytes", "All experts of such a stage.", lambda part: part.total_bytes),
     ),
@@ -120,7 +148,11 @@ EXPERTS: TierFigures[StageExperts] = TierFigures(
 )
 SWAP: TierFigures[StageSwap] = TierFigures(
     now=(
-        ("swap_capacity_bytes", "KV that a stage may keep aside.", lambda part: part.capacity_bytes),
+        (
+            "swap_capacity_bytes",
+            "KV that a stage may keep aside.",
+            lambda part: part.capacity_bytes,
+        ),
         ("swap_kept_bytes", "KV that it keeps aside now.", lambda part: part.kept_bytes),
     ),
     since=(

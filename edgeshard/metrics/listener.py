@@ -1,4 +1,5 @@
-"""HTTP for Prometheus, in the daemon's own event loop: one path, one method, small requests and few at once."""
+"""HTTP for Prometheus, in the daemon's own event loop: one path, one method, small requests and few
+at once."""
 
 from __future__ import annotations
 
@@ -27,13 +28,16 @@ _READERS = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
 class MetricsListener:
-    """The HTTP listener of `metrics` on `address`, host:port; it does not listen if the address is None.
+    """The HTTP listener of `metrics` on `address`, host:port; it does not listen if the address is
+    None.
 
-    It is in plaintext on loopback only, else over mutual TLS: then the site's clients and operators may read, except
-    the holders of certificates that `denials` refuses.
+    It is in plaintext on loopback only, else over mutual TLS: then the site's clients and operators
+    may read, except the holders of certificates that `denials` refuses.
     """
 
-    def __init__(self, address: str | None, tls: TlsFiles | None, metrics: Metrics, denials: Denials) -> None:
+    def __init__(
+        self, address: str | None, tls: TlsFiles | None, metrics: Metrics, denials: Denials
+    ) -> None:
         if address is not None:
             check_secure(address, tls, "metrics-listen")
         self._address = address
@@ -79,7 +83,9 @@ class MetricsListener:
         try:
             async with asyncio.timeout(TIME_LIMIT_S):
                 status, kind, body = await self._answer(reader, writer)
-                head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                head = (
+                    f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                )
                 writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
                 await writer.drain()
         except (TimeoutError, ConnectionError, ssl.SSLError):
@@ -90,9 +96,13 @@ class MetricsListener:
             with suppress(ConnectionError, ssl.SSLError, TimeoutError):
                 await asyncio.wait_for(writer.wait_closed(), TIME_LIMIT_S)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, str, bytes]:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[str, str, bytes]:
         if self._open > MOST_AT_ONCE:
-            return _refusal("503 Service Unavailable", "too many scrapes at once; scrape less often")
+            return _refusal(
+                "503 Service Unavailable", "too many scrapes at once; scrape less often"
+            )
         try:
             request = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
@@ -106,17 +116,28 @@ class MetricsListener:
             return _refusal("404 Not Found", f"this address serves only {PATH}")
         if method != "GET":
             return _refusal("405 Method Not Allowed", f"{PATH} takes GET")
-        accept = next((value for key, _, value in (h.partition(":") for h in headers) if key.lower() == "accept"), "")
+        accept = next(
+            (
+                value
+                for key, _, value in (h.partition(":") for h in headers)
+                if key.lower() == "accept"
+            ),
+            "",
+        )
         try:
             text, kind = await self._metrics.exposed(accept)
         except Exception:
             log.exception("metrics_failed")
-            return _refusal("500 Internal Server Error", "the metrics cannot be read now; see the daemon's log")
+            return _refusal(
+                "500 Internal Server Error", "the metrics cannot be read now; see the daemon's log"
+            )
         return "200 OK", kind, text
 
     def _denied(self, writer: asyncio.StreamWriter) -> str:
         """The reason why the holder of the certificate may not read; '' if it may."""
-        pem = ssl.DER_cert_to_PEM_cert(writer.get_extra_info("ssl_object").getpeercert(binary_form=True)).encode()
+        pem = ssl.DER_cert_to_PEM_cert(
+            writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        ).encode()
         try:
             principal = principal_of(pem)
             if principal.role not in _READERS:

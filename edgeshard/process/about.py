@@ -20,16 +20,20 @@ _SECRET_PARTS = ("key", "password", "secret", "token")
 
 
 class Process:
-    """This process, from the call on. `own` are EdgeShard's versions, `libraries` the distributions to report, too."""
+    """This process, from the call on. `own` are EdgeShard's versions, `libraries` the distributions
+    to report, too."""
 
-    def __init__(self, settings: DaemonSettings, own: Mapping[str, str], libraries: Sequence[str]) -> None:
+    def __init__(
+        self, settings: DaemonSettings, own: Mapping[str, str], libraries: Sequence[str]
+    ) -> None:
         self.settings = settings
         self._own = dict(own)
         self._libraries = tuple(libraries)
         self._began_s = time.monotonic()
 
     def about(self) -> dict[str, Any]:
-        """Describe the process in JSON types. Call it from the event loop's thread, whose tasks it counts."""
+        """Describe the process in JSON types. Call it from the event loop's thread, whose tasks it
+        counts."""
         return {
             "versions": self._own | versions(self._libraries),
             "settings": public_settings(self.settings),
@@ -61,9 +65,13 @@ def versions(libraries: Sequence[str]) -> dict[str, str]:
 
 
 def public_settings(settings: DaemonSettings) -> dict[str, Any]:
-    """The settings as JSON types. A setting named as a key or a secret shows only whether it is set."""
+    """The settings as JSON types. A setting named as a key or a secret shows only whether it is
+    set."""
     values = settings.model_dump(mode="json")
-    return {name: value if value is None or not _is_secret(name) else "set" for name, value in values.items()}
+    return {
+        name: value if value is None or not _is_secret(name) else "set"
+        for name, value in values.items()
+    }
 
 
 def _is_secret(name: str) -> bool:

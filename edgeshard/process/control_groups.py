@@ -1,4 +1,5 @@
-"""What the control groups of this process leave it: memory and processor time. Linux, versions 1 and 2.
+"""What the control groups of this process leave it: memory and processor time. Linux, versions 1
+and 2.
 
 A group may use no more than each group around it, so the least of all limits holds. A container
 sees only its own part of the tree, so the mounts are read and not assumed.
@@ -23,7 +24,8 @@ _RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes that a process may count on. `limited`: its groups leave it less than the machine has."""
+    """Bytes that a process may count on. `limited`: its groups leave it less than the machine
+    has."""
 
     total_bytes: int
     available_bytes: int
@@ -31,7 +33,8 @@ class ProcessMemory:
 
 
 def process_memory(total_bytes: int, available_bytes: int, root: Path = ROOT) -> ProcessMemory:
-    """The machine's memory, or the part of it that the groups of this process leave. `root` is for tests."""
+    """The machine's memory, or the part of it that the groups of this process leave. `root` is for
+    tests."""
     least_bytes = total_bytes
     for group in _groups(root, "memory"):
         limit = _limit(group)
@@ -54,20 +57,26 @@ class _Group:
 
 
 def _limit(group: _Group) -> int:
-    """The bytes that a group may have, the groups around it left aside. memory.high stops it as memory.max does."""
+    """The bytes that a group may have, the groups around it left aside. memory.high stops it as
+    memory.max does."""
     if group.version == 2:
         return min(_number(group.directory / name) for name in ("memory.max", "memory.high"))
-    above = _stat(group).get("hierarchical_memory_limit", UNLIMITED)  # of groups that a container cannot see
+    above = _stat(group).get(
+        "hierarchical_memory_limit", UNLIMITED
+    )  # of groups that a container cannot see
     return min(above, _number(group.directory / "memory.limit_in_bytes"))
 
 
 def _used(group: _Group) -> int:
-    """The bytes that a group has, less what the kernel would take back. Groups inside it are counted."""
+    """The bytes that a group has, less what the kernel would take back. Groups inside it are
+    counted."""
     name = "memory.current" if group.version == 2 else "memory.usage_in_bytes"
     used = _number(group.directory / name)
     stat = _stat(group)
     prefix = "" if group.version == 2 else "total_"
-    return (0 if used == UNLIMITED else used) - sum(stat.get(prefix + count, 0) for count in _RECLAIMABLE)
+    return (0 if used == UNLIMITED else used) - sum(
+        stat.get(prefix + count, 0) for count in _RECLAIMABLE
+    )
 
 
 def _quota(group: _Group) -> float:
@@ -75,7 +84,9 @@ def _quota(group: _Group) -> float:
     if group.version == 2:
         words = text_of(group.directory / "cpu.max").split()
     else:
-        period = text_of(group.directory / "cpu.cfs_period_us").strip() or "100000"  # the kernel's own
+        period = (
+            text_of(group.directory / "cpu.cfs_period_us").strip() or "100000"
+        )  # the kernel's own
         words = [text_of(group.directory / "cpu.cfs_quota_us").strip(), period]
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return 0.0
@@ -83,7 +94,8 @@ def _quota(group: _Group) -> float:
 
 
 def _groups(root: Path, controller: str) -> Iterator[_Group]:
-    """The group of this process for a controller, then the groups around it, as far as they can be seen."""
+    """The group of this process for a controller, then the groups around it, as far as they can be
+    seen."""
     for line in text_of(root / "proc/self/cgroup").splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
@@ -93,7 +105,11 @@ def _groups(root: Path, controller: str) -> Iterator[_Group]:
             continue
         mount = _mount(root, version, controller)
         path = PurePosixPath(parts[2])
-        inside = path.relative_to(mount.top_group) if path.is_relative_to(mount.top_group) else path.relative_to("/")
+        inside = (
+            path.relative_to(mount.top_group)
+            if path.is_relative_to(mount.top_group)
+            else path.relative_to("/")
+        )
         if ".." in inside.parts:
             inside = PurePosixPath()
         here = mount.directory / inside

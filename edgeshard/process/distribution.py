@@ -22,7 +22,8 @@ _STATE = "~/.config/edgeshard ~/.local/state/edgeshard ~/.cache/edgeshard"
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """An installation by deploy/install.sh in `prefix`; `environment` is the version that runs now."""
+    """An installation by deploy/install.sh in `prefix`; `environment` is the version that runs
+    now."""
 
     prefix: Path
     environment: Path
@@ -33,13 +34,17 @@ class Scripted:
         return self.environment / "install.sh"
 
     def is_of(self, requirements_sha256: str) -> bool:
-        """Whether this version was installed from requirements.txt with that SHA-256, and its services run it."""
+        """Whether this version was installed from requirements.txt with that SHA-256, and its
+        services run it."""
         try:
             content = (self.environment / "requirements.txt").read_bytes()
             in_use = (self.prefix / ".in-use").read_text().strip()
         except OSError:
             return False
-        return sha256(content).hexdigest() == requirements_sha256 and in_use == f"versions/{self.environment.name}"
+        return (
+            sha256(content).hexdigest() == requirements_sha256
+            and in_use == f"versions/{self.environment.name}"
+        )
 
     def check(self) -> None:
         """Raise FailedPreconditionError if the script is missing."""
@@ -53,7 +58,8 @@ class Scripted:
 
 @dataclass(frozen=True, slots=True)
 class Managed:
-    """An installation that other programs manage: `what` it is, and their commands in the shell's words."""
+    """An installation that other programs manage: `what` it is, and their commands in the shell's
+    words."""
 
     what: str
     upgrade: str
@@ -62,14 +68,19 @@ class Managed:
     purge: str
 
     def error(self, command: str) -> FailedPreconditionError:
-        """The error of a command of edgectl that is not for this installation. It names the right `command`."""
+        """The error of a command of edgectl that is not for this installation. It names the right
+        `command`."""
         return FailedPreconditionError(
-            f"EdgeShard was installed by {self.what}; nothing was changed. Run: {command}", reason="MANAGED"
+            f"EdgeShard was installed by {self.what}; nothing was changed. Run: {command}",
+            reason="MANAGED",
         )
 
 
-def distribution_of(environment: Path, code: Path, packaged: Path = PACKAGED, dpkg: Path = _DPKG) -> Scripted | Managed:
-    """How the program with this Python `environment` was installed. `code` is the directory of its package.
+def distribution_of(
+    environment: Path, code: Path, packaged: Path = PACKAGED, dpkg: Path = _DPKG
+) -> Scripted | Managed:
+    """How the program with this Python `environment` was installed. `code` is the directory of its
+    package.
 
     `packaged` is the environment of a Debian package, `dpkg` the directory of dpkg's file lists.
     """
@@ -90,9 +101,12 @@ def this_distribution() -> Scripted | Managed:
 
 
 def program_words(name: str) -> str:
-    """The shell's words for a program of this installation: its name if PATH leads to it, else its path."""
+    """The shell's words for a program of this installation: its name if PATH leads to it, else its
+    path."""
     distribution = this_distribution()
-    environment = distribution.prefix / "current" if isinstance(distribution, Scripted) else Path(sys.prefix)
+    environment = (
+        distribution.prefix / "current" if isinstance(distribution, Scripted) else Path(sys.prefix)
+    )
     path = environment / "bin" / name
     on_path = shutil.which(name)
     if not path.exists() or (on_path is not None and Path(on_path).resolve() == path.resolve()):
@@ -125,7 +139,11 @@ def _packaged(dpkg: Path) -> Managed:
 def _checkout(checkout: Path, environment: Path) -> Managed:
     at = shlex.quote(str(checkout))
     own = checkout in environment.parents
-    remove = f"rm -rf {shlex.quote(str(environment))}" if own else _pip(environment, "uninstall edgeshard")
+    remove = (
+        f"rm -rf {shlex.quote(str(environment))}"
+        if own
+        else _pip(environment, "uninstall edgeshard")
+    )
     return Managed(
         f"a checkout, {checkout}",
         upgrade=f"git -C {at} pull && make -C {at} setup",

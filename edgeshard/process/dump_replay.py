@@ -12,7 +12,8 @@ from edgeshard.domain.errors import EdgeShardError
 
 
 def replay_stdin(machine: StateMachine[Any, Any]) -> None:
-    """Read a JSON object of documents from stdin; write one of their results, or of why one cannot be replayed."""
+    """Read a JSON object of documents from stdin; write one of their results, or of why one cannot
+    be replayed."""
     results: dict[str, Any] = {}
     for name, document in json.load(sys.stdin).items():
         try:

@@ -23,11 +23,15 @@ def missing(*extras: str) -> list[str]:
 
 
 def check_extras(program: str, *extras: str) -> None:
-    """Raise FailedPreconditionError naming the extras that `program` needs and this installation lacks."""
+    """Raise FailedPreconditionError naming the extras that `program` needs and this installation
+    lacks."""
     lacking = missing(*extras)
     if lacking:
-        named = " and ".join([", ".join(lacking[:-1]), lacking[-1]]) if len(lacking) > 1 else lacking[0]
+        named = (
+            " and ".join([", ".join(lacking[:-1]), lacking[-1]]) if len(lacking) > 1 else lacking[0]
+        )
         raise FailedPreconditionError(
-            f"{program} needs the {named} extra{'s' if len(lacking) > 1 else ''}: {extra_line(','.join(lacking))}",
+            f"{program} needs the {named} extra{'s' if len(lacking) > 1 else ''}: "
+            f"{extra_line(','.join(lacking))}",
             reason="MISSING_EXTRA",
         )

@@ -1,5 +1,5 @@
-"""Steps of `edgectl install` and `edgectl uninstall` on a machine, as values. Pure: the command takes them
-(`edgeshard.cli.commands.site.install`).
+"""Steps of `edgectl install` and `edgectl uninstall` on a machine, as values. Pure: the command
+takes them (`edgeshard.cli.commands.site.install`).
 
 An installation keeps a record of what it made, in a file next to the daemon's configuration. A file
 that differs from the record was changed by hand, and is neither written nor removed.
@@ -55,7 +55,8 @@ class InstallOptions:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An installation: sha256 of its files by path, its directories (outer ones first), whether it made the user."""
+    """An installation: sha256 of its files by path, its directories (outer ones first), whether it
+    made the user."""
 
     options: InstallOptions
     files: Mapping[str, str] = field(default_factory=dict)
@@ -65,10 +66,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class SystemState:
-    """The state of `interesting` paths: sha256 of files and links by path, directories, and whether the user exists.
+    """The state of `interesting` paths: sha256 of files and links by path, directories, and whether
+    the user exists.
 
-    `shared` are directories in the record of the other daemon. `live` is True on the running machine, False in an
-    image.
+    `shared` are directories in the record of the other daemon. `live` is True on the running
+    machine, False in an image.
     """
 
     files: Mapping[str, str]
@@ -162,23 +164,35 @@ def drop_ins(daemon: Daemon) -> str:
 
 
 def files(daemon: Daemon, options: InstallOptions) -> dict[str, str]:
-    """The files of an installation, by path. Raises InvalidArgumentError for programs that no unit can run."""
+    """The files of an installation, by path. Raises InvalidArgumentError for programs that no unit
+    can run."""
     check_visible(options.programs)
-    option_paths = {"credentials": options.credentials, "ca-key": options.ca_key, "wheels": options.wheels}
+    option_paths = {
+        "credentials": options.credentials,
+        "ca-key": options.ca_key,
+        "wheels": options.wheels,
+    }
     paths = {"bin": options.programs, **{name: path or "/" for name, path in option_paths.items()}}
     for name, text in paths.items():
         # Characters that mean something to systemd in a command or a path.
         if not text.startswith("/") or set(text) & set("\"'\\%$:; \t\n"):
             raise InvalidArgumentError(
-                f"--{name} {text!r} must be an absolute path without spaces or any of \"'\\%$:;", field=name
+                f"--{name} {text!r} must be an absolute path without spaces or any of \"'\\%$:;",
+                field=name,
             )
     values = {key: getattr(options, key) for key in _CONFIGURED[daemon]}
     config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
     return {
         user_path(daemon): f'u {daemon.unit} - "EdgeShard {daemon}" {state_directory(daemon)}\n',
-        config_path(daemon): f"# Every option of {daemon.unit} --help may stand here.\n[{daemon}]\n{config}",
+        config_path(
+            daemon
+        ): f"# Every option of {daemon.unit} --help may stand here.\n[{daemon}]\n{config}",
         unit_path(daemon): unit_text(
-            daemon, f"{options.programs}/{daemon.unit}", config_path(daemon), options.credentials, options.ca_key
+            daemon,
+            f"{options.programs}/{daemon.unit}",
+            config_path(daemon),
+            options.credentials,
+            options.ca_key,
         ),
     }
 
@@ -188,7 +202,8 @@ def check_visible(path: str) -> None:
     for hidden in _HIDDEN:
         if PurePosixPath(path).is_relative_to(hidden):
             raise InvalidArgumentError(
-                f"{path} cannot be run by the unit, which sees nothing of {hidden}: install EdgeShard elsewhere, such "
+                f"{path} cannot be run by the unit, which sees nothing of {hidden}: install "
+                "EdgeShard elsewhere, such "
                 "as in /opt/edgeshard, or give --bin DIR",
                 field="bin",
             )
@@ -196,12 +211,19 @@ def check_visible(path: str) -> None:
 
 def interesting(daemon: Daemon, options: InstallOptions, record: Record | None) -> set[str]:
     """The paths whose state decides on the steps of an installation or of its removal."""
-    paths = {*files(daemon, options), *(record.files if record else ()), record_path(daemon), enabled_path(daemon)}
+    paths = {
+        *files(daemon, options),
+        *(record.files if record else ()),
+        record_path(daemon),
+        enabled_path(daemon),
+    }
     paths |= {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     return paths | {state_directory(daemon), drop_ins(daemon), JOINED}
 
 
-def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None, system: SystemState) -> list[Step]:
+def install_steps(
+    daemon: Daemon, options: InstallOptions, record: Record | None, system: SystemState
+) -> list[Step]:
     """Steps that install missing files and renew those that were not changed by hand; empty if
     nothing is missing."""
     before = record or Record(options, user=not system.user)
@@ -224,13 +246,18 @@ def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None
         steps.append(Write(record_path(daemon), to_text(after)))
     if system.live and not system.user:
         steps.append(Run(("systemd-sysusers", user_path(daemon))))
-    if system.live and any(isinstance(step, Write) and step.path == unit_path(daemon) for step in steps):
+    if system.live and any(
+        isinstance(step, Write) and step.path == unit_path(daemon) for step in steps
+    ):
         steps.append(Run(("systemctl", "daemon-reload")))
     return steps
 
 
-def uninstall_steps(daemon: Daemon, record: Record, system: SystemState, *, purge: bool) -> list[Step]:
-    """Steps that stop the daemon and remove its installation; with `purge` also its state and files changed by hand."""
+def uninstall_steps(
+    daemon: Daemon, record: Record, system: SystemState, *, purge: bool
+) -> list[Step]:
+    """Steps that stop the daemon and remove its installation; with `purge` also its state and files
+    changed by hand."""
     steps: list[Step] = []
     unit = unit_path(daemon)
     if system.live and unit in system.files:
@@ -249,14 +276,20 @@ def uninstall_steps(daemon: Daemon, record: Record, system: SystemState, *, purg
         steps.append(Run(("systemctl", "daemon-reload")))
     if daemon is Daemon.AGENT and JOINED in system.directories:
         steps.append(
-            RemoveDirectory(JOINED, whole=True) if purge else Leave(JOINED, "its certificate; --purge removes it")
+            RemoveDirectory(JOINED, whole=True)
+            if purge
+            else Leave(JOINED, "its certificate; --purge removes it")
         )
     keeps_state = state_directory(daemon) in system.directories and not purge
     steps += _state_steps(daemon, record, system, keeps_state)
     if drop_ins(daemon) in system.directories:
         steps.append(Leave(drop_ins(daemon), "it is not of edgectl install"))
     remaining = [*left, record_path(daemon)] if left or keeps_state else []
-    in_use = tuple(path for path in record.directories if any(file.startswith(f"{path}/") for file in remaining))
+    in_use = tuple(
+        path
+        for path in record.directories
+        if any(file.startswith(f"{path}/") for file in remaining)
+    )
     if remaining:
         # State for the next run.
         content = to_text(replace(record, files=left, directories=in_use))
@@ -264,7 +297,9 @@ def uninstall_steps(daemon: Daemon, record: Record, system: SystemState, *, purg
             steps.append(Write(record_path(daemon), content))
     else:
         steps.append(Remove(record_path(daemon)))
-    return steps + [RemoveDirectory(path) for path in reversed(record.directories) if path not in in_use]
+    return steps + [
+        RemoveDirectory(path) for path in reversed(record.directories) if path not in in_use
+    ]
 
 
 def _state_steps(daemon: Daemon, record: Record, system: SystemState, keeps: bool) -> list[Step]:
@@ -291,10 +326,13 @@ def to_text(record: Record) -> str:
 
 
 def from_text(text: str, path: str) -> Record:
-    """The record of a JSON text. Raises DataLossError naming `path` for a text that `to_text` did not make."""
+    """The record of a JSON text. Raises DataLossError naming `path` for a text that `to_text` did
+    not make."""
     try:
         return OWN.from_text(Record, text)
     except InvalidArgumentError:
         raise DataLossError(
-            f"{path} is damaged: remove it and install again, to have a new one", field="root", reason="RECORD"
+            f"{path} is damaged: remove it and install again, to have a new one",
+            field="root",
+            reason="RECORD",
         ) from None

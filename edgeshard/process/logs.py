@@ -1,4 +1,5 @@
-"""Logs of a daemon: structlog on stderr, JSON when that is not a terminal. Text of users is never logged.
+"""Logs of a daemon: structlog on stderr, JSON when that is not a terminal. Text of users is never
+logged.
 
 A limit on too frequent lines is pure: times are seconds of one clock, as values.
 """
@@ -27,7 +28,8 @@ class _Period:
 
 
 class Folds:
-    """Lines of one name pass `MOST_LINES` times in `PERIOD_S` from the first of them; the others are counted.
+    """Lines of one name pass `MOST_LINES` times in `PERIOD_S` from the first of them; the others
+    are counted.
 
     Without the limit a caller could fill the disk, for example by connections that cannot be
     accepted. `MOST_NAMES` names are distinguished at a time; all further names count as one.
@@ -49,7 +51,8 @@ class Folds:
         return period.lines <= self.MOST_LINES
 
     def over(self, now: float) -> list[tuple[str, int]]:
-        """Forget the periods that have ended; returns each name of which lines were left out, and their number."""
+        """Forget the periods that have ended; returns each name of which lines were left out, and
+        their number."""
         left_out = []
         # All periods have the same length, so they end in the order in which they began.
         while self._periods:
@@ -65,34 +68,52 @@ class Folds:
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
 _NAME_CHARS = 80
 MAX_VALUE_CHARACTERS = 1024
-"""Most characters of one value in a line: the number of lines is bounded, and so is their length."""
+"""Most characters of one value in a line: the number of lines is bounded, and so is their
+length."""
 MAX_TRACEBACK_CHARACTERS = 16_384
 _OWN_LINES = "\n\t"
 """Characters that `escaped` keeps in texts of several lines."""
 _JOURNAL_ERROR = 3
-_JOURNAL_LEVELS = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: _JOURNAL_ERROR}
+_JOURNAL_LEVELS = {
+    logging.DEBUG: 7,
+    logging.INFO: 6,
+    logging.WARNING: 4,
+    logging.ERROR: _JOURNAL_ERROR,
+}
 """Levels as the journal knows them, see sd-daemon(3)."""
 
 
-def drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Remove every private key, at any level, as a structlog processor: other people read a log, and later."""
+def drop_private(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Remove every private key, at any level, as a structlog processor: other people read a log,
+    and later."""
     for key in PRIVATE_KEYS & event.keys():
         del event[key]
     return event
 
 
-def shorten_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut each text, list and table to `MAX_VALUE_CHARACTERS`, as a structlog processor: a stranger may have sent it.
-    A traceback is made later: see `shorten_traceback`."""
+def shorten_values(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Cut each text, list and table to `MAX_VALUE_CHARACTERS`, as a structlog processor: a stranger
+    may have sent it. A traceback is made later: see `shorten_traceback`."""
     for key, value in event.items():
-        text = repr(value) if isinstance(value, list | tuple | set | frozenset | dict | bytes) else value
+        text = (
+            repr(value)
+            if isinstance(value, list | tuple | set | frozenset | dict | bytes)
+            else value
+        )
         if isinstance(text, str) and len(text) > MAX_VALUE_CHARACTERS:
             event[key] = f"{text[:MAX_VALUE_CHARACTERS]}... ({len(text)} characters)"
     return event
 
 
-def shorten_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut the middle of a long traceback, as a structlog processor: the errors in it may quote a stranger."""
+def shorten_traceback(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Cut the middle of a long traceback, as a structlog processor: the errors in it may quote a
+    stranger."""
     text = event.get("exception", "")
     if len(text) > MAX_TRACEBACK_CHARACTERS:
         part = MAX_TRACEBACK_CHARACTERS // 2
@@ -100,9 +121,11 @@ def shorten_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any
     return event
 
 
-def escape_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Replace what steers a terminal in each text, as a structlog processor: a stranger may have sent it. JSON has
-    escapes of its own."""
+def escape_values(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Replace what steers a terminal in each text, as a structlog processor: a stranger may have
+    sent it. JSON has escapes of its own."""
     for key, value in event.items():
         if isinstance(value, str):
             event[key] = escaped(value, _OWN_LINES if key == "exception" else "")
@@ -124,7 +147,8 @@ def stderr_is_journal() -> bool:
 
 
 def tell_ready(text: str) -> None:
-    """Print one line for a person who started this daemon on a terminal; programs read the log instead."""
+    """Print one line for a person who started this daemon on a terminal; programs read the log
+    instead."""
     if sys.stderr.isatty() and not stderr_is_journal():
         sys.stderr.write(f"ready: {escaped(text)}\n")
         sys.stderr.flush()
@@ -150,28 +174,34 @@ class _FoldingHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         now = self._clock.now()
         for name, count in self._folds.over(now):
-            structlog.get_logger(_OURS[0]).warning("lines_suppressed", of=name, lines=count, in_s=self._folds.PERIOD_S)
+            structlog.get_logger(_OURS[0]).warning(
+                "lines_suppressed", of=name, lines=count, in_s=self._folds.PERIOD_S
+            )
         if record.levelno <= logging.DEBUG or self._folds.passes(_name_of(record), now):
             super().emit(record)
 
 
 def _name_of(record: logging.LogRecord) -> str:
-    """The name of a kind of lines: the event, or the beginning of a library's text before it is filled in."""
+    """The name of a kind of lines: the event, or the beginning of a library's text before it is
+    filled in."""
     event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
     return str(event).partition("\n")[0][:_NAME_CHARS]
 
 
 class _JournalFormatter(structlog.stdlib.ProcessorFormatter):
-    """Puts the level in front of each line. A record is one line, tracebacks included, because it is JSON."""
+    """Puts the level in front of each line. A record is one line, tracebacks included, because it
+    is JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"<{_JOURNAL_LEVELS.get(record.levelno, _JOURNAL_ERROR)}>{super().format(record)}"
 
 
 def configure_logging(level: str) -> None:
-    """Send structlog and the standard library's logging to stderr, from `level` ("debug" to "error") up.
+    """Send structlog and the standard library's logging to stderr, from `level` ("debug" to
+    "error") up.
 
-    "debug" is for our own packages: other libraries log much then, and their lines are not checked for secrets.
+    "debug" is for our own packages: other libraries log much then, and their lines are not checked
+    for secrets.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -197,7 +227,11 @@ def configure_logging(level: str) -> None:
     handler.setFormatter(
         formatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *finish, renderer],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *finish,
+                renderer,
+            ],
         )
     )
     logging.getLogger().handlers[:] = [handler]

@@ -31,9 +31,14 @@ def utc_s() -> float:
 
 
 def read_condition(
-    version: str, directory: Path, tls: TlsFiles | None, disk_write_bps: float = 0.0, root: Path = ROOT
+    version: str,
+    directory: Path,
+    tls: TlsFiles | None,
+    disk_write_bps: float = 0.0,
+    root: Path = ROOT,
 ) -> Condition:
-    """This machine's condition, with the disk of `directory` and its measured `disk_write_bps`. `root` is for tests."""
+    """This machine's condition, with the disk of `directory` and its measured `disk_write_bps`.
+    `root` is for tests."""
     system = _memory(root)
     memory = process_memory(system.get("MemTotal", 0), system.get("MemAvailable", 0), root)
     total, free = disk_bytes(directory)
@@ -63,7 +68,8 @@ def usable_cores() -> int:
 
 
 def compute_threads(cores: int, quota: float) -> int:
-    """Threads that compute: one for each core, or one for each core that a quota pays for, begun ones included.
+    """Threads that compute: one for each core, or one for each core that a quota pays for, begun
+    ones included.
 
     More threads than that would wait for each other in the middle of each step.
     """
@@ -71,7 +77,8 @@ def compute_threads(cores: int, quota: float) -> int:
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
-    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros if unknown."""
+    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros
+    if unknown."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     try:
@@ -82,7 +89,8 @@ def disk_bytes(directory: Path) -> tuple[int, int]:
 
 
 def disk_write_bps(directory: Path) -> float:
-    """Bytes a second that can be written to `directory` and flushed; 0 if none can. Blocks while it measures."""
+    """Bytes a second that can be written to `directory` and flushed; 0 if none can. Blocks while it
+    measures."""
     block = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -106,7 +114,8 @@ class Machine:
         self._disk_write_bps = 0.0
 
     async def measure(self) -> None:
-        """Measure the disk. Once is enough: a disk does not grow slow by itself, and each time wears it a little."""
+        """Measure the disk. Once is enough: a disk does not grow slow by itself, and each time
+        wears it a little."""
         self._disk_write_bps = await asyncio.to_thread(disk_write_bps, self._directory)
 
     def condition(self) -> Condition:
@@ -115,7 +124,8 @@ class Machine:
 
 
 def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
-    """When this process's certificate ends and when it is to be renewed, in seconds since 1970; zeros without one."""
+    """When this process's certificate ends and when it is to be renewed, in seconds since 1970;
+    zeros without one."""
     if tls is None:
         return 0.0, 0.0
     from edgeshard.identity.certificates import validity_of
@@ -130,7 +140,10 @@ def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
 def _memory(root: Path) -> dict[str, int]:
     """Bytes of memory by the kernel's names."""
     text = text_of(root / "proc/meminfo")
-    return {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    return {
+        name: int(kilobytes) << 10
+        for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    }
 
 
 def _huge_pages(root: Path) -> str:
@@ -149,7 +162,8 @@ def _kernels() -> Support:
 
 @cache
 def _cuda(root: Path) -> Support:
-    """Whether PyTorch can use the NVIDIA card whose driver is here, by its files: importing it takes seconds."""
+    """Whether PyTorch can use the NVIDIA card whose driver is here, by its files: importing it
+    takes seconds."""
     torch = find_spec("torch")
     if not (root / "proc/driver/nvidia/version").exists() or torch is None or torch.origin is None:
         return Support.UNKNOWN

@@ -30,7 +30,8 @@ def keep_private() -> None:
 def private_directory(path: Path, option: str) -> None:
     """Make a directory for only its owner; remove others' rights from an existing one.
 
-    Raises OSError if it cannot be made, InvalidArgumentError naming `option` if others' rights cannot be removed.
+    Raises OSError if it cannot be made, InvalidArgumentError naming `option` if others' rights
+    cannot be removed.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -38,13 +39,15 @@ def private_directory(path: Path, option: str) -> None:
         return
     if mode & stat.S_ISVTX:
         raise InvalidArgumentError(
-            f"--{option} {path} is a directory for all users (mode {mode:04o}); give one below it", field=option
+            f"--{option} {path} is a directory for all users (mode {mode:04o}); give one below it",
+            field=option,
         )
     try:
         path.chmod(mode & ~0o077)
     except PermissionError:
         raise InvalidArgumentError(
-            f"--{option} {path} is open to others (mode {mode:04o}) and belongs to another user: run chmod 700 {path} "
+            f"--{option} {path} is open to others (mode {mode:04o}) and belongs to another user: "
+            f"run chmod 700 {path} "
             "as that user, or give another directory",
             field=option,
         ) from None

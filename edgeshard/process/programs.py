@@ -21,16 +21,18 @@ _VARIABLE = "PYTHONPATH"
 
 
 def prefer_installed() -> None:
-    """Search the folders of PYTHONPATH last: other software sets it, and old packages there shadow installed ones.
+    """Search the folders of PYTHONPATH last: other software sets it, and old packages there shadow
+    installed ones.
 
-    Call it before anything but the standard library and this package is imported. A folder that EdgeShard itself is in
-    keeps its place.
+    Call it before anything but the standard library and this package is imported. A folder that
+    EdgeShard itself is in keeps its place.
     """
     sys.path[:] = installed_first(sys.path, os.environ)
 
 
 def installed_first(path: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """`path` with the folders of PYTHONPATH after all others, except those that hold a package of EdgeShard."""
+    """`path` with the folders of PYTHONPATH after all others, except those that hold a package of
+    EdgeShard."""
     folders = environment.get(_VARIABLE, "").split(os.pathsep)
     foreign = {Path(folder).resolve() for folder in folders if folder and not _holds_own(folder)}
     first = [folder for folder in path if Path(folder).resolve() not in foreign]
@@ -51,7 +53,8 @@ _CLOSED = "it is closed; send it to a file, or to /dev/null"
 
 
 class OutputError(Exception):
-    """Standard output cannot be written; `number` is the errno. No OSError: those are of a command's own files."""
+    """Standard output cannot be written; `number` is the errno. No OSError: those are of a
+    command's own files."""
 
     def __init__(self, error: OSError) -> None:
         why = _CLOSED if error.errno == errno.EBADF else os.strerror(error.errno or 0)
@@ -83,9 +86,10 @@ class _Errors(io.FileIO):
 def program() -> Iterator[None]:
     """Run an installed program, whose modules are imported inside the body.
 
-    Folders of PYTHONPATH are searched last. A closed stream is opened on /dev/null, so that no file or socket takes its
-    descriptor. Exits 1 with one line on standard error if standard output cannot be written, and 141 without a line if
-    its reader has gone. Exits 130 without a line after a Ctrl-C that the body does not handle.
+    Folders of PYTHONPATH are searched last. A closed stream is opened on /dev/null, so that no file
+    or socket takes its descriptor. Exits 1 with one line on standard error if standard output
+    cannot be written, and 141 without a line if its reader has gone. Exits 130 without a line after
+    a Ctrl-C that the body does not handle.
     """
     prefer_installed()
     _open_closed()
@@ -110,7 +114,8 @@ def program() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Open /dev/null for closed streams. It is open for reading only in place of standard output: writes must fail."""
+    """Open /dev/null for closed streams. It is open for reading only in place of standard output:
+    writes must fail."""
     for descriptor in (_INPUT, _OUTPUT, _ERRORS):
         try:
             os.fstat(descriptor)
@@ -123,7 +128,9 @@ def _text(raw: io.FileIO, stream: TextIO | None) -> io.TextIOWrapper:
     """A text stream over a file, as Python made `stream` (None if it was closed)."""
     buffer = io.BufferedWriter(raw)
     if not isinstance(stream, io.TextIOWrapper):
-        return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        return io.TextIOWrapper(
+            buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
     stream.flush()
     return io.TextIOWrapper(
         buffer,
@@ -143,7 +150,8 @@ def _discard_output() -> None:
 
 @contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Stop the garbage collector while the body imports, which saves a tenth, and keep it from what was imported."""
+    """Stop the garbage collector while the body imports, which saves a tenth, and keep it from what
+    was imported."""
     gc.disable()
     try:
         yield

@@ -23,7 +23,11 @@ def changes(old: SettingsT, new: SettingsT) -> tuple[SettingsT, tuple[str, ...],
     settings that need a restart."""
     changed = [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
     updates = {name: getattr(new, name) for name in changed if name in old.reloaded}
-    return old.model_copy(update=updates), tuple(updates), tuple(name for name in changed if name not in updates)
+    return (
+        old.model_copy(update=updates),
+        tuple(updates),
+        tuple(name for name in changed if name not in updates),
+    )
 
 
 class Reloading(Generic[SettingsT]):
@@ -35,7 +39,10 @@ class Reloading(Generic[SettingsT]):
     """
 
     def __init__(
-        self, settings: SettingsT, read: Callable[[], SettingsT], prepare: Callable[[SettingsT], Callable[[], None]]
+        self,
+        settings: SettingsT,
+        read: Callable[[], SettingsT],
+        prepare: Callable[[SettingsT], Callable[[], None]],
     ) -> None:
         self.settings, self._read, self._prepare = settings, read, prepare
 

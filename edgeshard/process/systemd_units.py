@@ -23,7 +23,8 @@ class Daemon(StrEnum):
 
 
 CREDENTIALS = ("ca.pem", "cert.pem", "key.pem")
-"""The site's authority, the daemon's certificate and its key. systemd reads them as root; no one else needs to."""
+"""The site's authority, the daemon's certificate and its key. systemd reads them as root; no one
+else needs to."""
 
 # Values with the unit's name contain {unit}.
 _COMMON = """\
@@ -101,7 +102,9 @@ MemoryDenyWriteExecute=yes
 }
 
 
-def unit_text(daemon: Daemon, executable: str, config: str, credentials: str, ca_key: str = "") -> str:
+def unit_text(
+    daemon: Daemon, executable: str, config: str, credentials: str, ca_key: str = ""
+) -> str:
     """The text of a unit. All paths are absolute.
 
     `credentials` is the directory of CREDENTIALS, "" without TLS; `ca_key` is the authority's key
@@ -119,8 +122,10 @@ def unit_text(daemon: Daemon, executable: str, config: str, credentials: str, ca
         loads += f"LoadCredential=ca.key:{ca_key}\n"
         command += " --ca-key ${CREDENTIALS_DIRECTORY}/ca.key"
     return (
-        f"# Written by edgectl install {daemon}. Changes belong into a drop-in: systemctl edit {daemon.unit}\n"
-        f"[Unit]\nDescription=EdgeShard {daemon}\nWants=network-online.target\nAfter=network-online.target\n\n"
+        f"# Written by edgectl install {daemon}. Changes belong into a drop-in: systemctl edit "
+        f"{daemon.unit}\n"
+        "[Unit]\nDescription=EdgeShard "
+        f"{daemon}\nWants=network-online.target\nAfter=network-online.target\n\n"
         f"[Service]\nExecStart={command}\n{loads}{_COMMON.format(unit=daemon.unit)}{_OF[daemon]}\n"
         "[Install]\nWantedBy=multi-user.target\n"
     )

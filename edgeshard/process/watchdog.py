@@ -1,4 +1,5 @@
-"""The watchdog of a daemon: it beats only if each part of the daemon did something since the last beat.
+"""The watchdog of a daemon: it beats only if each part of the daemon did something since the last
+beat.
 
 Also a daemon's messages to systemd: it serves, it makes progress, it stops. See sd_notify(3).
 """
@@ -20,9 +21,11 @@ _OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class Notifier:
-    """Sends messages to the service manager. No call blocks; without a socket every call does nothing.
+    """Sends messages to the service manager. No call blocks; without a socket every call does
+    nothing.
 
-    `watchdog_s` is the time without a beat after which the manager ends this process; None without a watchdog.
+    `watchdog_s` is the time without a beat after which the manager ends this process; None without
+    a watchdog.
     """
 
     def __init__(self, to: socket.socket | None = None, watchdog_s: float | None = None) -> None:
@@ -31,7 +34,8 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self:
-        """A notifier connected to NOTIFY_SOCKET. Removes the variables: a child must not speak for this process.
+        """A notifier connected to NOTIFY_SOCKET. Removes the variables: a child must not speak for
+        this process.
 
         Raises FailedPreconditionError if no process listens there.
         """
@@ -49,7 +53,8 @@ class Notifier:
         except OSError as error:
             to.close()
             raise FailedPreconditionError(
-                f"NOTIFY_SOCKET {address}: {error.strerror or error}; unset it if no service manager started "
+                f"NOTIFY_SOCKET {address}: {error.strerror or error}; unset it if no service "
+                "manager started "
                 "this process",
                 field="NOTIFY_SOCKET",
                 reason="NOTIFY_SOCKET",
@@ -111,5 +116,7 @@ async def feed_watchdog(notifier: Notifier, counts: Callable[[], Mapping[str, in
         if not stuck:
             notifier.beat()
         if stuck != before:
-            log.error("progress_stalled", parts=stuck) if stuck else log.info("progress_resumed", parts=before)
+            log.error("progress_stalled", parts=stuck) if stuck else log.info(
+                "progress_resumed", parts=before
+            )
             notifier.status(f"no progress: {', '.join(stuck)}" if stuck else "serving")

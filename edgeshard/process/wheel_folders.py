@@ -1,4 +1,5 @@
-"""Folders of wheels and bundles, the archives of one such folder each: checked, file by file, before any is used."""
+"""Folders of wheels and bundles, the archives of one such folder each: checked, file by file,
+before any is used."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def _check_room(into: Path, needed: int) -> None:
     free = shutil.disk_usage(into).free
     if needed > free:
         raise FailedPreconditionError(
-            f"{into}: {needed} bytes are needed and {free} are free; make room, or set XDG_CACHE_HOME to another disk",
+            f"{into}: {needed} bytes are needed and {free} are free; make room, or set "
+            "XDG_CACHE_HOME to another disk",
             field="from",
             reason="DISK_FULL",
         )
@@ -121,7 +123,9 @@ def _check_zeros(file: IO[bytes], members: list[tarfile.TarInfo]) -> None:
         end = member.offset_data + member.size
         file.seek(end)
         if any(file.read(-member.size % _BLOCK_BYTES)):
-            raise _damage(PurePosixPath(member.name).name, "has unexpected bytes after the tar archive")
+            raise _damage(
+                PurePosixPath(member.name).name, "has unexpected bytes after the tar archive"
+            )
     file.seek(end + -end % _BLOCK_BYTES)
     while chunk := file.read(_CHUNK_BYTES):
         if any(chunk):
@@ -137,11 +141,14 @@ def _write(bundle: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None
 
 def _no_folder(path: Path, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"--from {path} is not a bundle or folder of wheels: {why}; make one with make bundle or make folders",
+        f"--from {path} is not a bundle or folder of wheels: {why}; make one with make bundle or "
+        "make folders",
         field="from",
         reason="NO_BUNDLE",
     )
 
 
 def _damage(name: str, why: str) -> DataLossError:
-    return DataLossError(f"{name} {why}; nothing was changed. Copy the bundle again", field="from", reason="DAMAGED")
+    return DataLossError(
+        f"{name} {why}; nothing was changed. Copy the bundle again", field="from", reason="DAMAGED"
+    )

@@ -1,4 +1,5 @@
-"""The cost of a layer or a link anywhere, fitted to measured points, with its error on these points. Pure.
+"""The cost of a layer or a link anywhere, fitted to measured points, with its error on these
+points. Pure.
 
 A layer's time is a line in pieces over the rows it computes (weights are read once, then arithmetic
 dominates), plus a share for each pair of a query and a key it sees. Prefill after earlier positions
@@ -19,7 +20,14 @@ import numpy.typing as npt
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.model import attended_pairs
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile, LinkSample, Sample
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    LayerKind,
+    LayerProfile,
+    LinkProfile,
+    LinkSample,
+    Sample,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,10 +35,11 @@ _ROUNDING = 1e-12
 
 
 def non_negative(design: Floats, target: Floats) -> Floats:
-    """The x >= 0 of least |design x - wanted|; `design` [N, K] has no column of zeros, `target` is [N].
+    """The x >= 0 of least |design x - wanted|; `design` [N, K] has no column of zeros, `target` is
+    [N].
 
-    Lawson and Hanson's active sets (Solving Least Squares Problems, 1974, chapter 23): columns join one by one, the
-    steepest first, and leave where the solution would turn negative.
+    Lawson and Hanson's active sets (Solving Least Squares Problems, 1974, chapter 23): columns join
+    one by one, the steepest first, and leave where the solution would turn negative.
     """
     scale = np.linalg.norm(design, axis=0)
     columns = design / scale
@@ -61,7 +70,8 @@ def non_negative(design: Floats, target: Floats) -> Floats:
 
 
 REWEIGHTED = 3
-"""Rounds in which deviations are taken relative to the fit. Relative to the points, low ones would count for more."""
+"""Rounds in which deviations are taken relative to the fit. Relative to the points, low ones would
+count for more."""
 NORMAL_DEVIATION = 1.4826
 """Standard deviation of normal noise over its median absolute deviation, which a spread is."""
 TAIL = 8.0
@@ -84,7 +94,8 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFit:
-    """Seconds by rows and attended pairs: the line in pieces through (nodes, values), and `tail_s` a row beyond it."""
+    """Seconds by rows and attended pairs: the line in pieces through (nodes, values), and `tail_s`
+    a row beyond it."""
 
     nodes: Floats
     values: Floats
@@ -94,7 +105,8 @@ class PhaseFit:
     error: FitError
 
     def seconds(self, rows: float, pairs: float, masked: bool = False) -> float:
-        """Seconds of `rows` rows and `pairs` attended pairs; rows after earlier positions are `masked`."""
+        """Seconds of `rows` rows and `pairs` attended pairs; rows after earlier positions are
+        `masked`."""
         line = float(np.interp(rows, self.nodes, self.values))
         line += self.tail_s * max(0.0, rows - float(self.nodes[-1]))
         return line + self.pair_s * pairs + (self.masked_row_s * rows if masked else 0.0)
@@ -126,15 +138,19 @@ class ProfileFit:
     layers: tuple[LayerFit, ...]
 
     def of_kind(self, kind: LayerKind, parameters: int | None = None) -> tuple[LayerFit, ...]:
-        """The fits of a kind, of layers of this size when it is given. Raises InvalidArgumentError for none."""
+        """The fits of a kind, of layers of this size when it is given. Raises InvalidArgumentError
+        for none."""
         fits = tuple(
             fit
             for fit in self.layers
-            if fit.profile.kind is kind and (parameters is None or fit.profile.parameters == parameters)
+            if fit.profile.kind is kind
+            and (parameters is None or fit.profile.parameters == parameters)
         )
         if not fits:
             size = "" if parameters is None else f" of {parameters} parameters"
-            raise InvalidArgumentError(f"the profile has no {kind}{size}; profile this model", field="profile")
+            raise InvalidArgumentError(
+                f"the profile has no {kind}{size}; profile this model", field="profile"
+            )
         return fits
 
 
@@ -144,20 +160,30 @@ def fit_profile(profile: ComputeProfile) -> ProfileFit:
 
 
 def fit_layer(layer: LayerProfile) -> LayerFit:
-    """The cost of one sort of layer. Raises InvalidArgumentError for one without samples, or whose samples fit no
-    line."""
+    """The cost of one sort of layer. Raises InvalidArgumentError for one without samples, or whose
+    samples fit no line."""
     window = layer.window
     try:
-        prefill = _fit_phase(layer.prefill, lambda s: attended_pairs(s.count, s.context, window), masks=True)
-        decode = _fit_phase(layer.decode, lambda s: s.count * attended_pairs(1, s.context, window), masks=False)
+        prefill = _fit_phase(
+            layer.prefill, lambda s: attended_pairs(s.count, s.context, window), masks=True
+        )
+        decode = _fit_phase(
+            layer.decode, lambda s: s.count * attended_pairs(1, s.context, window), masks=False
+        )
     except (ArithmeticError, np.linalg.LinAlgError) as error:
-        raise InvalidArgumentError(f"the samples of a layer fit no line: {error}", field="samples") from None
+        raise InvalidArgumentError(
+            f"the samples of a layer fit no line: {error}", field="samples"
+        ) from None
     return LayerFit(layer, prefill, decode)
 
 
-def _fit_phase(samples: Sequence[Sample], pairs_of: Callable[[Sample], float], masks: bool) -> PhaseFit:
+def _fit_phase(
+    samples: Sequence[Sample], pairs_of: Callable[[Sample], float], masks: bool
+) -> PhaseFit:
     if not samples:
-        raise InvalidArgumentError("the profile has a layer without samples; measure again", field="samples")
+        raise InvalidArgumentError(
+            "the profile has a layer without samples; measure again", field="samples"
+        )
     seconds = np.array([sample.seconds for sample in samples])
     rows = np.array([float(sample.count) for sample in samples])
     pairs = np.array([pairs_of(sample) for sample in samples])
@@ -173,12 +199,17 @@ def _fit_phase(samples: Sequence[Sample], pairs_of: Callable[[Sample], float], m
     coefficients = _relative(design, seconds)
     values = np.cumsum(coefficients[: len(nodes)])
     pair_s, masked_row_s = (*coefficients[len(nodes) :], 0.0, 0.0)[:2]
-    error = _error(np.abs(design @ coefficients - seconds) / seconds, np.array([sample.spread for sample in samples]))
+    error = _error(
+        np.abs(design @ coefficients - seconds) / seconds,
+        np.array([sample.spread for sample in samples]),
+    )
     return PhaseFit(nodes, values, _tail(nodes, values), float(pair_s), float(masked_row_s), error)
 
 
 def _error(deviation: Floats, spread: Floats) -> FitError:
-    rms, stated = (float(np.sqrt(np.mean(values**2))) for values in (deviation, NORMAL_DEVIATION * spread))
+    rms, stated = (
+        float(np.sqrt(np.mean(values**2))) for values in (deviation, NORMAL_DEVIATION * spread)
+    )
     return FitError(float(np.median(deviation)), float(np.max(deviation)), rms, stated)
 
 
@@ -192,7 +223,8 @@ def _relative(design: Floats, seconds: Floats) -> Floats:
 
 
 def _tail(nodes: Floats, values: Floats) -> float:
-    """Seconds a row beyond the last point, without the reading of weights, which is in the line already."""
+    """Seconds a row beyond the last point, without the reading of weights, which is in the line
+    already."""
     last = nodes >= nodes[-1] / TAIL
     x, y = nodes[last], np.maximum(values[last], values[-1] / 100)
     if len(x) == 1 or values[-1] == 0:  # no time of the rows' own, if pairs explain everything
@@ -208,7 +240,8 @@ of the largest payload's time than this is noise: on a busy machine one gave loo
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:
-    """Latency and bandwidth by least squares, after a robust line has shown which samples are outliers.
+    """Latency and bandwidth by least squares, after a robust line has shown which samples are
+    outliers.
 
     Raises InvalidArgumentError with fewer than two sizes. If a link is too fast for its samples to
     show a slope, it gets the rate of its largest payload, a lower bound. A line that meets zero
@@ -219,21 +252,31 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:
     seconds = np.array([sample.seconds for sample in samples])
     distinct = np.unique(sizes)
     if len(distinct) < 2 or not np.all(np.isfinite(seconds)) or np.min(seconds) <= 0:
-        raise InvalidArgumentError("a link needs positive times of two sizes or more; probe it again", field="samples")
+        raise InvalidArgumentError(
+            "a link needs positive times of two sizes or more; probe it again", field="samples"
+        )
     medians = np.array([np.median(seconds[sizes == size]) for size in distinct])
     pairs = list(combinations(range(len(distinct)), 2))
-    slope = float(np.median([(medians[b] - medians[a]) / (distinct[b] - distinct[a]) for a, b in pairs]))
+    slope = float(
+        np.median([(medians[b] - medians[a]) / (distinct[b] - distinct[a]) for a, b in pairs])
+    )
     intercept = float(np.median(medians - slope * distinct))
     # Relative to the time itself: a long transfer varies by more than a short one.
     deviation = np.abs(seconds - intercept - slope * sizes) / seconds
     inliers = deviation <= OUTLIER_DEVIATIONS * max(float(np.median(deviation)), LEAST_DEVIATION)
     if len(np.unique(sizes[inliers])) < 2:
         inliers = np.ones_like(inliers)
-    design = np.column_stack([np.ones(int(inliers.sum())), sizes[inliers]]) / seconds[inliers][:, None]
+    design = (
+        np.column_stack([np.ones(int(inliers.sum())), sizes[inliers]]) / seconds[inliers][:, None]
+    )
     scale = np.linalg.norm(design, axis=0)
-    intercept, slope = np.linalg.lstsq(design / scale, np.ones(int(inliers.sum())), rcond=None)[0] / scale
+    intercept, slope = (
+        np.linalg.lstsq(design / scale, np.ones(int(inliers.sum())), rcond=None)[0] / scale
+    )
     if slope * distinct[-1] <= LEAST_DEVIATION * medians[-1]:
         slope = float(medians[-1] / distinct[-1])
     latency = float(intercept if intercept > 0 else np.min(seconds[sizes == distinct[0]]))
     residual = np.abs(seconds[inliers] - latency - slope * sizes[inliers]) / seconds[inliers]
-    return LinkProfile(latency, 8.0 / float(slope), float(np.median(residual)), len(samples), int(distinct[-1]))
+    return LinkProfile(
+        latency, 8.0 / float(slope), float(np.median(residual)), len(samples), int(distinct[-1])
+    )

@@ -12,8 +12,9 @@ from edgeshard.domain.nodes.profile import Effort
 class Repeats:
     """The repeats of one figure, in each of `passes` over all figures.
 
-    Because of the passes, other work on the node disturbs some repeats of every figure, which a median ignores, and not
-    all repeats of one. A pass takes `least` to `most` repeats, no more than `least` once `limit_s` seconds are over.
+    Because of the passes, other work on the node disturbs some repeats of every figure, which a
+    median ignores, and not all repeats of one. A pass takes `least` to `most` repeats, no more than
+    `least` once `limit_s` seconds are over.
     """
 
     passes: int = 3
@@ -32,7 +33,8 @@ class Grid:
     decode_contexts: tuple[int, ...] = (64, 512)
     repeats: Repeats = Repeats()
     caches: int = 4
-    """A single layer timed repeatedly sits in a cache; copies worth more than this many caches do not."""
+    """A single layer timed repeatedly sits in a cache; copies worth more than this many caches do
+    not."""
     effort: Effort = Effort.FULL
     deep: tuple[int, int] | None = None
     """Tokens and context of one prefill far into a prompt. With little context the time of
@@ -48,11 +50,17 @@ class Grid:
             self,
             prefill_tokens=tuple(n for n in self.prefill_tokens if n <= max_context),
             prefill_contexts=tuple(n for n in self.prefill_contexts if n < max_context),
-            decode_contexts=tuple(n for n in self.decode_contexts if n < max_context) or (max_context - 1,),
+            decode_contexts=tuple(n for n in self.decode_contexts if n < max_context)
+            or (max_context - 1,),
         )
 
     def prefill_points(self, max_context: int) -> list[tuple[int, int]]:
-        points = [(n, c) for n in self.prefill_tokens for c in self.prefill_contexts if n + c <= max_context]
+        points = [
+            (n, c)
+            for n in self.prefill_tokens
+            for c in self.prefill_contexts
+            if n + c <= max_context
+        ]
         if self.deep is not None:
             tokens, context = self.deep[0], min(self.deep[1], max_context - self.deep[0])
             if context > max(self.prefill_contexts):

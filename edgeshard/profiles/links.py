@@ -1,4 +1,5 @@
-"""The probing of a link: its payloads, its end, and the profile from its answers. Pure; `measuring.probing` sends."""
+"""The probing of a link: its payloads, its end, and the profile from its answers. Pure;
+`measuring.probing` sends."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ SIZES = (0, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 """Bytes of payload: the smallest shows a fast link's latency, the largest its bandwidth."""
 REPEATS = 7
 ENOUGH_S = 0.2
-"""A payload that takes this long shows the bandwidth; a larger one would only hold up other traffic."""
+"""A payload that takes this long shows the bandwidth; a larger one would only hold up other
+traffic."""
 MOST_BYTES = 40 << 20
 
 
@@ -57,9 +59,11 @@ class ProbeSchedule:
 
 
 def one_way(answers: dict[int, list[float]]) -> list[LinkSample]:
-    """Samples of one direction: the acknowledgement is assumed to take half of an empty payload's round trip.
+    """Samples of one direction: the acknowledgement is assumed to take half of an empty payload's
+    round trip.
 
-    If the two directions' delays differ, each gets their mean; the sum around a ring is right all the same.
+    If the two directions' delays differ, each gets their mean; the sum around a ring is right all
+    the same.
     """
     back = statistics.median(answers[0]) / 2
     return [
@@ -96,7 +100,8 @@ class Arrivals:
         self._size_bytes = 0
 
     def part(self, now: float, size_bytes: int, completes: bool) -> LinkSample | None:
-        """A part of `size_bytes` has arrived; returns a sample when it completes a step that was long enough."""
+        """A part of `size_bytes` has arrived; returns a sample when it completes a step that was
+        long enough."""
         if self._first_at is None:
             self._first_at, self._size_bytes = now, 0
         else:
@@ -117,7 +122,8 @@ class LiveLink:
         self._heard: deque[LinkSample] = deque(maxlen=_REMEMBERED)
 
     def heard(self, sample: LinkSample, now: float) -> LinkProfile | None:
-        """The link as it is now if it is to be reported: changed by CHANGED, and not reported for REPORT_INTERVAL_S."""
+        """The link as it is now if it is to be reported: changed by CHANGED, and not reported for
+        REPORT_INTERVAL_S."""
         self._heard.append(sample)
         if now - self._told_at < REPORT_INTERVAL_S:
             return None
@@ -130,11 +136,14 @@ class LiveLink:
 
 
 def refreshed(profile: LinkProfile, live: Iterable[LinkSample]) -> LinkProfile:
-    """The profile brought up to date by live traffic, without a probe: its bandwidth, from the samples of `Arrivals`.
+    """The profile brought up to date by live traffic, without a probe: its bandwidth, from the
+    samples of `Arrivals`.
 
     Latency stays as it was probed. With few samples nothing changes.
     """
     rates = [8 * sample.size_bytes / sample.seconds for sample in live]
     if len(rates) < FEWEST_TELLING:
         return profile
-    return replace(profile, bandwidth_bps=statistics.median(rates), samples=profile.samples + len(rates))
+    return replace(
+        profile, bandwidth_bps=statistics.median(rates), samples=profile.samples + len(rates)
+    )

@@ -23,7 +23,8 @@ others, it is 5 to 8 % off."""
 
 
 def busy(profile: ComputeProfile) -> tuple[str, ...]:
-    """Signs that the node did other work while it was measured, in words; empty for a quiet node."""
+    """Signs that the node did other work while it was measured, in words; empty for a quiet
+    node."""
     return tuple(_busy(profile))
 
 
@@ -33,8 +34,13 @@ def may_improve(profile: ComputeProfile) -> bool:
 
 
 def quality_warnings(fit: ProfileFit) -> tuple[str, ...]:
-    """Reasons why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
-    reasons = ["few points, measured once while a deployment waited"] if fit.profile.effort is Effort.FIRST else []
+    """Reasons why a plan from this profile may be wrong, in words for an operator; empty for a
+    sound one."""
+    reasons = (
+        ["few points, measured once while a deployment waited"]
+        if fit.profile.effort is Effort.FIRST
+        else []
+    )
     signs = busy(fit.profile)
     reasons += ["measured while stages ran"] if fit.profile.beside_stages else []
     reasons += [f"busy while measured ({', '.join(signs)})"] if signs else []
@@ -46,7 +52,9 @@ def _busy(profile: ComputeProfile) -> Iterator[str]:
         yield f"others took {profile.others_share:.0%} of its cores"
     if profile.processor_share < UNDISTURBED:
         yield f"{profile.processor_share:.0%} of a core was left"
-    blocks = [layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK)]
+    blocks = [
+        layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK)
+    ]
     spreads = [sample.spread for layer in blocks for sample in (*layer.prefill, *layer.decode)]
     if spreads and statistics.median(spreads) > STEADY:
         yield f"repeats differ by {statistics.median(spreads):.0%}"
@@ -54,12 +62,15 @@ def _busy(profile: ComputeProfile) -> Iterator[str]:
 
 def _missed(fit: ProfileFit) -> Iterator[str]:
     for layer in fit.layers:
-        if layer.profile.kind is LayerKind.EMBEDDING:  # rows are looked up in microseconds, whatever the fit
+        if (
+            layer.profile.kind is LayerKind.EMBEDDING
+        ):  # rows are looked up in microseconds, whatever the fit
             continue
         for name, phase in (("prefill", layer.prefill), ("decode", layer.decode)):
             error = phase.error
             if error.rms > max(MISSED, error.stated):
                 yield (
-                    f"the {name} fit of its {layer.profile.kind} misses the points by {error.rms:.0%}, "
+                    f"the {name} fit of its {layer.profile.kind} misses the points by "
+                    f"{error.rms:.0%}, "
                     f"and their repeats differ by {error.stated:.0%}"
                 )

@@ -1,6 +1,8 @@
-"""Rights of callers: one table of the roles that may call each method. A method that is not in it is refused.
+"""Rights of callers: one table of the roles that may call each method. A method that is not in it
+is refused.
 
-In plaintext, which is only for loopback, callers cannot be distinguished, and everyone there may call everything.
+In plaintext, which is only for loopback, callers cannot be distinguished, and everyone there may
+call everything.
 """
 
 from __future__ import annotations
@@ -30,20 +32,24 @@ _METHODS: Mapping[tuple[str, frozenset[Role]], str] = {
         "AdminService",
         _OPERATOR,
     ): "ListNodes GetNode LabelNode ListPacked DropPacked ListModels DeleteModel GetSite "
-    "Profile Plan Deploy ListDeployments GetDeployment DeleteDeployment Replan Trace Dump ListAudit ListEvents",
+    "Profile Plan Deploy ListDeployments GetDeployment DeleteDeployment Replan Trace Dump "
+    "ListAudit ListEvents",
     ("ModelStoreService", _OPERATOR): "RegisterModel AddLocalModel PutBlob",
     ("ModelStoreService", _AGENT | _OPERATOR): "GetManifest",
     ("ModelStoreService", _AGENT): "ReadBlob",
     (
         "IdentityService",
         _OPERATOR,
-    ): "CreateToken ListTokens RevokeToken Revoke RemoveNode CreateKey ListKeys RevokeKey CreateDashboardLink",
+    ): "CreateToken ListTokens RevokeToken Revoke RemoveNode CreateKey ListKeys RevokeKey "
+    "CreateDashboardLink",
     ("IdentityService", _ANYONE): "Renew FindWheels",
 }
 """Services and roles, and the methods of a service that these roles may call."""
 ROLES: Mapping[str, frozenset[Role]] = {
     **{
-        f"/{_PACKAGE}.{service}/{name}": roles for (service, roles), names in _METHODS.items() for name in names.split()
+        f"/{_PACKAGE}.{service}/{name}": roles
+        for (service, roles), names in _METHODS.items()
+        for name in names.split()
     },
     "/grpc.health.v1.Health/Check": _ANYONE,
     "/grpc.health.v1.Health/Watch": _ANYONE,
@@ -57,7 +63,8 @@ COUNTED_ELSEWHERE = frozenset({f"/{_PACKAGE}.InferenceService/Generate"})
 
 
 def caller(context: Any) -> Principal | None:
-    """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate without a role."""
+    """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate
+    without a role."""
     auth_context = context.auth_context()
     if list(auth_context.get("transport_security_type", _PLAINTEXT)) == _PLAINTEXT:
         return None
@@ -68,7 +75,9 @@ def caller(context: Any) -> Principal | None:
         return principal_from_uri(uris[0].decode("utf-8", "replace"))
     except InvalidArgumentError as error:
         raise DeniedError(
-            f"your certificate has no identity: {error.message}", field="certificate", reason="NO_ROLE"
+            f"your certificate has no identity: {error.message}",
+            field="certificate",
+            reason="NO_ROLE",
         ) from None
 
 
@@ -79,7 +88,8 @@ def peer_address(context: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallFrom:
-    """The source of a call, read from its context while the call lasts: afterwards gRPC would read freed memory."""
+    """The source of a call, read from its context while the call lasts: afterwards gRPC would read
+    freed memory."""
 
     address: str
     principal: Principal | None
@@ -89,7 +99,8 @@ class CallFrom:
 
 
 def call_from(context: Any) -> CallFrom:
-    """The source of a call. Ask before the call can be over: the `finally` of a stream may run after its end."""
+    """The source of a call. Ask before the call can be over: the `finally` of a stream may run
+    after its end."""
     address = peer_address(context)
     try:
         return CallFrom(address, caller(context), is_named=True)
@@ -101,39 +112,57 @@ def check_enrolment(context: Any, method: str) -> None:
     """Raise DeniedError for a method that is not of enrolment."""
     if method not in WITHOUT_CERTIFICATE:
         raise DeniedError(
-            "this address serves only enrolment; use --coordinator's own port", field="role", reason="ROLE"
+            "this address serves only enrolment; use --coordinator's own port",
+            field="role",
+            reason="ROLE",
         )
 
 
 def check_access(context: Any, method: str, site: str | None, denials: Denials) -> Principal | None:
     """The caller, None in plaintext.
 
-    Raises DeniedError for a caller of another site than the server's, of a role that may not call `method`, or with a
-    revoked certificate.
+    Raises DeniedError for a caller of another site than the server's, of a role that may not call
+    `method`, or with a revoked certificate.
     """
     principal = caller(context)
     if principal is None and site is None:
         return None
     if principal is None:
         raise DeniedError(
-            "this address needs TLS: give --tls-ca, --tls-cert and --tls-key", field="certificate", reason="NO_ROLE"
+            "this address needs TLS: give --tls-ca, --tls-cert and --tls-key",
+            field="certificate",
+            reason="NO_ROLE",
         )
     if principal.site != site:
         raise DeniedError(
-            f"your certificate is of site {principal.site!r}, and this is {site!r}", field="certificate", reason="SITE"
+            f"your certificate is of site {principal.site!r}, and this is {site!r}",
+            field="certificate",
+            reason="SITE",
         )
     allowed = ROLES.get(method, frozenset())
     if principal.role not in allowed:
-        who = " or ".join(f"an {role}" if role[0] in "ao" else f"a {role}" for role in sorted(allowed)) or "nobody"
+        who = (
+            " or ".join(
+                f"an {role}" if role[0] in "ao" else f"a {role}" for role in sorted(allowed)
+            )
+            or "nobody"
+        )
         raise DeniedError(
-            f"{principal} may not call {method.rpartition('/')[2]}, which is for {who}", field="role", reason="ROLE"
+            f"{principal} may not call {method.rpartition('/')[2]}, which is for {who}",
+            field="role",
+            reason="ROLE",
         )
     denials.check(context, principal)
     return principal
 
 
 def check_acts_for_itself(context: Any, node_name: str, field: str) -> None:
-    """Raise DeniedError naming `field` if a node that is not `node_name` calls and callers can be distinguished."""
+    """Raise DeniedError naming `field` if a node that is not `node_name` calls and callers can be
+    distinguished."""
     principal = caller(context)
     if principal is not None and (principal.role, principal.id) != (Role.AGENT, node_name):
-        raise DeniedError(f"{field}: {principal} may not act for node {node_name}", field=field, reason="IMPERSONATION")
+        raise DeniedError(
+            f"{field}: {principal} may not act for node {node_name}",
+            field=field,
+            reason="IMPERSONATION",
+        )

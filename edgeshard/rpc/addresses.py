@@ -28,7 +28,8 @@ def outgoing_address(towards: str = "192.0.2.1") -> str:
 
 
 def is_of_this_machine(host: str) -> bool:
-    """Whether `host` is an address of this machine or a name of one, to which a socket can be bound."""
+    """Whether `host` is an address of this machine or a name of one, to which a socket can be
+    bound."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -63,7 +64,9 @@ def _any_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in names:
             with contextlib.suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(
+                    probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
+                )
                 address = socket.inet_ntoa(answer[20:24])
                 if not ipaddress.ip_address(address).is_loopback:
                     return address

@@ -124,7 +124,10 @@ class RenewingChannel(grpc.aio.Channel):
 
 def _named(positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name: stubs name all of them, others need not."""
-    return dict(zip(("request_serializer", "response_deserializer"), positional, strict=False)) | arguments
+    return (
+        dict(zip(("request_serializer", "response_deserializer"), positional, strict=False))
+        | arguments
+    )
 
 
 MESSAGE_LIMIT_BYTES = 16 << 20
@@ -138,7 +141,8 @@ WINDOW_BYTES = 4 << 20
 upload over a path of 100 ms may reach 40 MB/s."""
 KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0
-"""Keepalive between nodes and their coordinator, where more frequent heartbeats make the ping unnecessary."""
+"""Keepalive between nodes and their coordinator, where more frequent heartbeats make the ping
+unnecessary."""
 CONTROL_PING_TIMEOUT_S = 15.0
 """Longer than a node may be silent: one that pauses for a moment keeps its control stream."""
 
@@ -150,7 +154,8 @@ COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
 ]
 
-# Calls that may be repeated without changing what they do: reads, and mutations that carry an operation id.
+# Calls that may be repeated without changing what they do: reads, and mutations that carry an
+# operation id.
 _IDEMPOTENT = [
     ("edgeshard.proto.v1.AdminService", ""),
     ("edgeshard.proto.v1.CoordinatorService", "Register"),
@@ -166,7 +171,9 @@ _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                "name": [{"service": s, "method": m} if m else {"service": s} for s, m in _IDEMPOTENT],
+                "name": [
+                    {"service": s, "method": m} if m else {"service": s} for s, m in _IDEMPOTENT
+                ],
                 "retryPolicy": {
                     "maxAttempts": 4,
                     "initialBackoff": "0.1s",
@@ -192,8 +199,9 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel to `host:port`: to the node of that name, or to the coordinator.
 
-    Over TLS the peer must show the certificate of that node or of the coordinator, whatever the address, and calls
-    begin with the newest certificate of the files. Raises DeniedError naming `field` for plaintext beyond loopback.
+    Over TLS the peer must show the certificate of that node or of the coordinator, whatever the
+    address, and calls begin with the newest certificate of the files. Raises DeniedError naming
+    `field` for plaintext beyond loopback.
 
     A ping is sent after `keepalive_s` without data. If not even TCP acknowledges it, as after a
     cable was pulled, the link counts as dead one second later (gRPC makes keepalive_timeout the
@@ -210,7 +218,8 @@ def open_channel(
         ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
         ("grpc.service_config", _SERVICE_CONFIG),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # Also the time one attempt to connect may take, TLS handshake included: seconds on a slow link.
+        # Also the time one attempt to connect may take, TLS handshake included: seconds on a slow
+        # link.
         ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000)),
         # Several channels to one node must not share a connection: control messages must not queue
@@ -228,7 +237,9 @@ def open_channel(
     peer = coordinator_of(site) if node is None else Principal(site, Role.AGENT, node)
     options.append(("grpc.ssl_target_name_override", peer.dns_name))
     files = tls
-    return RenewingChannel(files, lambda: grpc.aio.secure_channel(target, files.channel_credentials(), options))
+    return RenewingChannel(
+        files, lambda: grpc.aio.secure_channel(target, files.channel_credentials(), options)
+    )
 
 
 def fixed_window(window_bytes: int) -> list[tuple[str, int]]:
@@ -239,11 +250,14 @@ def fixed_window(window_bytes: int) -> list[tuple[str, int]]:
 
 
 def is_sendable(message: Message) -> bool:
-    """Whether a message may be written to a stream, and its reader may pass it on with a little more around it."""
+    """Whether a message may be written to a stream, and its reader may pass it on with a little
+    more around it."""
     return message.ByteSize() <= MESSAGE_LIMIT_BYTES - _PASSED_ON_BYTES
 
 
-async def half_close(call: grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]) -> None:
+async def half_close(
+    call: grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any],
+) -> None:
     """Tell the peer that nothing more will be written.
 
     Raises nothing: if the call is over, its status has the reason, and the caller reads that next.

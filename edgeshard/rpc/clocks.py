@@ -22,10 +22,11 @@ async def explained(error: EdgeShardError, target: str) -> EdgeShardError:
 
 
 def clock_error(target: str) -> FailedPreconditionError | None:
-    """The error for a clock that is outside the certificate of `host:port`; None if it is within or cannot be seen.
+    """The error for a clock that is outside the certificate of `host:port`; None if it is within or
+    cannot be seen.
 
-    The certificate is not verified: the result explains a refusal and permits nothing. It waits for the peer, for up to
-    5 s: in a daemon call it in a thread.
+    The certificate is not verified: the result explains a refusal and permits nothing. It waits for
+    the peer, for up to 5 s: in a daemon call it in a thread.
     """
     from edgeshard.identity.authority import now
     from edgeshard.identity.certificates import check_valid_now

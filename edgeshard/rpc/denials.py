@@ -10,7 +10,8 @@ from edgeshard.domain.identity import Denial, Principal
 
 
 class Denials:
-    """The denials of one process. Certificates made after a principal was admitted again are accepted."""
+    """The denials of one process. Certificates made after a principal was admitted again are
+    accepted."""
 
     def __init__(self) -> None:
         self._accepted: dict[Principal, tuple[str, ...]] = {}
@@ -31,7 +32,8 @@ class Denials:
         return tuple(Denial(principal, accepted) for principal, accepted in self._accepted.items())
 
     def check(self, context: Any, principal: Principal) -> None:
-        """Raise DeniedError for a caller whose certificate was revoked; `context` is of its call."""
+        """Raise DeniedError for a caller whose certificate was revoked; `context` is of its
+        call."""
         self.check_certificate(principal, lambda: context.auth_context()["x509_pem_cert"][0])
 
     def check_certificate(self, principal: Principal, pem: Callable[[], bytes]) -> None:
@@ -43,7 +45,8 @@ class Denials:
 
         if serial_of(pem()) not in accepted:
             raise DeniedError(
-                f"the certificate of {principal} was revoked; an operator can admit it again with edgectl token create",
+                f"the certificate of {principal} was revoked; an operator can admit it again with "
+                "edgectl token create",
                 field="certificate",
                 reason="REVOKED",
             )

@@ -1,4 +1,5 @@
-"""Finding a site on the local network by multicast DNS (RFC 6762), as a service of DNS-SD (RFC 6763).
+"""Finding a site on the local network by multicast DNS (RFC 6762), as a service of DNS-SD (RFC
+6763).
 
 A coordinator announces its site's name, its ports and the digest of its authority. Any machine on
 the network can announce the same, so an announcement only has addresses to try and proves no
@@ -63,7 +64,9 @@ async def keep_announced(announced: Announced) -> None:
                 try:
                     sender = AsyncZeroconf(interfaces=own) if own else None
                     if sender is not None:
-                        await sender.async_register_service(_service(announced, own), allow_name_change=True)
+                        await sender.async_register_service(
+                            _service(announced, own), allow_name_change=True
+                        )
                         log.info("site_announced", site=announced.site, addresses=own)
                 except (OSError, Error) as error:
                     addresses = []
@@ -111,14 +114,18 @@ def _service(announced: Announced, addresses: list[str]) -> ServiceInfo:
         SERVICE,
         f"{announced.site[:40]} {digest[:8]}.{SERVICE}",
         port=split_address(announced.enrolment)[1],
-        properties={"authority": digest, "coordinator": str(split_address(announced.coordinator)[1])},
+        properties={
+            "authority": digest,
+            "coordinator": str(split_address(announced.coordinator)[1]),
+        },
         server=f"edgeshard-{digest[:16]}.local.",
         parsed_addresses=addresses,
     )
 
 
 def _places(info: ServiceInfo, authority: bytes) -> list[tuple[str, str]]:
-    """The content of an announcement for this authority's site; empty if it is for another site, or malformed."""
+    """The content of an announcement for this authority's site; empty if it is for another site, or
+    malformed."""
     properties = info.decoded_properties
     port = properties.get("coordinator") or ""
     if (
@@ -150,7 +157,11 @@ def _own_addresses(host: str) -> list[str]:
     for adapter in ifaddr.get_adapters():
         for entry in adapter.ips:
             address = ipaddress.ip_address(entry.ip if isinstance(entry.ip, str) else entry.ip[0])
-            if address.version in versions and not address.is_loopback and not address.is_link_local:
+            if (
+                address.version in versions
+                and not address.is_loopback
+                and not address.is_link_local
+            ):
                 addresses.append(str(address))
     return sorted(addresses)
 

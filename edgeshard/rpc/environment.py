@@ -1,4 +1,5 @@
-"""Settings of gRPC in the environment. gRPC reads them when it is imported, so entry points set them before."""
+"""Settings of gRPC in the environment. gRPC reads them when it is imported, so entry points set
+them before."""
 
 from __future__ import annotations
 

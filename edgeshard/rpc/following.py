@@ -12,8 +12,8 @@ from edgeshard.rpc.tls import TlsFiles
 class FollowingContext:
     """A server's side of TLS, in `context`, that uses renewed files at the next handshake.
 
-    By default every caller must show a certificate of the same authority. With `ssl.CERT_OPTIONAL` in `verify` a caller
-    may show none. Raises as `TlsFiles.check`.
+    By default every caller must show a certificate of the same authority. With `ssl.CERT_OPTIONAL`
+    in `verify` a caller may show none. Raises as `TlsFiles.check`.
     """
 
     def __init__(self, files: TlsFiles, *, verify: ssl.VerifyMode = ssl.CERT_REQUIRED) -> None:
@@ -33,8 +33,12 @@ class FollowingContext:
         context.load_cert_chain(self._files.cert, self._files.key)
         return context
 
-    def _on_handshake(self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        with suppress(OSError, EdgeShardError):  # they are being written: the next handshake sees them whole
+    def _on_handshake(
+        self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> None:
+        with suppress(
+            OSError, EdgeShardError
+        ):  # they are being written: the next handshake sees them whole
             version = self._files.version()
             if version != self._version:
                 self._newest, self._version = self._made(), version

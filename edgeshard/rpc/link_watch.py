@@ -1,4 +1,5 @@
-"""The watch of the link to the next stage. Pure: times are the sender's monotonic seconds, as values.
+"""The watch of the link to the next stage. Pure: times are the sender's monotonic seconds, as
+values.
 
 `next_tick` is the beat of a process's watches: all together, since a wake costs more than a watch's
 work in it.
@@ -33,16 +34,19 @@ ALIVE = LinkBeacon(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """A reason to drop the stream and to dial the receiver over a new connection. `is_new`: an incident begins."""
+    """A reason to drop the stream and to dial the receiver over a new connection. `is_new`: an
+    incident begins."""
 
     why: str
     is_new: bool
 
 
 class LinkWatch:
-    """Judges a link by its events and by `tick`, every `TICK_S`. `beacon` reports the end of an incident.
+    """Judges a link by its events and by `tick`, every `TICK_S`. `beacon` reports the end of an
+    incident.
 
-    A report is outstanding if a step was sent, at least in part, that the receiver has not reported as received.
+    A report is outstanding if a step was sent, at least in part, that the receiver has not reported
+    as received.
     """
 
     def __init__(self, now: float) -> None:
@@ -50,7 +54,8 @@ class LinkWatch:
         self._heard_at = now
         """The time at which the receiver last sent something, or got another chance."""
         self._moved_at = now
-        """The time at which the receiver last reported progress, or since which a report is outstanding."""
+        """The time at which the receiver last reported progress, or since which a report is
+        outstanding."""
         self._is_open = False
         self._has_worked = False
         self._faults = 0
@@ -73,7 +78,8 @@ class LinkWatch:
         self._sent = max(self._sent, step + 1)
 
     def beacon(self, beacon: LinkBeacon, now: float) -> bool:
-        """Note a report of the receiver. Returns whether an incident is over: the receiver gets the sent data."""
+        """Note a report of the receiver. Returns whether an incident is over: the receiver gets the
+        sent data."""
         self._heard_at = now
         moved = beacon.received_bytes > self._received_bytes or beacon.next_step > self._next_step
         if moved:
@@ -85,7 +91,8 @@ class LinkWatch:
         return over
 
     def closed(self, answered: bool, now: float) -> None:
-        """Note the end of the stream or of an attempt to open one; `answered` if the receiver itself ended it."""
+        """Note the end of the stream or of an attempt to open one; `answered` if the receiver
+        itself ended it."""
         if answered:
             self._heard_at = now
         self._is_open = False
@@ -111,7 +118,10 @@ class LinkWatch:
 
     def _why(self, now: float, patience: float) -> str | None:
         if now - self._heard_at >= patience:
-            return f"{'nothing came back' if self._is_open else 'no stream could be opened'} for {patience:.1f} s"
+            return (
+                f"{'nothing came back' if self._is_open else 'no stream could be opened'} for "
+                f"{patience:.1f} s"
+            )
         if self._is_open and self._owes and now - self._moved_at >= patience:
             return f"nothing that was sent was received for {patience:.1f} s"
         return None

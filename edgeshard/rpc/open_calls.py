@@ -1,4 +1,5 @@
-"""Open calls of one server by their callers: a revoked principal's calls end at once, and streams are counted."""
+"""Open calls of one server by their callers: a revoked principal's calls end at once, and streams
+are counted."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from edgeshard.domain.identity import Principal
 from edgeshard.rpc.denials import Denials
 
 MOST_STREAMS = 512
-"""Most streams of one principal and method at one server. Processes may share a certificate; each listens once."""
+"""Most streams of one principal and method at one server. Processes may share a certificate; each
+listens once."""
 
 
 class OpenCall:
@@ -26,12 +28,15 @@ class OpenCall:
         self.task = task
         self.error: DeniedError | None = None
         self.is_sending = False
-        """True while a message is handed to gRPC. The task must not be cancelled then: no status would be sent."""
+        """True while a message is handed to gRPC. The task must not be cancelled then: no status
+        would be sent."""
 
     def check(self, principal: Principal, denials: Denials) -> None:
         """End the call if its certificate is refused now."""
         if self.task is not None and self.task.done():
-            return  # It is over, and its context must not be used any more; its generator was not closed yet.
+            # It is over, and its context must not be used any more; its generator was not closed
+            # yet.
+            return
         try:
             denials.check(self._context, principal)
         except DeniedError as error:
@@ -41,7 +46,8 @@ class OpenCall:
                     self.task.cancel()
 
     def caught(self) -> DeniedError | None:
-        """The reason of a cancellation that the caller of this has caught, None if it has another source.
+        """The reason of a cancellation that the caller of this has caught, None if it has another
+        source.
 
         A cancellation of `check` is over with it.
         """
@@ -51,12 +57,14 @@ class OpenCall:
 
 
 def rightful(request: Any, call: OpenCall) -> Any:
-    """The request of a call; a stream of messages raises DeniedError from the revocation of its caller on."""
+    """The request of a call; a stream of messages raises DeniedError from the revocation of its
+    caller on."""
     return _RightfulMessages(request, call) if hasattr(request, "__aiter__") else request
 
 
 class _RightfulMessages:
-    """The messages of a call. The call itself may end later if its caller does not read the sent ones."""
+    """The messages of a call. The call itself may end later if its caller does not read the sent
+    ones."""
 
     __slots__ = ("_call", "_messages")
 
@@ -77,8 +85,8 @@ class _RightfulMessages:
 class CallContext:
     """gRPC's context of an open call, whose end waits until the initial metadata are sent.
 
-    If a task is cancelled while gRPC sends them, gRPC sends them once more with the status. The core refuses that, and
-    the call stays open.
+    If a task is cancelled while gRPC sends them, gRPC sends them once more with the status. The
+    core refuses that, and the call stays open.
     """
 
     __slots__ = ("_call", "_context", "_has_begun")
@@ -96,7 +104,8 @@ class CallContext:
         await self._begin(self._context.send_initial_metadata(metadata))
 
     async def write(self, message: Any) -> None:
-        """Send a message, the first one with the metadata. Raises DeniedError if the caller has been revoked."""
+        """Send a message, the first one with the metadata. Raises DeniedError if the caller has
+        been revoked."""
         sending = self._context.write(message)
         await (sending if self._has_begun else self._begin(sending))
 
@@ -125,12 +134,14 @@ class OpenCalls:
         denials.follow(self._end_denied)
 
     @contextmanager
-    def entered(self, principal: Principal | None, context: Any, stream: str = "") -> Iterator[OpenCall]:
+    def entered(
+        self, principal: Principal | None, context: Any, stream: str = ""
+    ) -> Iterator[OpenCall]:
         """Hold a call open for the body, in the task that serves it.
 
-        `principal` is its caller, None in plaintext, as checked in the same turn of the loop. `stream` is the method of
-        a stream that counts, else "". Raises ResourceExhaustedError with reason STREAMS for a stream beyond
-        MOST_STREAMS.
+        `principal` is its caller, None in plaintext, as checked in the same turn of the loop.
+        `stream` is the method of a stream that counts, else "". Raises ResourceExhaustedError with
+        reason STREAMS for a stream beyond MOST_STREAMS.
         """
         call = OpenCall(context, asyncio.current_task())
         if principal is None:
@@ -143,7 +154,8 @@ class OpenCalls:
     def _counted(self, whose: tuple[Principal, str]) -> Iterator[None]:
         if self._streams[whose] >= MOST_STREAMS:
             raise ResourceExhaustedError(
-                f"{whose[0]} has {MOST_STREAMS} streams of {whose[1].rpartition('/')[2]} open already: end one first",
+                f"{whose[0]} has {MOST_STREAMS} streams of {whose[1].rpartition('/')[2]} open "
+                "already: end one first",
                 field="certificate",
                 reason="STREAMS",
             )
@@ -166,7 +178,8 @@ class OpenCalls:
                 del self._open[principal]
 
     def _end_denied(self) -> None:
-        """End calls of denied principals, but not the present one: an operator who revokes itself gets an answer."""
+        """End calls of denied principals, but not the present one: an operator who revokes itself
+        gets an answer."""
         for denial in self._denials.list():
             for call in tuple(self._open.get(denial.principal, ())):
                 if call.task is not asyncio.current_task():

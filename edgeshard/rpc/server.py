@@ -13,9 +13,20 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from edgeshard.domain.audit import CALLER_LEFT
-from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.errors import (
+    CancelledRequestError,
+    EdgeShardError,
+    InternalError,
+    UnavailableError,
+)
 from edgeshard.domain.identity import Principal
-from edgeshard.rpc.access import COUNTED_ELSEWHERE, CallFrom, call_from, check_access, check_enrolment
+from edgeshard.rpc.access import (
+    COUNTED_ELSEWHERE,
+    CallFrom,
+    call_from,
+    check_access,
+    check_enrolment,
+)
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S, fixed_window
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.open_calls import CallContext, OpenCalls, rightful
@@ -29,7 +40,8 @@ Check = Callable[[Any, str], Principal | None]
 Raises DeniedError for a call that must not be served."""
 
 HANDSHAKE_S = 10.0
-"""Limit for TLS and HTTP/2 to begin on a new connection, equal to the time limit of a caller's attempt."""
+"""Limit for TLS and HTTP/2 to begin on a new connection, equal to the time limit of a caller's
+attempt."""
 IDLE_S = 300.0
 """A connection without a call is closed after this time; the next call opens another."""
 MOST_CONNECTIONS = 1024
@@ -44,7 +56,9 @@ _OPTIONS = [
 ]
 
 
-_LEFT: EdgeShardError | None = CancelledRequestError("the caller left before the answer", reason=CALLER_LEFT)
+_LEFT: EdgeShardError | None = CancelledRequestError(
+    "the caller left before the answer", reason=CALLER_LEFT
+)
 """The end of a call of which nothing else is known: it was cancelled."""
 
 
@@ -56,8 +70,14 @@ def _limits(most_connections: int, idle_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def _options(keepalive_s: float, window_bytes: int | None, most_connections: int) -> list[tuple[str, int]]:
-    options = [*_OPTIONS, *_limits(most_connections, IDLE_S), ("grpc.keepalive_time_ms", int(keepalive_s * 1000))]
+def _options(
+    keepalive_s: float, window_bytes: int | None, most_connections: int
+) -> list[tuple[str, int]]:
+    options = [
+        *_OPTIONS,
+        *_limits(most_connections, IDLE_S),
+        ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
+    ]
     if window_bytes is not None:
         options += fixed_window(window_bytes)
     return options
@@ -69,8 +89,11 @@ class CallWatch(Protocol):
     def began(self, method: str, source: CallFrom, request: Any) -> None:
         """Hear of a permitted call whose answer is a stream."""
 
-    def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
-        """Hear of the end of any call, before its caller does. `answer` is None of a stream and after an error."""
+    def ended(
+        self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None
+    ) -> None:
+        """Hear of the end of any call, before its caller does. `answer` is None of a stream and
+        after an error."""
 
 
 class _NoWatch:
@@ -79,17 +102,23 @@ class _NoWatch:
     def began(self, method: str, source: CallFrom, request: Any) -> None:
         pass
 
-    def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+    def ended(
+        self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None
+    ) -> None:
         pass
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that `check` refuses, and ends open calls of principals that `denials` names from then on.
+    """Refuses calls that `check` refuses, and ends open calls of principals that `denials` names
+    from then on.
 
-    A typed error of a servicer becomes its status; any other exception is logged and becomes INTERNAL.
+    A typed error of a servicer becomes its status; any other exception is logged and becomes
+    INTERNAL.
     """
 
-    def __init__(self, check: Check, watch: CallWatch | None = None, denials: Denials | None = None) -> None:
+    def __init__(
+        self, check: Check, watch: CallWatch | None = None, denials: Denials | None = None
+    ) -> None:
         self._check = check
         self._watch = watch or _NoWatch()
         self._calls = OpenCalls(Denials() if denials is None else denials)
@@ -103,7 +132,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = str(handler_call_details.method)
-        # A service written for threads keeps its own behaviour. A stream may be a generator or write to its context.
+        # A service written for threads keeps its own behaviour. A stream may be a generator or
+        # write to its context.
         for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             behaviour = getattr(handler, kind)
             stream = "" if kind == "unary_unary" or method in COUNTED_ELSEWHERE else method
@@ -123,7 +153,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             try:
                 with calls.entered(check(context, method), context, stream) as opened:
                     try:
-                        answer = await behaviour(rightful(request, opened), CallContext(context, opened))
+                        answer = await behaviour(
+                            rightful(request, opened), CallContext(context, opened)
+                        )
                     except asyncio.CancelledError:
                         end = opened.caught()
                         if end is None:
@@ -192,28 +224,38 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 def _without_frames(error: EdgeShardError) -> EdgeShardError:
     """The error without its frames, which refer to the request.
 
-    gRPC's context keeps the exception of an abort, whose frames refer to the context and to the error. Only the
-    collector of garbage would free that cycle, and with it the request, however large.
+    gRPC's context keeps the exception of an abort, whose frames refer to the context and to the
+    error. Only the collector of garbage would free that cycle, and with it the request, however
+    large.
     """
     error.__context__ = None
     return error.with_traceback(None)
 
 
 def _unexpected(method: str) -> InternalError:
-    return InternalError(f"{method.rpartition('/')[2]} failed unexpectedly; the process's log has the details")
+    return InternalError(
+        f"{method.rpartition('/')[2]} failed unexpectedly; the process's log has the details"
+    )
 
 
 class _Listener:
     """A gRPC server on one address."""
 
     def __init__(
-        self, listen: str, guard: GuardInterceptor, options: list[tuple[str, int]], most_calls: int | None = None
+        self,
+        listen: str,
+        guard: GuardInterceptor,
+        options: list[tuple[str, int]],
+        most_calls: int | None = None,
     ) -> None:
         self._address = listen
-        self.grpc = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls)
+        self.grpc = grpc.aio.server(
+            interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls
+        )
 
     async def _listen(self, credentials: grpc.ServerCredentials | None, field: str) -> str:
-        """Listen; returns the real host:port. Raises UnavailableError naming `field` when the port is taken."""
+        """Listen; returns the real host:port. Raises UnavailableError naming `field` when the port
+        is taken."""
         host, _ = split_address(self._address, field)
         try:
             if credentials is None:
@@ -224,7 +266,8 @@ class _Listener:
             port = 0
         if port == 0:
             raise UnavailableError(
-                f"{field} {self._address}: the address is in use or not of this machine; choose another with --{field}",
+                f"{field} {self._address}: the address is in use or not of this machine; choose "
+                f"another with --{field}",
                 field=field,
                 reason="PORT_IN_USE",
             )
@@ -262,7 +305,9 @@ class Server(_Listener):
         self.denials = Denials() if denials is None else denials
         site = None if tls is None else tls.principal().site
         self._guard = GuardInterceptor(
-            lambda context, method: check_access(context, method, site, self.denials), watch, self.denials
+            lambda context, method: check_access(context, method, site, self.denials),
+            watch,
+            self.denials,
         )
         super().__init__(listen, self._guard, _options(keepalive_s, window_bytes, most_connections))
         self._health = health.aio.HealthServicer()
@@ -271,10 +316,13 @@ class Server(_Listener):
     async def start(self) -> str:
         """Listen; returns the real host:port (port 0 picks a free one).
 
-        Raises DeniedError for a listener beyond loopback without TLS, UnavailableError when the port is taken.
+        Raises DeniedError for a listener beyond loopback without TLS, UnavailableError when the
+        port is taken.
         """
         check_secure(self._address, self._tls, "listen")
-        address = await self._listen(None if self._tls is None else self._tls.server_credentials(), "listen")
+        address = await self._listen(
+            None if self._tls is None else self._tls.server_credentials(), "listen"
+        )
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         return address
 
@@ -286,8 +334,8 @@ class Server(_Listener):
 class EnrolmentServer(_Listener):
     """A server for callers without a certificate. It serves only EnrolmentService, over TLS only.
 
-    It serves MOST_CALLS calls at a time, and MOST_CALLS_OF_ONE of one connection, so that a slow caller takes no place
-    of others. A message has at most MOST_BYTES, enough for a certificate.
+    It serves MOST_CALLS calls at a time, and MOST_CALLS_OF_ONE of one connection, so that a slow
+    caller takes no place of others. A message has at most MOST_BYTES, enough for a certificate.
     """
 
     MOST_CALLS = 128
@@ -295,7 +343,11 @@ class EnrolmentServer(_Listener):
     MOST_BYTES = 64 << 10
 
     def __init__(
-        self, listen: str, tls: TlsFiles, watch: CallWatch | None = None, most_connections: int = MOST_CONNECTIONS
+        self,
+        listen: str,
+        tls: TlsFiles,
+        watch: CallWatch | None = None,
+        most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         self._tls = tls
         options = [

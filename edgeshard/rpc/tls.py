@@ -27,7 +27,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the authority that signs every process of a site, and this process's certificate and key.
+    """PEM files: the authority that signs every process of a site, and this process's certificate
+    and key.
 
     The certificate has the identity of the process: `edgeshard://SITE/ROLE/ID` among its
     alternative names, and the DNS name `ID.ROLE.SITE`, by which others verify it.
@@ -43,18 +44,24 @@ class TlsFiles:
         others can read."""
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             if b"-----BEGIN " not in read_pem(path, field):
-                raise InvalidArgumentError(f"--{field} {path} is not a PEM file", field=field, reason="TLS_FILE")
+                raise InvalidArgumentError(
+                    f"--{field} {path} is not a PEM file", field=field, reason="TLS_FILE"
+                )
         try:
             ssl.create_default_context(cafile=self.ca)
         except ssl.SSLError as error:
             why = error.reason or "it holds no certificate"
-            raise InvalidArgumentError(f"--tls-ca {self.ca}: {why}", field="tls-ca", reason="TLS_FILE") from None
+            raise InvalidArgumentError(
+                f"--tls-ca {self.ca}: {why}", field="tls-ca", reason="TLS_FILE"
+            ) from None
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key)
         except ssl.SSLError as error:
             why = error.reason or "they cannot be read"
             raise InvalidArgumentError(
-                f"--tls-cert {self.cert} with --tls-key {self.key}: {why}", field="tls-cert", reason="TLS_FILE"
+                f"--tls-cert {self.cert} with --tls-key {self.key}: {why}",
+                field="tls-cert",
+                reason="TLS_FILE",
             ) from None
         check_private(self.key, "tls-key")
         self.principal()
@@ -68,13 +75,16 @@ class TlsFiles:
         self._check_times()
 
     def _check_signed(self) -> None:
-        """Check the authority here: a peer that refuses the certificate ends the handshake without saying why."""
+        """Check the authority here: a peer that refuses the certificate ends the handshake without
+        saying why."""
         from edgeshard.identity.certificates import is_signed_by
 
         if not is_signed_by(read_pem(self.cert, "tls-cert"), read_pem(self.ca, "tls-ca")):
             raise UnauthenticatedError(
-                f"--tls-cert {self.cert} was not issued by the authority in --tls-ca {self.ca}, and the site "
-                "refuses it: give files that belong together, or join again with a token of edgectl token "
+                f"--tls-cert {self.cert} was not issued by the authority in --tls-ca {self.ca}, "
+                "and the site "
+                "refuses it: give files that belong together, or join again with a token of "
+                "edgectl token "
                 "create",
                 field="tls-cert",
                 reason="OTHER_AUTHORITY",
@@ -92,16 +102,21 @@ class TlsFiles:
             check_valid_now(certificate, f"--tls-cert {self.cert}", time)
         else:
             raise FailedPreconditionError(
-                f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC, and this machine's clock shows "
-                f"{time:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong; otherwise join again with another "
+                f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC, and this machine's "
+                "clock shows "
+                f"{time:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong; otherwise join again "
+                "with another "
                 "token of edgectl token create, or make another certificate",
                 field="tls-cert",
                 reason="EXPIRED",
             )
 
     def principal(self) -> Principal:
-        """The process's identity. Raises InvalidArgumentError with reason NO_ROLE if the certificate has none."""
-        from edgeshard.identity.certificates import principal_of  # a tenth of a second, which plaintext need not wait
+        """The process's identity. Raises InvalidArgumentError with reason NO_ROLE if the
+        certificate has none."""
+        from edgeshard.identity.certificates import (
+            principal_of,
+        )  # a tenth of a second, which plaintext need not wait
 
         certificate = read_pem(self.cert, "tls-cert")
         try:
@@ -112,7 +127,8 @@ class TlsFiles:
             ) from None
 
     def check_is(self, role: Role, id: str) -> None:
-        """Raise InvalidArgumentError for a certificate of another principal, which others would not accept here."""
+        """Raise InvalidArgumentError for a certificate of another principal, which others would not
+        accept here."""
         principal = self.principal()
         if (principal.role, principal.id) != (role, id):
             raise InvalidArgumentError(
@@ -122,7 +138,8 @@ class TlsFiles:
             )
 
     def version(self) -> tuple[int, ...]:
-        """Numbers that change whenever one of the files does. Raises InvalidArgumentError for a file that is gone."""
+        """Numbers that change whenever one of the files does. Raises InvalidArgumentError for a
+        file that is gone."""
         numbers: list[int] = []
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             try:
@@ -144,16 +161,21 @@ class TlsFiles:
         )
 
     def server_credentials(self, *, asks: bool = True) -> grpc.ServerCredentials:
-        """Credentials of a server that follow the files: each new connection gets the newest certificate.
+        """Credentials of a server that follow the files: each new connection gets the newest
+        certificate.
 
         If it `asks`, every caller must show a certificate of the same authority. Raises as `check`.
         """
         self.check()
-        return grpc.dynamic_ssl_server_credentials(self._server_configuration(), _Following(self).newest, asks)
+        return grpc.dynamic_ssl_server_credentials(
+            self._server_configuration(), _Following(self).newest, asks
+        )
 
     def _server_configuration(self) -> Any:
         pair = (read_pem(self.key, "tls-key"), read_pem(self.cert, "tls-cert"))
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=read_pem(self.ca, "tls-ca"))
+        return grpc.ssl_server_certificate_configuration(
+            [pair], root_certificates=read_pem(self.ca, "tls-ca")
+        )
 
 
 class _Following:
@@ -179,23 +201,32 @@ class _Following:
 
 
 def check_private(key: Path, field: str) -> None:
-    """Raise DeniedError for a key that others can read, with the remedy; InvalidArgumentError for one that is gone."""
+    """Raise DeniedError for a key that others can read, with the remedy; InvalidArgumentError for
+    one that is gone."""
     try:
         mode = stat.S_IMODE(key.stat().st_mode)
     except OSError as error:
-        raise InvalidArgumentError(f"--{field} {key}: {error.strerror}", field=field, reason="TLS_FILE") from None
+        raise InvalidArgumentError(
+            f"--{field} {key}: {error.strerror}", field=field, reason="TLS_FILE"
+        ) from None
     if mode & 0o077 and not _kept_by_systemd(key):
-        raise DeniedError(f"--{field} {key} can be read by others: run chmod 600 {key}", field=field, reason="KEY_MODE")
+        raise DeniedError(
+            f"--{field} {key} can be read by others: run chmod 600 {key}",
+            field=field,
+            reason="KEY_MODE",
+        )
 
 
 def _kept_by_systemd(path: Path) -> bool:
-    """Whether a file is a credential of the service: an access list that the mode hides lets only its user read it."""
+    """Whether a file is a credential of the service: an access list that the mode hides lets only
+    its user read it."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     return directory is not None and path.resolve().parent == Path(directory).resolve()
 
 
 def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:
-    """The files of three options, None without any. Raises InvalidArgumentError naming one that is missing."""
+    """The files of three options, None without any. Raises InvalidArgumentError naming one that is
+    missing."""
     paths = {"tls-ca": ca, "tls-cert": cert, "tls-key": key}
     if not any(paths.values()):
         return None
@@ -215,7 +246,8 @@ def chosen_tls(tls: TlsFiles | None, plaintext: bool) -> TlsFiles | None:
     """
     if tls is None and not plaintext:
         raise DeniedError(
-            "the TLS files are missing: give --tls-ca, --tls-cert and --tls-key (see edgectl init and "
+            "the TLS files are missing: give --tls-ca, --tls-cert and --tls-key (see edgectl init "
+            "and "
             "edgectl join), or --plaintext for a site on this machine that all its users may call",
             field="tls-cert",
             reason="TLS_REQUIRED",
@@ -231,13 +263,16 @@ def split_address(address: str, field: str = "address") -> tuple[str, int]:
     scheme, is_url, rest = address.partition("://")
     if is_url:
         raise InvalidArgumentError(
-            f"{field} {address!r} is a URL; give HOST:PORT without {scheme}://, such as {rest.rstrip('/') or LIKE}",
+            f"{field} {address!r} is a URL; give HOST:PORT without {scheme}://, such as "
+            f"{rest.rstrip('/') or LIKE}",
             field=field,
         )
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidArgumentError(f"{field} {address!r} is not HOST:PORT, such as {LIKE}", field=field)
+        raise InvalidArgumentError(
+            f"{field} {address!r} is not HOST:PORT, such as {LIKE}", field=field
+        )
     return host, int(port)
 
 
@@ -261,7 +296,8 @@ def check_secure(address: str, tls: TlsFiles | None, field: str) -> None:
     host, _ = split_address(address, field)
     if tls is None and not is_loopback(host):
         raise DeniedError(
-            f"{field} {address} is beyond loopback and has no TLS: give --tls-ca, --tls-cert and --tls-key",
+            f"{field} {address} is beyond loopback and has no TLS: give --tls-ca, --tls-cert and "
+            "--tls-key",
             field=field,
             reason="TLS_REQUIRED",
         )
@@ -272,4 +308,6 @@ def read_pem(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidArgumentError(f"--{field} {path}: {error.strerror}", field=field, reason="TLS_FILE") from None
+        raise InvalidArgumentError(
+            f"--{field} {path}: {error.strerror}", field=field, reason="TLS_FILE"
+        ) from None

@@ -1,4 +1,5 @@
-"""The PEM files of a process: its authorities, its certificate, and its key, which only its owner may read."""
+"""The PEM files of a process: its authorities, its certificate, and its key, which only its owner
+may read."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def issue_files(authority: Authority, principal: Principal, directory: Path) -> 
 
 
 def write_files(directory: Path, ca: bytes, certificate: bytes, key: bytes) -> TlsFiles:
-    """Write the three files, each whole or not at all. Only its owner can use a new directory. Raises OSError."""
+    """Write the three files, each whole or not at all. Only its owner can use a new directory.
+    Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = tls_files(directory)
     for path, content in ((files.ca, ca), (files.cert, certificate), (files.key, key)):
@@ -32,9 +34,12 @@ def write_files(directory: Path, ca: bytes, certificate: bytes, key: bytes) -> T
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, that only its owner can read from its first byte on. Raises OSError."""
+    """Write a file, whole or not at all, that only its owner can read from its first byte on.
+    Raises OSError."""
     staging_path = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(staging_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with os.fdopen(
+        os.open(staging_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+    ) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

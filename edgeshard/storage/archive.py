@@ -1,7 +1,8 @@
-"""An archive of files: a tar without compression, and at its end a manifest with the size and SHA-256 of each.
+"""An archive of files: a tar without compression, and at its end a manifest with the size and
+SHA-256 of each.
 
-Only regular files are in it. Names are relative paths of plain characters, at most 100 long. Both sides hold the same
-limits, so that an archive from elsewhere can be read.
+Only regular files are in it. Names are relative paths of plain characters, at most 100 long. Both
+sides hold the same limits, so that an archive from elsewhere can be read.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive, after its hashes were checked: a description of its content (`about`), and its files by name."""
+    """An archive, after its hashes were checked: a description of its content (`about`), and its
+    files by name."""
 
     path: Path
     about: Mapping[str, Any]
@@ -54,17 +56,20 @@ class Archive:
 def write_archive(
     path: Path, about: Mapping[str, Any], files: Mapping[str, Path], *, force: bool = False
 ) -> dict[str, ArchivedFile]:
-    """Write an archive of `files`, by their names in it, and return what is in it. `path` is for its owner alone, and
-    has the whole archive or is not there.
+    """Write an archive of `files`, by their names in it, and return what is in it. `path` is for
+    its owner alone, and has the whole archive or is not there.
 
-    A `.sqlite` file is copied by SQLite, so that it is whole while others write to it. Raises AlreadyExistsError if
-    `path` exists, unless with `force`; InvalidArgumentError for a file that cannot be archived; OSError.
+    A `.sqlite` file is copied by SQLite, so that it is whole while others write to it. Raises
+    AlreadyExistsError if `path` exists, unless with `force`; InvalidArgumentError for a file that
+    cannot be archived; OSError.
     """
     if path.exists() and not force:
         raise _exists(path)
     archived: dict[str, ArchivedFile] = {}
     total_bytes = 0
-    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as scratch:
+    with tempfile.TemporaryDirectory(
+        dir=path.absolute().parent, prefix=f".{path.name}."
+    ) as scratch:
         staging_path = Path(scratch) / "archive"
         with (
             open(staging_path, "xb", opener=_private) as raw,
@@ -97,7 +102,8 @@ def write_archive(
 def read_archive(path: Path) -> Archive:
     """The archive, after its names, sizes and hashes were checked.
 
-    Raises InvalidArgumentError for a file that cannot be read or is no archive, DataLossError for one that was changed.
+    Raises InvalidArgumentError for a file that cannot be read or is no archive, DataLossError for
+    one that was changed.
     """
     files: dict[str, ArchivedFile] = {}
     document: dict[str, Any] | None = None
@@ -108,16 +114,22 @@ def read_archive(path: Path) -> Archive:
             else:
                 files[member.name] = _hashed(file)
     if document is None:
-        raise DataLossError(f"{path}: its end is missing: use another copy of the backup", field="file")
+        raise DataLossError(
+            f"{path}: its end is missing: use another copy of the backup", field="file"
+        )
     try:
-        listed = {name: ArchivedFile(int(of["size"]), str(of["sha256"])) for name, of in document["files"].items()}
+        listed = {
+            name: ArchivedFile(int(of["size"]), str(of["sha256"]))
+            for name, of in document["files"].items()
+        }
         about = dict(document["about"])
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _no_archive(path, f"{MANIFEST} has another form") from None
     for name in sorted(listed.keys() | files.keys()):
         if listed.get(name) != files.get(name):
             raise DataLossError(
-                f"{path}: {name} has changed since the backup was made: use another copy of the backup",
+                f"{path}: {name} has changed since the backup was made: use another copy of the "
+                "backup",
                 field="file",
                 reason="BACKUP_CHANGED",
             )
@@ -127,7 +139,8 @@ def read_archive(path: Path) -> Archive:
 def extract(archive: Archive, place: Callable[[str], Path]) -> None:
     """Write the files of an archive, each to its place by its name, for their owner alone.
 
-    The places must not exist. Raises DataLossError if the archive changed since it was read; OSError.
+    The places must not exist. Raises DataLossError if the archive changed since it was read;
+    OSError.
     """
     for member, file in _members(archive.path):
         if member.name == MANIFEST:
@@ -143,17 +156,21 @@ def extract(archive: Archive, place: Callable[[str], Path]) -> None:
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    """Copy a database that another process may use. Raises InvalidArgumentError for a file that is none."""
+    """Copy a database that another process may use. Raises InvalidArgumentError for a file that is
+    none."""
     try:
         # Another mode would make an empty file if there is none.
         with (
-            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True, timeout=10.0)) as database,
+            closing(
+                sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True, timeout=10.0)
+            ) as database,
             closing(sqlite3.connect(target)) as copy,
         ):
             database.backup(copy)
     except sqlite3.Error as error:
         raise InvalidArgumentError(
-            f"{source} cannot be copied: {error}; run the command as the coordinator's user or as root, and check "
+            f"{source} cannot be copied: {error}; run the command as the coordinator's user or as "
+            "root, and check "
             "the disk",
             field="state-dir",
             reason="STATE_STORE",
@@ -163,7 +180,9 @@ def _copy_database(source: Path, target: Path) -> None:
 def _add(tar: tarfile.TarFile, name: str, file: IO[bytes]) -> ArchivedFile:
     """Add the file with the size that it has now: what others append meanwhile is left out."""
     if not _is_name(name):
-        raise InvalidArgumentError(f"{name[:200]!r} cannot be in a backup: rename or remove that file", field="file")
+        raise InvalidArgumentError(
+            f"{name[:200]!r} cannot be in a backup: rename or remove that file", field="file"
+        )
     member = tarfile.TarInfo(name)
     member.size = os.fstat(file.fileno()).st_size
     member.mode = 0o600
@@ -183,7 +202,9 @@ class _HashingReader(io.RawIOBase):
         return data
 
 
-def _add_manifest(tar: tarfile.TarFile, about: Mapping[str, Any], archived: Mapping[str, ArchivedFile]) -> None:
+def _add_manifest(
+    tar: tarfile.TarFile, about: Mapping[str, Any], archived: Mapping[str, ArchivedFile]
+) -> None:
     files = {name: {"size": of.size, "sha256": of.sha256} for name, of in archived.items()}
     text = json.dumps({"about": dict(about), "files": files}, indent=1).encode()
     member = tarfile.TarInfo(MANIFEST)
@@ -201,7 +222,11 @@ def _members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
     with tarfile.open(path, mode="r:") as tar:
         for member in tar:
             # Neither links nor directories, devices, or files with holes.
-            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse() or member.size < 0:
+            if (
+                member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE)
+                or member.issparse()
+                or member.size < 0
+            ):
                 raise _no_archive(path, f"{member.name[:100]!r} is not a regular file")
             if not _is_name(member.name) or member.name in names:
                 raise _no_archive(path, f"it has a file named {member.name[:100]!r}")
@@ -221,7 +246,9 @@ def _naming(path: Path) -> Iterator[None]:
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
         raise _no_archive(path, str(error)[:200]) from None
     except OSError as error:
-        raise InvalidArgumentError(f"{path} cannot be read: {error.strerror or error}", field="file") from None
+        raise InvalidArgumentError(
+            f"{path} cannot be read: {error.strerror or error}", field="file"
+        ) from None
 
 
 def _manifest(path: Path, file: IO[bytes]) -> dict[str, Any]:
@@ -254,16 +281,21 @@ def _is_name(name: str) -> bool:
 def _check_size(files: int, total_bytes: int, path: Path) -> None:
     if files > MAX_FILES or total_bytes > MAX_BYTES:
         raise InvalidArgumentError(
-            f"{path}: a backup has at most {MAX_FILES} files and {MAX_BYTES >> 30} GiB", field="file"
+            f"{path}: a backup has at most {MAX_FILES} files and {MAX_BYTES >> 30} GiB",
+            field="file",
         )
 
 
 def _exists(path: Path) -> AlreadyExistsError:
-    return AlreadyExistsError(f"{path} exists: give another name, or --force to replace it", field="file")
+    return AlreadyExistsError(
+        f"{path} exists: give another name, or --force to replace it", field="file"
+    )
 
 
 def _no_archive(path: Path, why: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{path} is not a backup of edgectl backup: {why}", field="file", reason="NO_BACKUP")
+    return InvalidArgumentError(
+        f"{path} is not a backup of edgectl backup: {why}", field="file", reason="NO_BACKUP"
+    )
 
 
 def _private(path: str, flags: int) -> int:

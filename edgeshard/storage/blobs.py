@@ -1,8 +1,9 @@
 """A directory of content-addressed files, with uploads and downloads that can be resumed.
 
-A blob lies at `sha256/ab/<digest>`; while it arrives, at `<digest>.partial` beside that. It gets its name only after
-its bytes matched the digest and were synced, so a file named by a digest was correct when it was written. Blobs of a
-model that was on the same disk lie in its own files (`edgeshard/storage/linked.py`).
+A blob lies at `sha256/ab/<digest>`; while it arrives, at `<digest>.partial` beside that. It gets
+its name only after its bytes matched the digest and were synced, so a file named by a digest was
+correct when it was written. Blobs of a model that was on the same disk lie in its own files
+(`edgeshard/storage/linked.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import (
+    DataLossError,
+    EdgeShardError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.storage.files import naming_full_disk, sync
@@ -32,7 +38,8 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class BlobFile:
-    """A file of the directory. `used_ns` is its modification time: `touch` and every write move it."""
+    """A file of the directory. `used_ns` is its modification time: `touch` and every write move
+    it."""
 
     digest: Digest
     size: int
@@ -41,12 +48,14 @@ class BlobFile:
 
 
 class BlobDirectory:
-    """Blocking file operations on blobs. Any thread may call them, as long as one caller writes a blob at a time."""
+    """Blocking file operations on blobs. Any thread may call them, as long as one caller writes a
+    blob at a time."""
 
     def __init__(self, root: Path) -> None:
         self._root = root / "sha256"
         self.linked = LinkedFiles(root / "linked")
-        # The sha256 of what has arrived of a blob and how much that is, so that it need not be read again for it.
+        # The sha256 of what has arrived of a blob and how much that is, so that it need not be read
+        # again for it.
         self._hashed: dict[Digest, tuple[int, Any]] = {}
 
     def locate(self, digest: Digest) -> BlobLocation | None:
@@ -56,11 +65,13 @@ class BlobDirectory:
         return self.linked.find(digest) if size is None else BlobLocation(path, 0, size)
 
     def missing(self, digest: Digest) -> EdgeShardError:
-        """The error of a blob that `locate` does not find; it names the file that had it, if there is one."""
+        """The error of a blob that `locate` does not find; it names the file that had it, if there
+        is one."""
         return self.linked.lost(digest) or missing_blob(digest)
 
     def path(self, digest: Digest) -> Path:
-        """The path of a complete blob's own file. Raises InvalidArgumentError unless `digest` is a sha256."""
+        """The path of a complete blob's own file. Raises InvalidArgumentError unless `digest` is a
+        sha256."""
         return self._root / check_digest(digest)[:2] / digest
 
     def partial_path(self, digest: Digest) -> Path:
@@ -89,12 +100,15 @@ class BlobDirectory:
         self._hashed[digest] = (0, hashlib.sha256())
         with naming_full_disk(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
             with os.fdopen(descriptor, "wb") as file:
                 file.truncate(size)
 
     def write(self, digest: Digest, offset: int, data: bytes) -> None:
-        """Put `data` at `offset` of the partial file. Raises ResourceExhaustedError when the disk is full."""
+        """Put `data` at `offset` of the partial file. Raises ResourceExhaustedError when the disk
+        is full."""
         path = self.partial_path(digest)
         with naming_full_disk(path), path.open("r+b") as file:
             file.seek(offset)
@@ -112,24 +126,30 @@ class BlobDirectory:
         path, partial = self.path(digest), self.partial_path(digest)
         hashed, sha256 = self._hashed.pop(digest, (-1, None))
         partial_size = _size(partial)
-        if partial_size != size or (sha256.hexdigest() if hashed == size else sha256_of(partial)) != digest:
+        if (
+            partial_size != size
+            or (sha256.hexdigest() if hashed == size else sha256_of(partial)) != digest
+        ):
             partial.unlink(missing_ok=True)
-            raise DataLossError(f"the bytes received for blob {digest} do not match its sha256", field="sha256")
+            raise DataLossError(
+                f"the bytes received for blob {digest} do not match its sha256", field="sha256"
+            )
         with naming_full_disk(partial):
             sync(partial)
             partial.rename(path)
             sync(path.parent)
 
     def adopt(self, digest: Digest, path: Path) -> None:
-        """Give a file of this file system its name as a blob; its sha256 is known, and it has no other owner."""
+        """Give a file of this file system its name as a blob; its sha256 is known, and it has no
+        other owner."""
         target = self.path(digest)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.rename(target)
         sync(target.parent)
 
     def own(self, digest: Digest) -> None:
-        """Copy a blob that lies in a linked file. Raises DataLossError where that has changed since it was linked, and
-        ResourceExhaustedError when the disk is full."""
+        """Copy a blob that lies in a linked file. Raises DataLossError where that has changed since
+        it was linked, and ResourceExhaustedError when the disk is full."""
         location = self.linked.find(digest)
         if location is None or _size(self.path(digest)) is not None:
             return
@@ -140,7 +160,8 @@ class BlobDirectory:
         self.linked.remove([digest])
 
     def is_intact(self, digest: Digest, size: int) -> bool:
-        """Whether the complete blob is there with `size` bytes that match its digest; reads all of it."""
+        """Whether the complete blob is there with `size` bytes that match its digest; reads all of
+        it."""
         location = self.locate(digest)
         try:
             return location is not None and location.size == size and sha256_at(location) == digest
@@ -175,7 +196,8 @@ class BlobDirectory:
         self.partial_path(digest).unlink(missing_ok=True)
 
     def files(self) -> Iterator[BlobFile]:
-        """The blobs with a file of their own, complete or partial; files of other names are passed over."""
+        """The blobs with a file of their own, complete or partial; files of other names are passed
+        over."""
         for path in sorted(self._root.glob("??/*")):
             name = path.name.removesuffix(_PARTIAL)
             if path.is_symlink() or not path.is_file() or not name.startswith(path.parent.name):
@@ -198,13 +220,15 @@ def manifest_items(manifest: ModelManifest) -> tuple[TensorInfo | FileInfo, ...]
 
 
 def blob_sizes(items: Iterable[TensorInfo | FileInfo]) -> dict[Digest, int]:
-    """The bytes of every distinct blob. Raises InvalidArgumentError when one digest stands for two sizes."""
+    """The bytes of every distinct blob. Raises InvalidArgumentError when one digest stands for two
+    sizes."""
     sizes: dict[Digest, int] = {}
     for item in items:
         size = blob_size(item)
         if sizes.setdefault(item.sha256, size) != size:
             raise InvalidArgumentError(
-                f"{item.name} has {size} bytes, but another item with the same sha256 has {sizes[item.sha256]}",
+                f"{item.name} has {size} bytes, but another item with the same sha256 has "
+                f"{sizes[item.sha256]}",
                 field=item.name,
                 reason="INVALID_MANIFEST",
             )
@@ -213,7 +237,9 @@ def blob_sizes(items: Iterable[TensorInfo | FileInfo]) -> dict[Digest, int]:
 
 def missing_blob(digest: Digest) -> NotFoundError:
     """The error of a blob that is not there."""
-    return NotFoundError(f"blob {digest} is not in the store: add its model again", field="sha256", reason="NO_BLOB")
+    return NotFoundError(
+        f"blob {digest} is not in the store: add its model again", field="sha256", reason="NO_BLOB"
+    )
 
 
 def sha256_of(path: Path) -> Digest:
@@ -233,7 +259,8 @@ def sha256_at(location: BlobLocation) -> Digest:
 async def in_thread(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Run blocking work off the loop, and wait for its end even when cancelled.
 
-    A thread cannot be stopped: without the wait a cancelled writer would go on writing after it released its lock.
+    A thread cannot be stopped: without the wait a cancelled writer would go on writing after it
+    released its lock.
     """
     task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:

@@ -1,8 +1,10 @@
-"""Reading a Hugging Face checkpoint on disk: safetensors headers, the shard index, the small files beside them.
+"""Reading a Hugging Face checkpoint on disk: safetensors headers, the shard index, the small files
+beside them.
 
-The contents of a file are checked before they are used: sizes are capped before reading, offsets must tile the file
-exactly, shapes must match byte counts, and file names in an index are names, never paths. Weights are never unpickled.
-Format: https://huggingface.co/docs/safetensors, an 8-byte little-endian length, a JSON header, then the tensors' bytes.
+The contents of a file are checked before they are used: sizes are capped before reading, offsets
+must tile the file exactly, shapes must match byte counts, and file names in an index are names,
+never paths. Weights are never unpickled. Format: https://huggingface.co/docs/safetensors, an 8-byte
+little-endian length, a JSON header, then the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -28,8 +30,22 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.models.dtypes import DType, IntegerFormat
-from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, Part, RowOrder, TensorInfo
-from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object, truncated
+from edgeshard.domain.models.model import (
+    FileInfo,
+    FurtherBlocks,
+    ModelManifest,
+    Part,
+    RowOrder,
+    TensorInfo,
+)
+from edgeshard.storage.forms import (
+    SMALL_FILES,
+    check_small_file,
+    decode_text,
+    malformed,
+    parse_json_object,
+    truncated,
+)
 from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
@@ -59,7 +75,8 @@ _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _LENGTH = struct.Struct("<Q")
 
 _DTYPES = {"F32": DType.FLOAT32, "F16": DType.FLOAT16, "BF16": DType.BFLOAT16}
-# Every type of the format, because a tensor that no stage needs (a mask, a counter) may have any of them.
+# Every type of the format, because a tensor that no stage needs (a mask, a counter) may have any of
+# them.
 _BITS = {
     name: bits
     for bits, names in {
@@ -81,9 +98,11 @@ _NOT_HASHED = Digest("0" * 64)
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The place of one tensor: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name.
+    """The place of one tensor: `size` bytes at `offset` of `file`. `stored_dtype` is the format's
+    own name.
 
-    Where `integers` is given, the bytes are blocks of that format, of numbers that `stored_dtype` holds.
+    Where `integers` is given, the bytes are blocks of that format, of numbers that `stored_dtype`
+    holds.
     """
 
     name: str
@@ -98,7 +117,8 @@ class StoredTensor:
 
     @property
     def dtype(self) -> DType:
-        """The type of the elements. Raises UnsupportedModelError for one that EdgeShard does not run."""
+        """The type of the elements. Raises UnsupportedModelError for one that EdgeShard does not
+        run."""
         if self.stored_dtype not in _DTYPES:
             raise UnsupportedModelError(
                 f"tensor {self.name} in {self.file.name} has type {self.stored_dtype}; "
@@ -120,7 +140,8 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose headers are checked and whose tensors are not yet read. `notes` are for an operator."""
+    """A checkpoint whose headers are checked and whose tensors are not yet read. `notes` are for an
+    operator."""
 
     directory: Path
     config_json: str
@@ -139,11 +160,12 @@ class Checkpoint:
 def open_checkpoint(directory: Path) -> Checkpoint:
     """The checkpoint in `directory`, single-file or sharded, with every header checked.
 
-    The model is one that EdgeShard runs, and every file lies in the directory (`ModelDirectory`) and has its form.
+    The model is one that EdgeShard runs, and every file lies in the directory (`ModelDirectory`)
+    and has its form.
 
-    Raises NotFoundError for a missing file, UnsupportedModelError when the model is not run or the weights are pickled,
-    InvalidArgumentError for a file that leads elsewhere or breaks its format's rules, DataLossError (naming file and
-    tensor) for a truncated file.
+    Raises NotFoundError for a missing file, UnsupportedModelError when the model is not run or the
+    weights are pickled, InvalidArgumentError for a file that leads elsewhere or breaks its format's
+    rules, DataLossError (naming file and tensor) for a truncated file.
     """
     model = ModelDirectory.at(directory)
     config_json = read_config_json(model)
@@ -155,14 +177,16 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 
 def read_config_json(model: ModelDirectory) -> str:
-    """The text of config.json. Raises NotFoundError, and InvalidArgumentError for bytes that are no text."""
+    """The text of config.json. Raises NotFoundError, and InvalidArgumentError for bytes that are no
+    text."""
     if not model.has(_CONFIG) and (error := _only_gguf(model.root)) is not None:
         raise error
     return decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The decoded config.json of a model directory. Raises NotFoundError or InvalidArgumentError."""
+    """The decoded config.json of a model directory. Raises NotFoundError or
+    InvalidArgumentError."""
     return parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
 
 
@@ -171,8 +195,8 @@ def stored_tensors(
 ) -> tuple[StoredTensor, ...]:
     """All tensors of a directory, whatever their purpose. Raises as `open_checkpoint` does.
 
-    Differences between an index and its files go into `notes`. A file may be missing if `config` is given and needs
-    no tensor that the index places in it.
+    Differences between an index and its files go into `notes`. A file may be missing if `config` is
+    given and needs no tensor that the index places in it.
     """
     if model.has(_SINGLE):
         return read_header(model.file(_SINGLE), _SINGLE)
@@ -181,10 +205,14 @@ def stored_tensors(
     raise _no_weights(model.root)
 
 
-def experts_apart(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> tuple[StoredTensor, ...]:
-    """The tensors of a checkpoint, with those of single experts in the place of one that holds all of a layer.
+def experts_apart(
+    config: Mapping[str, Any], tensors: Iterable[StoredTensor]
+) -> tuple[StoredTensor, ...]:
+    """The tensors of a checkpoint, with those of single experts in the place of one that holds all
+    of a layer.
 
-    Each is a range of the bytes, so that nothing is read here, and nothing larger than one expert's later.
+    Each is a range of the bytes, so that nothing is read here, and nothing larger than one expert's
+    later.
     """
     split_tensors: list[StoredTensor] = []
     for tensor in tensors:
@@ -195,7 +223,9 @@ def experts_apart(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) ->
         size = tensor.size // len(parts)
         for number, (name, shape) in enumerate(parts.items()):
             split_tensors.append(
-                replace(tensor, name=name, shape=shape, offset=tensor.offset + number * size, size=size)
+                replace(
+                    tensor, name=name, shape=shape, offset=tensor.offset + number * size, size=size
+                )
             )
     return tuple(split_tensors)
 
@@ -214,32 +244,48 @@ def _small_file(model: ModelDirectory, name: str) -> StoredFile:
 
 
 def check_file_size(name: str, size: int) -> None:
-    """Raise InvalidArgumentError naming a file that is larger than a node reads, which parses the files it knows."""
+    """Raise InvalidArgumentError naming a file that is larger than a node reads, which parses the
+    files it knows."""
     limit = _FILE_LIMITS.get(name, FILE_LIMIT_BYTES)
     if size > limit:
         raise InvalidArgumentError(
-            f"{name} has {size} bytes; at most {limit} are accepted", field=name, reason="FILE_TOO_LARGE"
+            f"{name} has {size} bytes; at most {limit} are accepted",
+            field=name,
+            reason="FILE_TOO_LARGE",
         )
 
 
-def build_manifest(name: str, checkpoint: Checkpoint, progress: Progress | None = None) -> ModelManifest:
-    """The manifest of a checkpoint under `name`, with the sha256 of the raw bytes of every tensor a stage can need.
+def build_manifest(
+    name: str, checkpoint: Checkpoint, progress: Progress | None = None
+) -> ModelManifest:
+    """The manifest of a checkpoint under `name`, with the sha256 of the raw bytes of every tensor a
+    stage can need.
 
-    Everything that can be refused without reading the weights is refused first. `progress` is called from the calling
-    thread. Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or tensor at fault.
+    Everything that can be refused without reading the weights is refused first. `progress` is
+    called from the calling thread. Raises UnsupportedModelError, InvalidArgumentError or
+    DataLossError naming the field or tensor at fault.
     """
     draft = draft_manifest(name, checkpoint)
     return hash_manifest(draft, item_locations(checkpoint, draft), progress)
 
 
 def draft_manifest(name: str, checkpoint: Checkpoint) -> ModelManifest:
-    """The manifest as it is known before the weights are read, without digests. Raises as `build_manifest` does."""
+    """The manifest as it is known before the weights are read, without digests. Raises as
+    `build_manifest` does."""
     model_name = ModelName(check_name(name, "name"))
     config = checkpoint.config
     architecture = parse_config(config).architecture
     units = [unit_of(architecture, tensor.name, config) for tensor in checkpoint.tensors]
-    needed = [tensor for tensor, unit in zip(checkpoint.tensors, units, strict=True) if unit not in _NOT_RUN]
-    further = [tensor.size for tensor, unit in zip(checkpoint.tensors, units, strict=True) if unit is Part.FURTHER]
+    needed = [
+        tensor
+        for tensor, unit in zip(checkpoint.tensors, units, strict=True)
+        if unit not in _NOT_RUN
+    ]
+    further = [
+        tensor.size
+        for tensor, unit in zip(checkpoint.tensors, units, strict=True)
+        if unit is Part.FURTHER
+    ]
     tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED, t.integers) for t in needed)
     files = tuple(FileInfo(f.name, f.size, _NOT_HASHED) for f in checkpoint.files)
     blocks = FurtherBlocks(len(further), sum(further)) if further else None
@@ -251,21 +297,25 @@ def draft_manifest(name: str, checkpoint: Checkpoint) -> ModelManifest:
 def hash_manifest(
     draft: ModelManifest, locations: Sequence[BlobLocation], progress: Progress | None = None
 ) -> ModelManifest:
-    """The draft with the sha256 of the bytes at `locations`: those of its tensors, then those of its small files.
+    """The draft with the sha256 of the bytes at `locations`: those of its tensors, then those of
+    its small files.
 
-    Some items are read and hashed at once, each by a thread, so that neither the disk nor a core waits for the other.
-    Raises as `read_chunks` does.
+    Some items are read and hashed at once, each by a thread, so that neither the disk nor a core
+    waits for the other. Raises as `read_chunks` does.
     """
     count = len(draft.tensors)
     names = [f"tensor {t.name}" for t in draft.tensors] + [f"file {f.name}" for f in draft.files]
     # Stable order of files and offsets, so that a spinning disk reads forward.
     order = sorted(
-        range(len(names)), key=lambda index: (index >= count, locations[index].path, locations[index].offset)
+        range(len(names)),
+        key=lambda index: (index >= count, locations[index].path, locations[index].offset),
     )
     hashing = _Hashing()
     digests: dict[int, Digest] = {}
     with ThreadPoolExecutor(_HASHING_THREADS, "hash") as pool:
-        futures = {index: pool.submit(hashing.sha256, locations[index], names[index]) for index in order}
+        futures = {
+            index: pool.submit(hashing.sha256, locations[index], names[index]) for index in order
+        }
         try:
             for index in order:
                 while not futures[index].done():
@@ -280,8 +330,12 @@ def hash_manifest(
         progress(draft.stored_bytes, draft.stored_bytes)
     return replace(
         draft,
-        tensors=tuple(replace(tensor, sha256=digests[index]) for index, tensor in enumerate(draft.tensors)),
-        files=tuple(replace(file, sha256=digests[count + index]) for index, file in enumerate(draft.files)),
+        tensors=tuple(
+            replace(tensor, sha256=digests[index]) for index, tensor in enumerate(draft.tensors)
+        ),
+        files=tuple(
+            replace(file, sha256=digests[count + index]) for index, file in enumerate(draft.files)
+        ),
     )
 
 
@@ -306,14 +360,20 @@ class _Hashing:
 
 def item_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> list[BlobLocation]:
     """The places on this machine of the manifest's tensors, then of its small files."""
-    tensors = {t.name: BlobLocation(t.file, t.offset, t.size, order=t.order) for t in checkpoint.tensors}
+    tensors = {
+        t.name: BlobLocation(t.file, t.offset, t.size, order=t.order) for t in checkpoint.tensors
+    }
     files = {file.name: BlobLocation(file.path, 0, file.size) for file in checkpoint.files}
-    return [tensors[info.name] for info in manifest.tensors] + [files[info.name] for info in manifest.files]
+    return [tensors[info.name] for info in manifest.tensors] + [
+        files[info.name] for info in manifest.files
+    ]
 
 
 def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Digest, BlobLocation]:
     """The places on this machine of every blob of the manifest."""
-    digests = [tensor.sha256 for tensor in manifest.tensors] + [file.sha256 for file in manifest.files]
+    digests = [tensor.sha256 for tensor in manifest.tensors] + [
+        file.sha256 for file in manifest.files
+    ]
     return dict(zip(digests, item_locations(checkpoint, manifest), strict=True))
 
 
@@ -322,7 +382,8 @@ def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
 
     Messages call the file `name`, since it has another one in a cache.
 
-    Raises DataLossError for a file shorter than its header says, InvalidArgumentError for any other broken rule.
+    Raises DataLossError for a file shorter than its header says, InvalidArgumentError for any other
+    broken rule.
     """
     name = name or path.name
     with open_regular(path, name) as file:
@@ -332,7 +393,10 @@ def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
             raise truncated(name, "the header")
         (header_bytes,) = _LENGTH.unpack(prefix)
         if header_bytes > HEADER_LIMIT_BYTES:
-            what = f"declares a header of {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
+            what = (
+                f"declares a header of {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are "
+                "accepted"
+            )
             raise malformed(name, what)
         if header_bytes > file_bytes - _LENGTH.size:
             raise truncated(name, "the header")
@@ -341,8 +405,11 @@ def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
     return parse_header(header, path, data_start, file_bytes - data_start, name)
 
 
-def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int, name: str) -> tuple[StoredTensor, ...]:
-    """The tensors a header describes, given that `data_bytes` bytes follow it, beginning at `data_start` of `path`.
+def parse_header(
+    header: bytes, path: Path, data_start: int, data_bytes: int, name: str
+) -> tuple[StoredTensor, ...]:
+    """The tensors a header describes, given that `data_bytes` bytes follow it, beginning at
+    `data_start` of `path`.
 
     Messages call the file `name`. Raises as `read_header` does.
     """
@@ -350,7 +417,9 @@ def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int, na
         raise malformed(name, "has a header that is not a JSON object")
     entries = parse_json_object(decode_text(header, name), name)
     metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         raise malformed(name, "has a __metadata__ that is not an object of strings")
     tensors = [_parse_entry(name, of, entry, path, data_start) for of, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size))
@@ -359,52 +428,80 @@ def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int, na
         if tensor.offset + tensor.size > data_start + data_bytes:
             raise truncated(name, f"tensor {tensor.name}", tensor.name)
         if tensor.offset != expected:
-            what = "overlaps the tensor before it" if tensor.offset < expected else "leaves a hole before it"
+            what = (
+                "overlaps the tensor before it"
+                if tensor.offset < expected
+                else "leaves a hole before it"
+            )
             raise malformed(name, f"has a tensor {tensor.name} that {what}", tensor.name)
         expected += tensor.size
     if expected != data_start + data_bytes:
-        raise malformed(name, f"has {data_start + data_bytes - expected} bytes that belong to no tensor")
+        raise malformed(
+            name, f"has {data_start + data_bytes - expected} bytes that belong to no tensor"
+        )
     return tuple(tensors)
 
 
-def _parse_entry(file_name: str, name: str, entry: object, path: Path, data_start: int) -> StoredTensor:
+def _parse_entry(
+    file_name: str, name: str, entry: object, path: Path, data_start: int
+) -> StoredTensor:
     if not _is_text(name):
         raise malformed(file_name, f"names a tensor {name[:80]!r}, which is not valid Unicode")
     if len(name) > _NAME_LIMIT:
-        raise malformed(file_name, f"names a tensor {name[:80]!r}..., which has more than {_NAME_LIMIT} characters")
+        raise malformed(
+            file_name,
+            f"names a tensor {name[:80]!r}..., which has more than {_NAME_LIMIT} characters",
+        )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise malformed(file_name, f"describes tensor {name} by other keys than dtype, shape and data_offsets", name)
+        raise malformed(
+            file_name,
+            f"describes tensor {name} by other keys than dtype, shape and data_offsets",
+            name,
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         type_text = dtype[:40] if isinstance(dtype, str) else type(dtype).__name__
-        raise malformed(file_name, f"gives tensor {name} the unknown type {type_text!r}", name, "UNKNOWN_DTYPE")
+        raise malformed(
+            file_name, f"gives tensor {name} the unknown type {type_text!r}", name, "UNKNOWN_DTYPE"
+        )
     if not _is_size_list(shape) or len(shape) > _RANK_LIMIT:
         what = f"gives tensor {name} a shape that is not at most {_RANK_LIMIT} sizes of 0 or more"
         raise malformed(file_name, what, name)
     if not _is_size_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise malformed(file_name, f"gives tensor {name} data_offsets that are not [begin, end]", name)
+        raise malformed(
+            file_name, f"gives tensor {name} data_offsets that are not [begin, end]", name
+        )
     begin, end = offsets
     if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
-        what = f"gives tensor {name} {end - begin} bytes, which do not fit type {dtype} and shape {shape}"
+        what = (
+            f"gives tensor {name} {end - begin} bytes, which do not fit type {dtype} and shape "
+            f"{shape}"
+        )
         raise malformed(file_name, what, name)
     return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
 
 def _is_size_list(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _LARGEST for item in value)
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item <= _LARGEST for item in value
+    )
 
 
 def needed_files(places: Mapping[str, str], config: Mapping[str, Any]) -> set[str]:
-    """The files in which an index, the file of each tensor by its name, places a tensor that some stage needs."""
+    """The files in which an index, the file of each tensor by its name, places a tensor that some
+    stage needs."""
     architecture = parse_config(config).architecture
     return {file for name, file in places.items() if is_run(architecture, name, config)}
 
 
-def _read_shards(model: ModelDirectory, notes: list[str], config: Mapping[str, Any] | None) -> tuple[StoredTensor, ...]:
-    """The tensors of all files that the index names, first those at the place that it gives for them.
+def _read_shards(
+    model: ModelDirectory, notes: list[str], config: Mapping[str, Any] | None
+) -> tuple[StoredTensor, ...]:
+    """The tensors of all files that the index names, first those at the place that it gives for
+    them.
 
-    An entry without a tensor is ignored, and a tensor without an entry is added: what the model needs, its manifest
-    checks. `notes` gets a line for each of the two.
+    An entry without a tensor is ignored, and a tensor without an entry is added: what the model
+    needs, its manifest checks. `notes` gets a line for each of the two.
     """
     places = _read_index(model)
     listed: dict[str, StoredTensor] = {}
@@ -413,12 +510,17 @@ def _read_shards(model: ModelDirectory, notes: list[str], config: Mapping[str, A
         if not model.has(shard):
             if config is not None and shard not in needed_files(places, config):
                 continue
-            raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {model.root}", field=shard)
+            raise NotFoundError(
+                f"{shard}, which {_INDEX} names, is missing from {model.root}", field=shard
+            )
         for tensor in read_header(model.file(shard), shard):
             if places.get(tensor.name) == shard:
                 listed[tensor.name] = tensor
             elif tensor.name in others and tensor.name not in places:
-                what = f"does not name the file of tensor {tensor.name}, which two files contain; name it there"
+                what = (
+                    f"does not name the file of tensor {tensor.name}, which two files contain; "
+                    "name it there"
+                )
                 raise malformed(_INDEX, what, "weight_map")
             else:
                 others[tensor.name] = tensor
@@ -438,29 +540,42 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _read_index(model: ModelDirectory) -> dict[str, str]:
-    """The file of each tensor in the index, by the tensor's name. Raises InvalidArgumentError unless all are names."""
-    index = parse_json_object(decode_text(_read(model.file(_INDEX), _INDEX, HEADER_LIMIT_BYTES), _INDEX), _INDEX)
+    """The file of each tensor in the index, by the tensor's name. Raises InvalidArgumentError
+    unless all are names."""
+    index = parse_json_object(
+        decode_text(_read(model.file(_INDEX), _INDEX, HEADER_LIMIT_BYTES), _INDEX), _INDEX
+    )
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise malformed(_INDEX, "has no weight_map", "weight_map")
     for shard in weight_map.values():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or ".." in shard:
-            shard_text = repr(shard[:80]) if isinstance(shard, str) else f"of type {type(shard).__name__}"
-            raise malformed(_INDEX, f"names the file {shard_text}; it must be a plain *.safetensors name", "weight_map")
+            shard_text = (
+                repr(shard[:80]) if isinstance(shard, str) else f"of type {type(shard).__name__}"
+            )
+            raise malformed(
+                _INDEX,
+                f"names the file {shard_text}; it must be a plain *.safetensors name",
+                "weight_map",
+            )
     count = len(set(weight_map.values()))
     if count > _SHARDS_LIMIT:
-        raise malformed(_INDEX, f"names {count} files; at most {_SHARDS_LIMIT} are accepted", "weight_map")
+        raise malformed(
+            _INDEX, f"names {count} files; at most {_SHARDS_LIMIT} are accepted", "weight_map"
+        )
     return weight_map
 
 
 def _only_gguf(directory: Path) -> EdgeShardError | None:
-    """The error of a directory that has a GGUF file in place of a checkpoint; None if it has none."""
+    """The error of a directory that has a GGUF file in place of a checkpoint; None if it has
+    none."""
     names = sorted(path.name for path in directory.iterdir() if path.suffix.lower() == ".gguf")
     models = [name for name in names if not name.lower().startswith("mmproj")] or names
     if not models:
         return None
     return UnsupportedModelError(
-        f"{directory} has no checkpoint, but the GGUF file {models[0]}; name the file: {directory / models[0]}",
+        f"{directory} has no checkpoint, but the GGUF file {models[0]}; name the file: "
+        f"{directory / models[0]}",
         field="directory",
         reason="GGUF_DIRECTORY",
     )
@@ -470,7 +585,8 @@ def _no_weights(directory: Path) -> EdgeShardError:
     pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
     if pickled:
         return UnsupportedModelError(
-            f"{directory} has its weights as {pickled[0]} only, a format that can run code when it is read; "
+            f"{directory} has its weights as {pickled[0]} only, a format that can run code when it "
+            "is read; "
             "convert it to safetensors (transformers' save_pretrained does)",
             field="directory",
             reason="PICKLED_WEIGHTS",
@@ -489,7 +605,8 @@ def _read(path: Path, name: str, limit_bytes: int) -> bytes:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a message can carry the name: not where it has a lone surrogate, which JSON can spell."""
+    """Whether a message can carry the name: not where it has a lone surrogate, which JSON can
+    spell."""
     try:
         name.encode()
     except UnicodeEncodeError:

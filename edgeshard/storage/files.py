@@ -1,4 +1,5 @@
-"""Writes that leave the old file or the new one after a crash, and a typed error for a full disk."""
+"""Writes that leave the old file or the new one after a crash, and a typed error for a full
+disk."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file's text so that after a crash or an error it has either the old or the new one."""
+    """Replace the file's text so that after a crash or an error it has either the old or the new
+    one."""
     temporary = path.with_name(path.name + TEMPORARY)
     with naming_full_disk(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,7 +45,8 @@ def write_atomically(path: Path, text: str) -> None:
 def naming_full_disk(
     path: Path, what: str = "", needed_bytes: int | None = None, remedy: str = MOVE_STATE
 ) -> Iterator[None]:
-    """Turn the error of a full disk into that of `full_disk`; let other errors pass. `what` is the file by default."""
+    """Turn the error of a full disk into that of `full_disk`; let other errors pass. `what` is the
+    file by default."""
     try:
         yield
     except OSError as error:
@@ -61,9 +64,14 @@ def free_bytes(path: Path) -> int:
 
 
 def check_room(
-    path: Path, what: str, needed_bytes: int, usable_bytes: int | None = None, remedy: str = MOVE_STATE
+    path: Path,
+    what: str,
+    needed_bytes: int,
+    usable_bytes: int | None = None,
+    remedy: str = MOVE_STATE,
 ) -> None:
-    """Raise the error of `full_disk` unless `what` fits, before its first byte is written at `path`.
+    """Raise the error of `full_disk` unless `what` fits, before its first byte is written at
+    `path`.
 
     `usable_bytes` are those of the disk that it may have, by default all that are free.
     """
@@ -79,14 +87,15 @@ def full_disk(
     usable_bytes: int | None = None,
     remedy: str = MOVE_STATE,
 ) -> ResourceExhaustedError:
-    """The error of a disk that has no room for `what`, to be written at `path`; it has the needed bytes if they are
-    known, and the free ones."""
+    """The error of a disk that has no room for `what`, to be written at `path`; it has the needed
+    bytes if they are known, and the free ones."""
     free = free_bytes(path)
     usable = free if usable_bytes is None else usable_bytes
     reserved = f", {free - max(0, usable)} of them reserved" if usable < free else ""
     needs = "has no room" if needed_bytes is None else f"needs {needed_bytes} bytes"
     return ResourceExhaustedError(
-        f"{what} {needs} on the disk of {path.parent}, where {max(free, usable)} bytes are free{reserved}; {remedy}",
+        f"{what} {needs} on the disk of {path.parent}, where {max(free, usable)} bytes are "
+        f"free{reserved}; {remedy}",
         field="state-dir",
         reason="DISK_FULL",
     )

@@ -1,7 +1,9 @@
-"""JSON from strangers, read within a bound of memory; and the small files of a model, held against their form.
+"""JSON from strangers, read within a bound of memory; and the small files of a model, held against
+their form.
 
-A small file is checked where it is added, and again by each process that takes it. None of it is code, but the
-tokenizer's library trusts some numbers: a file that makes it allocate gigabytes or panic is refused by name.
+A small file is checked where it is added, and again by each process that takes it. None of it is
+code, but the tokenizer's library trusts some numbers: a file that makes it allocate gigabytes or
+panic is refused by name.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ TOKENIZER_SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinj
 EXPERT_TABLE = "edgeshard_experts.json"
 EXPERT_TABLE_PARTS = ("base", "last", "earlier")
 JSON_VALUES_LIMIT = 1 << 22
-"""The most values of one document. Each takes some 60 bytes of memory and may be spelled by 2; the largest tokenizers
-have half of them."""
+"""The most values of one document. Each takes some 60 bytes of memory and may be spelled by 2; the
+largest tokenizers have half of them."""
 TOKEN_LIMIT = 1 << 22
 """The most tokens of a vocabulary; the largest published ones have a quarter of a million."""
 _EOS_LIMIT = 4096
@@ -37,7 +39,8 @@ _TEMPLATES_LIMIT = 16
 
 
 def parse_json_object(text: str, name: str) -> dict[str, Any]:
-    """The JSON object in `text`. Raises InvalidArgumentError, naming `name`, for anything else or a repeated key."""
+    """The JSON object in `text`. Raises InvalidArgumentError, naming `name`, for anything else or a
+    repeated key."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
@@ -46,7 +49,9 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
         return values
 
     if json_values(text) > JSON_VALUES_LIMIT:
-        raise malformed(name, f"may hold more than {JSON_VALUES_LIMIT} values, the most that are read")
+        raise malformed(
+            name, f"may hold more than {JSON_VALUES_LIMIT} values, the most that are read"
+        )
     try:
         value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
@@ -57,14 +62,16 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
 
 
 def json_values(text: str | bytes) -> int:
-    """An upper bound of the values that parsing would make; commas and brackets in strings count too."""
+    """An upper bound of the values that parsing would make; commas and brackets in strings count
+    too."""
     if isinstance(text, bytes):
         return 1 + sum(map(text.count, (b",", b"[", b"{")))
     return 1 + sum(map(text.count, (",", "[", "{")))
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """The text of `data`. Raises InvalidArgumentError, naming `name`, for bytes that are not UTF-8."""
+    """The text of `data`. Raises InvalidArgumentError, naming `name`, for bytes that are not
+    UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -72,7 +79,8 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def check_small_file(name: str, data: bytes) -> None:
-    """Raise InvalidArgumentError unless a file that travels with a model has the form that its name promises."""
+    """Raise InvalidArgumentError unless a file that travels with a model has the form that its name
+    promises."""
     if name not in _CHECKS:
         raise malformed(name, f"is not a file of a model; those are {', '.join(_CHECKS)}")
     text = decode_text(data, name)
@@ -81,7 +89,8 @@ def check_small_file(name: str, data: bytes) -> None:
 
 
 def skim_small_file(name: str, chunks: Iterable[bytes]) -> None:
-    """Check a small file as far as can be told piece by piece: a daemon must not stand still to parse it whole.
+    """Check a small file as far as can be told piece by piece: a daemon must not stand still to
+    parse it whole.
 
     Raises InvalidArgumentError as `check_small_file` does.
     """
@@ -100,22 +109,29 @@ def skim_small_file(name: str, chunks: Iterable[bytes]) -> None:
     if begins:
         raise malformed(name, "is empty")
     if values > JSON_VALUES_LIMIT:
-        raise malformed(name, f"may hold more than {JSON_VALUES_LIMIT} values, the most that are read")
+        raise malformed(
+            name, f"may hold more than {JSON_VALUES_LIMIT} values, the most that are read"
+        )
 
 
 def eos_tokens_of(generation_config: dict[str, Any]) -> frozenset[int] | None:
-    """The end-of-sequence ids of a generation_config.json, None where it has none. Raises InvalidArgumentError."""
+    """The end-of-sequence ids of a generation_config.json, None where it has none. Raises
+    InvalidArgumentError."""
     eos = generation_config.get("eos_token_id")
     items = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if len(items) > _EOS_LIMIT or not all(_is_token(item) for item in items):
-        raise malformed(GENERATION, "has an eos_token_id that is neither a token id nor a list of them")
+        raise malformed(
+            GENERATION, "has an eos_token_id that is neither a token id nor a list of them"
+        )
     return frozenset(items) or None
 
 
 def defaults_of(generation_config: dict[str, Any]) -> GenerationDefaults:
-    """The options that a generation_config.json recommends, without those that no request may ask for.
+    """The options that a generation_config.json recommends, without those that no request may ask
+    for.
 
-    `do_sample: false` is greedy, whatever stands beside it; without it a temperature counts, as with other servers.
+    `do_sample: false` is greedy, whatever stands beside it; without it a temperature counts, as
+    with other servers.
     """
     return _recommended(generation_config)[0]
 
@@ -144,13 +160,19 @@ def _recommended(generation_config: dict[str, Any]) -> tuple[GenerationDefaults,
 
 
 def _recommendation(name: str, value: object, kind: type[int] | type[float]) -> int | float:
-    """The value as a request has it. Raises InvalidArgumentError for one that no request may have."""
-    refused = InvalidArgumentError(f"{name} is {repr(value)[:40]}; it must be a {_KIND_NAMES[kind]}", field=name)
+    """The value as a request has it. Raises InvalidArgumentError for one that no request may
+    have."""
+    refused = InvalidArgumentError(
+        f"{name} is {repr(value)[:40]}; it must be a {_KIND_NAMES[kind]}", field=name
+    )
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refused
     try:
         number = kind(value)
-    except (OverflowError, ValueError):  # a NaN or an infinity as a whole number, or digits without end
+    except (
+        OverflowError,
+        ValueError,
+    ):  # a NaN or an infinity as a whole number, or digits without end
         raise refused from None
     if number != value or abs(number) == math.inf:
         raise refused
@@ -160,7 +182,8 @@ def _recommendation(name: str, value: object, kind: type[int] | type[float]) -> 
 
 
 def end_text_of(tokenizer_settings: dict[str, Any]) -> str | None:
-    """The text of the token that ends an answer by a tokenizer_config.json; None if it names none."""
+    """The text of the token that ends an answer by a tokenizer_config.json; None if it names
+    none."""
     return special_tokens_of(tokenizer_settings).get("eos_token")
 
 
@@ -187,20 +210,34 @@ def templates_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
     if isinstance(templates, str):
         return {"default": templates}
     items = templates if isinstance(templates, list) else [None]
-    pairs = [(item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None) for item in items]
-    if len(pairs) > _TEMPLATES_LIMIT or not all(isinstance(part, str) for pair in pairs for part in pair):
-        raise malformed(TOKENIZER_SETTINGS, "has a chat_template that is neither a text nor a list of named ones")
+    pairs = [
+        (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+        for item in items
+    ]
+    if len(pairs) > _TEMPLATES_LIMIT or not all(
+        isinstance(part, str) for pair in pairs for part in pair
+    ):
+        raise malformed(
+            TOKENIZER_SETTINGS,
+            "has a chat_template that is neither a text nor a list of named ones",
+        )
     return {str(name): str(template) for name, template in pairs}
 
 
 def special_tokens_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
-    """The texts of the special tokens in a tokenizer_config.json, by their names, such as `bos_token`."""
+    """The texts of the special tokens in a tokenizer_config.json, by their names, such as
+    `bos_token`."""
     named = {name: value for name, value in tokenizer_settings.items() if name.endswith("_token")}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    texts = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in named.items()
+    }
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def malformed(name: str, what: str, field: str = "", reason: str = "MALFORMED_CHECKPOINT") -> InvalidArgumentError:
+def malformed(
+    name: str, what: str, field: str = "", reason: str = "MALFORMED_CHECKPOINT"
+) -> InvalidArgumentError:
     """The error of a file `name` that is not as it must be; `what` goes on with the sentence."""
     return InvalidArgumentError(f"{name} {what}", field=field or name, reason=reason)
 
@@ -219,46 +256,73 @@ def _check_tokenizer(values: dict[str, Any]) -> None:
     if not isinstance(vocab, dict | list) or len(vocab) > TOKEN_LIMIT:
         raise malformed(TOKENIZER, f"has no vocab of at most {TOKEN_LIMIT} tokens")
     if isinstance(vocab, dict) and not all(_is_token(token) for token in vocab.values()):
-        raise malformed(TOKENIZER, f"has a vocab with an id that is not between 0 and {TOKEN_LIMIT}")
+        raise malformed(
+            TOKENIZER, f"has a vocab with an id that is not between 0 and {TOKEN_LIMIT}"
+        )
     added = values.get("added_tokens") or []
-    if not isinstance(added, list) or not all(isinstance(item, dict) and _is_token(item.get("id")) for item in added):
-        raise malformed(TOKENIZER, f"has added_tokens with an id that is not between 0 and {TOKEN_LIMIT}")
+    if not isinstance(added, list) or not all(
+        isinstance(item, dict) and _is_token(item.get("id")) for item in added
+    ):
+        raise malformed(
+            TOKENIZER, f"has added_tokens with an id that is not between 0 and {TOKEN_LIMIT}"
+        )
     _check_merges(model)
-    for charsmap in _found({key: part for key, part in values.items() if key != "model"}, growth.CHARSMAP):
+    for charsmap in _found(
+        {key: part for key, part in values.items() if key != "model"}, growth.CHARSMAP
+    ):
         _check_charsmap(charsmap)
     _check_growth(values)
 
 
 def _check_growth(values: dict[str, Any]) -> None:
-    """Refuse steps that make a text too long: a chain that doubles it takes all memory for a prompt of four letters."""
+    """Refuse steps that make a text too long: a chain that doubles it takes all memory for a prompt
+    of four letters."""
     for factor, most, what in (
-        (growth.text_growth(values), growth.MOST_GROWTH, "a normalizer and a pre_tokenizer that make a text"),
+        (
+            growth.text_growth(values),
+            growth.MOST_GROWTH,
+            "a normalizer and a pre_tokenizer that make a text",
+        ),
         (growth.decoded_growth(values), growth.MOST_DECODED_GROWTH, "a decoder that makes a text"),
-        (growth.repeats(values), growth.MOST_REPEATS, "a post_processor that makes a text's tokens"),
+        (
+            growth.repeats(values),
+            growth.MOST_REPEATS,
+            "a post_processor that makes a text's tokens",
+        ),
     ):
         if factor > most:
             raise malformed(
                 TOKENIZER,
-                f"has {what} {factor:.3g} times as long, and at most {most:g} are taken; use the tokenizer.json of the "
+                f"has {what} {factor:.3g} times as long, and at most {most:g} are taken; use the "
+                "tokenizer.json of the "
                 "checkpoint",
                 reason="TOKENIZER_GROWS",
             )
 
 
 def _check_merges(model: dict[str, Any]) -> None:
-    """Refuse merges at which the library panics: it cuts the prefix off the second half of each, however short."""
+    """Refuse merges at which the library panics: it cuts the prefix off the second half of each,
+    however short."""
     prefix = model.get("continuing_subword_prefix")
     if not prefix:
         return
     merges = model.get("merges") or []
     if not isinstance(prefix, str) or not isinstance(merges, list):
-        raise malformed(TOKENIZER, "has a continuing_subword_prefix or merges of another kind than texts")
+        raise malformed(
+            TOKENIZER, "has a continuing_subword_prefix or merges of another kind than texts"
+        )
     for merge in merges:
         halves = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(halves, list) or len(halves) != 2 or not all(isinstance(half, str) for half in halves):
+        if (
+            not isinstance(halves, list)
+            or len(halves) != 2
+            or not all(isinstance(half, str) for half in halves)
+        ):
             raise malformed(TOKENIZER, "has merges that are not pairs of texts")
         if not halves[1].startswith(prefix):
-            raise malformed(TOKENIZER, "has a merge whose second half lacks the continuing_subword_prefix")
+            raise malformed(
+                TOKENIZER, "has a merge whose second half lacks the continuing_subword_prefix"
+            )
 
 
 def _check_charsmap(value: object) -> None:
@@ -288,7 +352,8 @@ def _is_token(value: object) -> bool:
 
 
 def expert_table_of(values: dict[str, Any]) -> dict[str, list[Any]]:
-    """The three arrays of a table that forecasts experts, by name; a node checks their items, by its model.
+    """The three arrays of a table that forecasts experts, by name; a node checks their items, by
+    its model.
 
     Raises InvalidArgumentError for one that is missing.
     """

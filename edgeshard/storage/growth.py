@@ -1,8 +1,9 @@
-"""Bounds of how much longer a tokenizer.json can make a text, from the file alone, without running any of it.
+"""Bounds of how much longer a tokenizer.json can make a text, from the file alone, without running
+any of it.
 
-A tokenizer replaces, prepends and decomposes before it looks for tokens, and each step doubles a text at little cost in
-the file: forty in a row make a terabyte of a byte. Steps are told by their keys and not by their `type`, because the
-library takes them without one.
+A tokenizer replaces, prepends and decomposes before it looks for tokens, and each step doubles a
+text at little cost in the file: forty in a row make a terabyte of a byte. Steps are told by their
+keys and not by their `type`, because the library takes them without one.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from math import prod
 from typing import Any
 
 MOST_GROWTH = 64.0
-"""The most of a text before tokens are looked for; the tokenizers of the families that are served have 1 to 12."""
+"""The most of a text before tokens are looked for; the tokenizers of the families that are served
+have 1 to 12."""
 MOST_DECODED_GROWTH = 64.0
 """The most of the text of tokens, which ordinary tokenizers leave as long as it is or double."""
 MOST_REPEATS = 8.0
 """The most times that a text's tokens may stand among the special tokens around them."""
 
 CHARSMAP = "precompiled_charsmap"
-"""The key of a map of characters, in base64: the size of a trie in four bytes, the trie, and texts behind it."""
+"""The key of a map of characters, in base64: the size of a trie in four bytes, the trie, and texts
+behind it."""
 _SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
 _FACTORS = {
     # The most bytes of UTF-8 for one, by Unicode's FAQ on normalisation.
@@ -33,8 +36,8 @@ _FACTORS = {
     "Lowercase": 1.5,
     # Spaces around each ideograph of 3 bytes, decomposed, in lower case.
     "BertNormalizer": 5 / 3 * 3.0 * 1.5,
-    # Decoders: a space for each token, which has a byte at least; or one between all letters, where they look for an
-    # empty text.
+    # Decoders: a space for each token, which has a byte at least; or one between all letters, where
+    # they look for an empty text.
     "WordPiece": 2.0,
     "BPEDecoder": 3.0,
     "CTC": 4.0,
@@ -44,27 +47,34 @@ _WITHOUT_A_TYPE = _FACTORS["BertNormalizer"]
 
 
 def text_growth(tokenizer: Mapping[str, Any]) -> float:
-    """The most bytes that tokens are looked for in, for each byte of a text, by the normaliser and the pre-tokeniser.
+    """The most bytes that tokens are looked for in, for each byte of a text, by the normaliser and
+    the pre-tokeniser.
 
-    The bound is never too low. It may be too high where a regular expression decides. An empty text counts as one byte.
+    The bound is never too low. It may be too high where a regular expression decides. An empty text
+    counts as one byte.
     """
     return _growth(tokenizer.get("normalizer")) * _growth(tokenizer.get("pre_tokenizer"))
 
 
 def decoded_growth(tokenizer: Mapping[str, Any]) -> float:
-    """The most bytes of an answer's text for each byte of its tokens' texts, by the document's decoder."""
+    """The most bytes of an answer's text for each byte of its tokens' texts, by the document's
+    decoder."""
     return _growth(tokenizer.get("decoder"))
 
 
 def repeats(tokenizer: Mapping[str, Any]) -> float:
-    """The most times that the tokens of a text stand in its result, by the document's post-processor."""
+    """The most times that the tokens of a text stand in its result, by the document's
+    post-processor."""
     return prod(_repeats(step) for step in _leaves(tokenizer.get("post_processor")))
 
 
 def loaded_growth(tokenizer: Any) -> float:
-    """The `text_growth` of a `tokenizers.Tokenizer`, whose parts describe themselves as a document does."""
+    """The `text_growth` of a `tokenizers.Tokenizer`, whose parts describe themselves as a document
+    does."""
     parts = {"normalizer": tokenizer.normalizer, "pre_tokenizer": tokenizer.pre_tokenizer}
-    return text_growth({key: json.loads(part.__getstate__()) for key, part in parts.items() if part is not None})
+    return text_growth(
+        {key: json.loads(part.__getstate__()) for key, part in parts.items() if part is not None}
+    )
 
 
 def _leaves(step: object) -> Iterator[Mapping[str, Any]]:
@@ -73,7 +83,9 @@ def _leaves(step: object) -> Iterator[Mapping[str, Any]]:
     while waiting:
         entry = waiting.pop()
         if isinstance(entry, dict):
-            inner = next((entry[key] for key in _SEQUENCES if isinstance(entry.get(key), list)), None)
+            inner = next(
+                (entry[key] for key in _SEQUENCES if isinstance(entry.get(key), list)), None
+            )
             if inner is None:
                 yield entry
             else:
@@ -108,7 +120,8 @@ def _growth_of_one(step: Mapping[str, Any]) -> float:
 def _replaced(pattern: object, content: int) -> float:
     """The most bytes for each byte of a text in which a pattern is replaced by `content` bytes.
 
-    The rest stays as it is. An expression, or an empty text, may match between all bytes and at both ends.
+    The rest stays as it is. An expression, or an empty text, may match between all bytes and at
+    both ends.
     """
     text = pattern.get("String") if isinstance(pattern, dict) else None
     if isinstance(text, str) and text:

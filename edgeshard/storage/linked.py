@@ -1,19 +1,22 @@
 """Other owners' files that a store uses in their place, with a note of each blob's bytes.
 
-A model on the store's own machine is not copied if that can be avoided. `take` chooses, in this order:
+A model on the store's own machine is not copied if that can be avoided. `take` chooses, in this
+order:
 
-1. a hard link `linked/NAME` to the file, if it is on the store's file system and the process may link to it;
+1. a hard link `linked/NAME` to the file, if it is on the store's file system and the process may
+   link to it;
 2. a clone, if the file system can share blocks;
 3. the file itself, read in place, unless it is temporary (`LocalFile.stays`);
 4. a copy.
 
-Callers of `edgeshard.client.uploads.add_model` need do nothing for a file of another user, such as Ollama's, or of
-another disk: it is read in place.
+Callers of `edgeshard.client.uploads.add_model` need do nothing for a file of another user, such as
+Ollama's, or of another disk: it is read in place.
 
-`linked/NAME.json` has the offset and the size of each blob, and the path from which the file was added. A hard link
-keeps the bytes when their owner deletes the file, and not when the owner writes into it. So each reader of a blob
-compares the sha256 of the bytes. The note of a file that is read in place has its size and time of change as well
-(`Stamp`), which each read compares first. Small files, which are read again and again, are copied instead (`copy`).
+`linked/NAME.json` has the offset and the size of each blob, and the path from which the file was
+added. A hard link keeps the bytes when their owner deletes the file, and not when the owner writes
+into it. So each reader of a blob compares the sha256 of the bytes. The note of a file that is read
+in place has its size and time of change as well (`Stamp`), which each read compares first. Small
+files, which are read again and again, are copied instead (`copy`).
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ from edgeshard.storage.forms import parse_json_object
 from edgeshard.storage.locations import BlobLocation, Stamp, changed_file
 
 _CLONE = 0x40049409
-"""FICLONE of linux/fs.h: the new file shares all blocks of the old one until either is written to."""
+"""FICLONE of linux/fs.h: the new file shares all blocks of the old one until either is written
+to."""
 _COPY_BYTES = 4 << 20
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NOTE = ".json"
@@ -50,7 +54,8 @@ _NEVER = Stamp(0, 0)
 
 
 class LinkedFiles:
-    """The directory of linked files. Blocking; safe to call from any thread, and to read from another process."""
+    """The directory of linked files. Blocking; safe to call from any thread, and to read from
+    another process."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -60,18 +65,22 @@ class LinkedFiles:
         """The blobs of each note."""
         self._note_of: dict[Digest, Path] = {}
 
-    def take(self, source: Path, file: BinaryIO, room_bytes: Callable[[], int], *, stays: bool = False) -> BlobLocation:
+    def take(
+        self, source: Path, file: BinaryIO, room_bytes: Callable[[], int], *, stays: bool = False
+    ) -> BlobLocation:
         """The place of the bytes of the open `file`, which lies at `source`; no blob is in it yet.
 
-        If it `stays`, the file itself is read in place of a copy. `room_bytes` gives the bytes that a copy may have.
-        Raises ResourceExhaustedError for a full disk.
+        If it `stays`, the file itself is read in place of a copy. `room_bytes` gives the bytes that
+        a copy may have. Raises ResourceExhaustedError for a full disk.
         """
         status = os.fstat(file.fileno())
         with self._temporary() as temporary:
             if _hard_linked(source, file, temporary) or _cloned(file, temporary):
                 path = self._named(temporary)
             elif stays:
-                return BlobLocation(source, 0, status.st_size, source=source, stamp=Stamp.of(status))
+                return BlobLocation(
+                    source, 0, status.st_size, source=source, stamp=Stamp.of(status)
+                )
             else:
                 _copied(file, temporary, room_bytes)
                 path = self._named(temporary)
@@ -111,15 +120,19 @@ class LinkedFiles:
                 added = {digest: at for digest, at in blobs.items() if at.path == path}
                 self._write(note, {**self._notes.get(note, {}), **added})
             for note in earlier - set(notes.values()):
-                self._write(note, {of: at for of, at in self._notes[note].items() if of not in blobs})
+                self._write(
+                    note, {of: at for of, at in self._notes[note].items() if of not in blobs}
+                )
 
     def find(self, digest: Digest) -> BlobLocation | None:
-        """The place of a blob; None if it is not here, or its file is not as it was added (`lost`)."""
+        """The place of a blob; None if it is not here, or its file is not as it was added
+        (`lost`)."""
         at = self._noted(digest)
         return replace(at, is_linked=True) if at is not None and at.is_readable else None
 
     def lost(self, digest: Digest) -> DataLossError | None:
-        """The error that names the file of a blob that was here, if the file is not as it was added; else None."""
+        """The error that names the file of a blob that was here, if the file is not as it was
+        added; else None."""
         at = self._noted(digest)
         return None if at is None or at.is_readable else changed_file(at)
 
@@ -133,7 +146,9 @@ class LinkedFiles:
             note = self._note_of.get(digest)
             if note is None:
                 return None
-            self._write(note, {of: replace(at, stamp=_NEVER) for of, at in self._notes[note].items()})
+            self._write(
+                note, {of: replace(at, stamp=_NEVER) for of, at in self._notes[note].items()}
+            )
             return changed_file(self._notes[note][digest])
 
     def digests(self) -> Collection[Digest]:
@@ -146,7 +161,11 @@ class LinkedFiles:
         """The files outside of the store that have these blobs, by path."""
         with self._lock:
             self._refresh()
-            noted = [self._notes[self._note_of[digest]][digest] for digest in digests if digest in self._note_of]
+            noted = [
+                self._notes[self._note_of[digest]][digest]
+                for digest in digests
+                if digest in self._note_of
+            ]
         sizes: Counter[tuple[Path, bool]] = Counter()
         last: dict[tuple[Path, bool], BlobLocation] = {}
         for at in noted:
@@ -165,10 +184,13 @@ class LinkedFiles:
             self._refresh()
             removals = self._note_of.keys() & digests
             for note in {self._note_of[digest] for digest in removals}:
-                self._write(note, {of: at for of, at in self._notes[note].items() if of not in removals})
+                self._write(
+                    note, {of: at for of, at in self._notes[note].items() if of not in removals}
+                )
 
     def drop_unused(self, paths: Collection[Path] | None = None) -> None:
-        """Remove files in which no blob is noted: of `paths`, or of all files, such as a process left that died.
+        """Remove files in which no blob is noted: of `paths`, or of all files, such as a process
+        left that died.
 
         Only files of this directory: others are not the store's.
         """
@@ -236,7 +258,9 @@ def _to_json(blobs: Mapping[Digest, BlobLocation]) -> str:
     first = next(iter(blobs.values()))
     values: dict[str, Any] = {
         "blobs": {digest: [at.offset, at.size] for digest, at in blobs.items()},
-        "orders": {digest: astuple(at.order) for digest, at in blobs.items() if at.order is not None},
+        "orders": {
+            digest: astuple(at.order) for digest, at in blobs.items() if at.order is not None
+        },
     }
     if first.source is not None:
         values["source"] = str(first.source)
@@ -260,9 +284,14 @@ def read_note(note: Path) -> dict[Digest, BlobLocation]:
             if source is None or stamp is None or not source.is_absolute():
                 return {}
             path = source
-        orders = {digest: RowOrder(*_numbers(order, 3)) for digest, order in values.get("orders", {}).items()}
+        orders = {
+            digest: RowOrder(*_numbers(order, 3))
+            for digest, order in values.get("orders", {}).items()
+        }
         return {
-            check_digest(digest): _location(path, _numbers(place, 2), source, stamp, orders.get(digest))
+            check_digest(digest): _location(
+                path, _numbers(place, 2), source, stamp, orders.get(digest)
+            )
             for digest, place in values["blobs"].items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, InvalidArgumentError):
@@ -279,7 +308,11 @@ def _numbers(values: Any, count: int) -> list[int]:
 
 
 def _location(
-    path: Path, place: Sequence[int], source: Path | None, stamp: Stamp | None, order: RowOrder | None
+    path: Path,
+    place: Sequence[int],
+    source: Path | None,
+    stamp: Stamp | None,
+    order: RowOrder | None,
 ) -> BlobLocation:
     offset, size = place
     if order is not None and not order.fits(size):

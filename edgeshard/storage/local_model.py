@@ -1,4 +1,5 @@
-"""A model on the coordinator's own machine: the names that a client gives its files, and how a store finds them."""
+"""A model on the coordinator's own machine: the names that a client gives its files, and how a
+store finds them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NOT_THIS_MACHINE = "NOT_THIS_MACHINE"
 
 
 def local_model(checkpoint: Checkpoint, draft: ModelManifest) -> LocalModel:
-    """The description of a checkpoint's files for a store on this machine. Reads the first bytes of each."""
+    """The description of a checkpoint's files for a store on this machine. Reads the first bytes of
+    each."""
     locations = item_locations(checkpoint, draft)
     paths = sorted({location.path for location in locations})
     files = []
@@ -30,7 +32,11 @@ def local_model(checkpoint: Checkpoint, draft: ModelManifest) -> LocalModel:
         with open_regular(path) as file:
             files.append(replace(_described(path, file), stays=stays))
     index = {path: position for position, path in enumerate(paths)}
-    return LocalModel(draft, tuple(files), tuple(LocalPlace(index[at.path], at.offset, at.order) for at in locations))
+    return LocalModel(
+        draft,
+        tuple(files),
+        tuple(LocalPlace(index[at.path], at.offset, at.order) for at in locations),
+    )
 
 
 def check_places(model: LocalModel) -> None:
@@ -41,21 +47,29 @@ def check_places(model: LocalModel) -> None:
     for place, item in zip(model.places, items, strict=True):
         # A small file is one by itself: a node opens it.
         size = blob_size(item)
-        left = model.files[place.file].size - place.offset - size if place.file < len(model.files) else -1
+        left = (
+            model.files[place.file].size - place.offset - size
+            if place.file < len(model.files)
+            else -1
+        )
         if left < 0 or (isinstance(item, FileInfo) and (left or place.offset or place.order)):
             raise _misplaced(f"gives {item.name[:80]} a place at which no file has its bytes")
         if place.order is not None and not place.order.fits(size):
-            raise _misplaced(f"gives {item.name[:80]} an order of rows that {size} bytes cannot have")
+            raise _misplaced(
+                f"gives {item.name[:80]} an order of rows that {size} bytes cannot have"
+            )
     tensors = len(model.manifest.tensors)
-    if {place.file for place in model.places[:tensors]} & {place.file for place in model.places[tensors:]}:
+    if {place.file for place in model.places[:tensors]} & {
+        place.file for place in model.places[tensors:]
+    }:
         raise _misplaced("puts a tensor into a small file")
 
 
 def open_local(local_file: LocalFile) -> BinaryIO:
     """The open file that a client described, when it is the same one here.
 
-    Raises FailedPreconditionError with reason NOT_THIS_MACHINE where there is none, or another, or it may not be read:
-    the client sends the bytes then.
+    Raises FailedPreconditionError with reason NOT_THIS_MACHINE where there is none, or another, or
+    it may not be read: the client sends the bytes then.
     """
     try:
         if not local_file.path.startswith("/"):
@@ -86,4 +100,6 @@ def _misplaced(what: str) -> InvalidArgumentError:
 def _described(path: Path, file: BinaryIO) -> LocalFile:
     status = os.fstat(file.fileno())
     head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
-    return LocalFile(str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, Digest(head))
+    return LocalFile(
+        str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, Digest(head)
+    )

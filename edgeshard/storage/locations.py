@@ -1,7 +1,7 @@
 """Places of bytes in files of this machine, and their reading.
 
-A file may belong to another owner, who can change it at any time. A location therefore may have the file's `Stamp`, and
-every read compares it first. Sizes, offsets and lengths are in bytes.
+A file may belong to another owner, who can change it at any time. A location therefore may have the
+file's `Stamp`, and every read compares it first. Sizes, offsets and lengths are in bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class BlobLocation:
     offset: int
     size: int
     is_linked: bool = False
-    """Whether another owner may write to the file: its bytes are known only once their sha256 was compared."""
+    """Whether another owner may write to the file: its bytes are known only once their sha256 was
+    compared."""
     source: Path | None = None
     """The path from which a linked file was added, for messages."""
     stamp: Stamp | None = None
@@ -65,7 +66,8 @@ class BlobLocation:
 def changed_file(location: BlobLocation) -> DataLossError:
     """The error of a file that changed or disappeared after a model was added from it."""
     return DataLossError(
-        f"{location.source or location.path} has changed or disappeared since a model was added from it; put the file "
+        f"{location.source or location.path} has changed or disappeared since a model was added "
+        "from it; put the file "
         "back as it was and add the model again, or delete the model",
         field="file",
         reason=CHANGED_SINCE_ADDED,
@@ -73,8 +75,8 @@ def changed_file(location: BlobLocation) -> DataLossError:
 
 
 def open_location(location: BlobLocation) -> BinaryIO:
-    """The open file. Raises DataLossError (CHANGED_SINCE_ADDED) if it is not in the state of the stamp, and as
-    `open_regular` does."""
+    """The open file. Raises DataLossError (CHANGED_SINCE_ADDED) if it is not in the state of the
+    stamp, and as `open_regular` does."""
     if location.stamp is None:
         return open_regular(location.path)
     try:
@@ -88,7 +90,8 @@ def open_location(location: BlobLocation) -> BinaryIO:
 
 
 def read_into(file: BinaryIO, location: BlobLocation, start: int, into: memoryview) -> int:
-    """Fill `into` with the bytes from `start` on. The number of bytes read, fewer than its length at the file's end."""
+    """Fill `into` with the bytes from `start` on. The number of bytes read, fewer than its length
+    at the file's end."""
     done = 0
     for offset, length in _pieces(location, start, min(len(into), location.size - start)):
         count = os.preadv(file.fileno(), [into[done : done + length]], offset)
@@ -109,7 +112,8 @@ def read_at(file: BinaryIO, location: BlobLocation, start: int, length: int) -> 
 
 
 def _pieces(location: BlobLocation, start: int, length: int) -> Iterator[tuple[int, int]]:
-    """The (offset in the file, length) of the pieces whose bytes are `length` ones of the blob from `start` on."""
+    """The (offset in the file, length) of the pieces whose bytes are `length` ones of the blob from
+    `start` on."""
     if location.order is None:
         yield location.offset + start, length
         return
@@ -121,10 +125,13 @@ def _pieces(location: BlobLocation, start: int, length: int) -> Iterator[tuple[i
         start += size
 
 
-def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int = 0) -> Generator[bytes, None, None]:
+def read_chunks(
+    location: BlobLocation, what: str, chunk_bytes: int, start: int = 0
+) -> Generator[bytes, None, None]:
     """The bytes of `location` from `start` on, at most `chunk_bytes` at a time.
 
-    Raises as `open_location` does, and DataLossError, which calls them `what`, for a file that ends too early.
+    Raises as `open_location` does, and DataLossError, which calls them `what`, for a file that ends
+    too early.
     """
     with open_location(location) as file:
         while start < location.size:

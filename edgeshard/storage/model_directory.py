@@ -1,8 +1,9 @@
 """The files of a model directory that are the model's own.
 
-A model directory may come from anyone, and every node can read back the files that are added from it. So a file counts
-only if it lies in the directory itself. A link may lead to another place in there; in a snapshot of the Hugging Face
-cache (`models--X/snapshots/REVISION`) also to a file of the same model's `blobs`. Devices and pipes are no files.
+A model directory may come from anyone, and every node can read back the files that are added from
+it. So a file counts only if it lies in the directory itself. A link may lead to another place in
+there; in a snapshot of the Hugging Face cache (`models--X/snapshots/REVISION`) also to a file of
+the same model's `blobs`. Devices and pipes are no files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from edgeshard.storage.forms import malformed
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A directory with a model. `root` has no links in its path; `blobs` is the cache's directory beside snapshots."""
+    """A directory with a model. `root` has no links in its path; `blobs` is the cache's directory
+    beside snapshots."""
 
     root: Path
     blobs: Path | None
@@ -42,13 +44,18 @@ class ModelDirectory:
     def file(self, name: str) -> Path:
         """The path of the file of this name, without links; `open_regular` opens it.
 
-        Raises NotFoundError where there is none, InvalidArgumentError where it leads out of the model.
+        Raises NotFoundError where there is none, InvalidArgumentError where it leads out of the
+        model.
         """
         path = self.root / name
         try:
             real = path.resolve(strict=True)
         except FileNotFoundError:
-            missing = "leads to a file that is missing" if path.is_symlink() else f"is missing from {self.root}"
+            missing = (
+                "leads to a file that is missing"
+                if path.is_symlink()
+                else f"is missing from {self.root}"
+            )
             raise NotFoundError(f"{name} {missing}", field=name) from None
         except (OSError, RuntimeError):
             raise malformed(name, "is a link that leads nowhere") from None
@@ -56,7 +63,8 @@ class ModelDirectory:
             # Not where it leads: the message may go into a log that others read.
             raise malformed(
                 name,
-                "is a link out of the model's directory; put the file itself there (links into the blobs of the same "
+                "is a link out of the model's directory; put the file itself there (links into the "
+                "blobs of the same "
                 "Hugging Face cache entry are followed)",
                 reason="LINK_OUT_OF_MODEL",
             )
@@ -66,8 +74,8 @@ class ModelDirectory:
 def open_regular(path: Path, name: str = "") -> BinaryIO:
     """Open a file that `ModelDirectory` found; messages call it `name`.
 
-    A link that has taken its place since, a device and a pipe are refused without waiting for them. Raises
-    NotFoundError or InvalidArgumentError.
+    A link that has taken its place since, a device and a pipe are refused without waiting for them.
+    Raises NotFoundError or InvalidArgumentError.
     """
     name = name or path.name
     try:
@@ -75,7 +83,9 @@ def open_regular(path: Path, name: str = "") -> BinaryIO:
     except FileNotFoundError:
         raise NotFoundError(f"{name} is missing from {path.parent}", field=name) from None
     except OSError as error:
-        raise malformed(name, f"cannot be read: {error.strerror}", reason="UNREADABLE_FILE") from None
+        raise malformed(
+            name, f"cannot be read: {error.strerror}", reason="UNREADABLE_FILE"
+        ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise malformed(name, "is not a regular file", reason="NOT_A_FILE")

@@ -1,6 +1,7 @@
 """Values to messages and back, by their declared types.
 
-A pair of functions is made for a class and a message whose fields have the same names, on its first use:
+A pair of functions is made for a class and a message whose fields have the same names, on its first
+use:
 
     node_to_wire, node_from_wire = pair(Node, pb.Node)
 
@@ -36,7 +37,13 @@ from edgeshard.domain.control.commands import MeasureCompute, Term
 from edgeshard.domain.control.site import BlobHeader, BlobRange, MissingBlob, NodeProgress, Site
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.placement import LengthsFrom, Speculation
-from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError, invalid
+from edgeshard.domain.errors import (
+    ERROR_BY_CODE,
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    invalid,
+)
 from edgeshard.domain.identity import Principal, principal_from_uri
 from edgeshard.domain.ids import MAX_ID_LENGTH
 from edgeshard.domain.models.packed_units import PackedOn
@@ -62,8 +69,8 @@ def to_failure(error: EdgeShardError) -> pb.Failure:
 
 
 def from_failure(failure: pb.Failure) -> EdgeShardError:
-    """The error of a message. Errors cut long messages and fields themselves. A wait that is none is left out, and one
-    of more than a day is a day."""
+    """The error of a message. Errors cut long messages and fields themselves. A wait that is none
+    is left out, and one of more than a day is a day."""
     retry_after_s = failure.retry_after_s
     is_wait = math.isfinite(retry_after_s) and retry_after_s > 0
     kind = ERROR_BY_CODE.get(failure.code, InternalError)
@@ -109,25 +116,30 @@ def by_hand(
     to_wire: Callable[[ValueT], MessageT],
     from_wire: Callable[[MessageT], ValueT],
 ) -> None:
-    """The functions for a class and a message of another form, wherever they are nested within others."""
+    """The functions for a class and a message of another form, wherever they are nested within
+    others."""
     _FORMS[kind, message.DESCRIPTOR.full_name] = _given((to_wire, from_wire))
 
 
 def pair(
     kind: type[ValueT], message: type[MessageT]
 ) -> tuple[Callable[[ValueT], MessageT], Callable[[MessageT], ValueT]]:
-    """The functions to a message and back; the second raises InvalidArgumentError naming the field at fault."""
+    """The functions to a message and back; the second raises InvalidArgumentError naming the field
+    at fault."""
     return _functions(kind, cache(lambda: _form_of(kind, message.DESCRIPTOR)))
 
 
 def by_fields(
     kind: type[ValueT], message: type[MessageT]
 ) -> tuple[Callable[[ValueT], MessageT], Callable[[MessageT], ValueT]]:
-    """As `pair`, of a class that is converted by hand (`by_hand`): what its functions have in common with others."""
+    """As `pair`, of a class that is converted by hand (`by_hand`): what its functions have in
+    common with others."""
     return _functions(kind, cache(lambda: _object(kind, message.DESCRIPTOR)))
 
 
-def _functions(kind: Any, form: Callable[[], MessageForm]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _functions(
+    kind: Any, form: Callable[[], MessageForm]
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     def to_wire(value: Any) -> Any:
         return form().write(value)
 
@@ -157,14 +169,19 @@ def choice(
         name = wire_message.WhichOneof(oneof.name)
         if name not in members:
             return None
-        return _form_of(members[name], fields[name].message_type).read(getattr(wire_message, name), name)
+        return _form_of(members[name], fields[name].message_type).read(
+            getattr(wire_message, name), name
+        )
 
     to_wire.__annotations__ = {"value": Union[tuple(names)]}  # noqa: UP007 (of types in a variable)
     return to_wire, from_wire
 
 
-def numbers(kind: type[EnumT], wire_enum: Any, field: str) -> tuple[Callable[[EnumT], Any], Callable[..., EnumT]]:
-    """The functions for an enumeration whose number is in no value of its own, by default in `field`.
+def numbers(
+    kind: type[EnumT], wire_enum: Any, field: str
+) -> tuple[Callable[[EnumT], Any], Callable[..., EnumT]]:
+    """The functions for an enumeration whose number is in no value of its own, by default in
+    `field`.
 
     `wire_enum` is the messages' enumeration, such as `pb.DataType`. The second raises
     InvalidArgumentError naming the field.
@@ -197,7 +214,10 @@ def _given(functions: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> Mess
 
 def _object(kind: Any, message: Any) -> MessageForm:
     hints = get_type_hints(kind, include_extras=True)
-    fields = [_field(kind, name, hints[name], default, message) for name, default in _defaults(kind).items()]
+    fields = [
+        _field(kind, name, hints[name], default, message)
+        for name, default in _defaults(kind).items()
+    ]
     return MessageForm(_writer(fields, GetMessageClass(message)), _reader(fields, kind))
 
 
@@ -217,10 +237,15 @@ def _writer(fields: list[_Field], make: Callable[..., Message]) -> Callable[[Any
 
 
 def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
-    check, names, make_of = getattr(kind, "check", None), [field.name for field in fields], MAKERS.get(kind)
+    check, names, make_of = (
+        getattr(kind, "check", None),
+        [field.name for field in fields],
+        MAKERS.get(kind),
+    )
     make = kind if make_of is None else lambda *items: make_of(dict(zip(names, items, strict=True)))
     values = _getter([field.wire for field in fields])
-    # Split, as most fields are the same in both or have only a form, and a heartbeat has many of them.
+    # Split, as most fields are the same in both or have only a form, and a heartbeat has many of
+    # them.
     formed = [
         (index, field.form.read, field.wire)
         for index, field in enumerate(fields)
@@ -279,7 +304,9 @@ def _field_reader(field: _Field) -> Callable[[Message, Any], Any]:
 def _defaults(kind: Any) -> dict[str, Any]:
     """The fields of a dataclass, with the value of each if it is not given."""
     return {
-        item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        item.name: item.default
+        if item.default_factory is dataclasses.MISSING
+        else item.default_factory()
         for item in dataclasses.fields(kind)
     }
 
@@ -289,14 +316,17 @@ def _field(kind: Any, name: str, hint: Any, default: Any, message: Descriptor) -
     wire_field = message.fields_by_name.get(wire)
     where = f"{kind.__name__}.{name}"
     if wire_field is None:
-        raise TypeError(f"{where}: {message.full_name} has no field {wire}; give it one, or its name in NAMES")
+        raise TypeError(
+            f"{where}: {message.full_name} has no field {wire}; give it one, or its name in NAMES"
+        )
     inner, checks = checks_of(hint)
     inner, optional = _without_none(inner)
     inner, more = checks_of(inner)
     form = _WALK.of(inner, _Place(wire_field, where, optional))
     absent = _ABSENT
     if wire_field.has_presence:
-        # A message that is absent, of a class that cannot be: each of its fields is as it is in an empty one.
+        # A message that is absent, of a class that cannot be: each of its fields is as it is in an
+        # empty one.
         has_default = default is not dataclasses.MISSING and wire_field.message_type is None
         absent = None if optional else default if has_default else _ABSENT
     elif optional:
@@ -314,7 +344,8 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 def _empty_is_none(form: MessageForm | None, field: FieldDescriptor) -> MessageForm:
     read = form.read if form is not None else _same
     return MessageForm(
-        form.write if form is not None else lambda value: value, lambda item, name: read(item, name) if item else None
+        form.write if form is not None else lambda value: value,
+        lambda item, name: read(item, name) if item else None,
     )
 
 
@@ -349,12 +380,16 @@ class _MessageWalk(TypeWalk[MessageForm | None, _Place]):
         return self.unchecked(kind, place)
 
     def no_form(self, kind: Any, place: _Place) -> MessageForm | None:
-        raise TypeError(f"{place.where}: {kind!r} has no form in a message; give it one by `by_hand`")
+        raise TypeError(
+            f"{place.where}: {kind!r} has no form in a message; give it one by `by_hand`"
+        )
 
     def scalar_form(self, kind: Any, place: _Place) -> MessageForm | None:
         return self.no_form(kind, place) if kind is types.NoneType else None
 
-    def literal_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
+    def literal_form(
+        self, kind: Any, arguments: tuple[Any, ...], place: _Place
+    ) -> MessageForm | None:
         return None
 
     def enum_form(self, kind: type[Enum], place: _Place) -> MessageForm | None:
@@ -366,14 +401,18 @@ class _MessageWalk(TypeWalk[MessageForm | None, _Place]):
         form = _form_of(kind, place.field.message_type)
         return MessageForm(form.write, _within(form.read))
 
-    def mapping_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
+    def mapping_form(
+        self, kind: Any, arguments: tuple[Any, ...], place: _Place
+    ) -> MessageForm | None:
         return (
             _json_form()
             if place.field.type == FieldDescriptor.TYPE_BYTES
             else MessageForm(dict, lambda items, _: dict(items))
         )
 
-    def tuple_form(self, kind: Any, arguments: tuple[Any, ...], place: _Place) -> MessageForm | None:
+    def tuple_form(
+        self, kind: Any, arguments: tuple[Any, ...], place: _Place
+    ) -> MessageForm | None:
         field, where, optional, is_item = place
         message: Any = field.message_type
         if is_item:
@@ -386,7 +425,9 @@ class _MessageWalk(TypeWalk[MessageForm | None, _Place]):
             items = self.of(kind, _Place(within, where, optional))
             assert items is not None
             return MessageForm(
-                lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
+                lambda value: (
+                    wrapper(**{within.name: items.write(value)}) if value or optional else None
+                ),
                 lambda wire_message, name: items.read(getattr(wire_message, within.name), name),
             )
         one = self.of(arguments[0], _Place(field, where, is_item=True))
@@ -424,13 +465,16 @@ def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 
 def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
-    """By the member's name if the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
+    """By the member's name if the message has an enumeration, such as STAGE_PHASE_READY; else by
+    its text."""
     if numbers is None:
         member_by_value: dict[Any, Any] = {member.value: member for member in kind}
     else:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", numbers.name).upper() + "_"
         by_name = {value.name.removeprefix(prefix): value.number for value in numbers.values}
-        member_by_value = {by_name[member.name]: member for member in kind if member.name in by_name}
+        member_by_value = {
+            by_name[member.name]: member for member in kind if member.name in by_name
+        }
         nothing = UNSPECIFIED.get(kind)
         member_by_value |= {0: nothing} if nothing is not None else {}
     back = {member: written for written, member in member_by_value.items()}
@@ -495,7 +539,8 @@ UNKNOWN: Mapping[type[Enum], Enum] = {
     ToolFormat: ToolFormat.NONE,
     WeightLoadingWork: WeightLoadingWork.CONVERTING,
 }
-"""The value for a member that this version does not know. Other enumerations refuse unknown members."""
+"""The value for a member that this version does not know. Other enumerations refuse unknown
+members."""
 
 UNSPECIFIED: Mapping[type[Enum], Enum] = {Effort: Effort.FULL, ToolFormat: ToolFormat.NONE}
 """The member that a message does not name: number 0."""

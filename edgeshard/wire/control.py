@@ -1,4 +1,5 @@
-"""Registration, heartbeats, commands and their results: message <-> value. Used by the coordinator and by agents."""
+"""Registration, heartbeats, commands and their results: message <-> value. Used by the coordinator
+and by agents."""
 
 from __future__ import annotations
 
@@ -79,10 +80,13 @@ def command_to_wire(operation_id: OperationId, command: ControlMessage) -> pb.Co
 
 
 def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, ControlMessage]:
-    """The command and the id to answer with. Raises InvalidArgumentError for one that is unknown or malformed."""
+    """The command and the id to answer with. Raises InvalidArgumentError for one that is unknown or
+    malformed."""
     command = _control_from_wire(message)
     if command is None:
-        raise InvalidArgumentError("the command is of a kind this version does not know", field="command")
+        raise InvalidArgumentError(
+            "the command is of a kind this version does not know", field="command"
+        )
     return OperationId(message.operation_id), command
 
 

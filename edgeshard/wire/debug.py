@@ -16,7 +16,11 @@ dump_part_to_wire, dump_part_from_wire = pair(DumpPart, coordinator_pb2.DumpPart
 def parts_of(operation_id: OperationId, text: bytes) -> Iterator[DumpPart]:
     """An agent's dump, cut."""
     for start in range(0, max(len(text), 1), MOST_PART_BYTES):
-        yield DumpPart(operation_id, text[start : start + MOST_PART_BYTES], last=start + MOST_PART_BYTES >= len(text))
+        yield DumpPart(
+            operation_id,
+            text[start : start + MOST_PART_BYTES],
+            last=start + MOST_PART_BYTES >= len(text),
+        )
 
 
 def dump_messages(dump: ProcessDump) -> Iterator[admin_pb2.DumpResponse]:
@@ -24,7 +28,9 @@ def dump_messages(dump: ProcessDump) -> Iterator[admin_pb2.DumpResponse]:
         yield admin_pb2.DumpResponse(node=dump.node, failure=to_failure(dump.failure))
         return
     for start in range(0, max(len(dump.text), 1), MOST_PART_BYTES):
-        yield admin_pb2.DumpResponse(node=dump.node, part=dump.text[start : start + MOST_PART_BYTES])
+        yield admin_pb2.DumpResponse(
+            node=dump.node, part=dump.text[start : start + MOST_PART_BYTES]
+        )
 
 
 async def read_dumps(messages: AsyncIterable[admin_pb2.DumpResponse]) -> AsyncIterator[ProcessDump]:

@@ -55,7 +55,8 @@ Frame = pb.Frame
 PART_BYTES = 1 << 20
 """The most of a tensor in one frame, and what a sender takes that knows nothing of the link."""
 LEAST_PART_BYTES = 16 << 10
-"""No part except the last is smaller. Otherwise a step could arrive in frames that cost more than their content."""
+"""No part except the last is smaller. Otherwise a step could arrive in frames that cost more than
+their content."""
 MAX_RANK = 4
 MAX_SPANS = 4096
 MAX_HEADER_BYTES = 4 << 20
@@ -63,13 +64,15 @@ MAX_SEEN_TOKENS = 1 << 20
 
 
 class FrameDamagedError(DataLossError):
-    """Bytes changed or went missing on the way: drop the stream, reconnect, and the sender resends."""
+    """Bytes changed or went missing on the way: drop the stream, reconnect, and the sender
+    resends."""
 
     default_reason = "FRAME_DAMAGED"
 
 
 class FrameRefusedError(InvalidArgumentError):
-    """An intact frame that breaks the contract: the sender is wrong, and resending would not help."""
+    """An intact frame that breaks the contract: the sender is wrong, and resending would not
+    help."""
 
     default_reason = "FRAME_REFUSED"
 
@@ -101,8 +104,11 @@ class FrameContract:
         return max(1, -(-self.max_bytes // LEAST_PART_BYTES))
 
 
-def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PART_BYTES) -> list[pb.Frame]:
-    """The frames of a step, each with at most `part_bytes` of payload, from `LEAST_PART_BYTES` to `PART_BYTES`."""
+def encode_step(
+    pipeline: str, epoch: int, step: WireStep, part_bytes: int = PART_BYTES
+) -> list[pb.Frame]:
+    """The frames of a step, each with at most `part_bytes` of payload, from `LEAST_PART_BYTES` to
+    `PART_BYTES`."""
     data, described = b"", dict[str, Any]()
     if isinstance(step, ReturnedStep):
         described["result"] = _result_fields(step.result)
@@ -110,14 +116,21 @@ def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PAR
         described["forward"] = _plan_fields(step.plan, step.timings)
         if step.hidden is not None:
             data = step.hidden.data
-            described["tensor"] = {"dtype": dtype_to_wire(step.hidden.dtype), "shape": step.hidden.shape}
+            described["tensor"] = {
+                "dtype": dtype_to_wire(step.hidden.dtype),
+                "shape": step.hidden.shape,
+            }
     parts = max(1, -(-len(data) // part_bytes))
-    header = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, parts=parts, **described)
+    header = pb.FrameHeader(
+        pipeline=pipeline, epoch=epoch, step=step.number, parts=parts, **described
+    )
     if parts == 1:
         return [_seal(header, data)]
     frames = [_seal(header, data[:part_bytes])]
     for part in range(1, parts):
-        rest = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, part=part, parts=parts)
+        rest = pb.FrameHeader(
+            pipeline=pipeline, epoch=epoch, step=step.number, part=part, parts=parts
+        )
         frames.append(_seal(rest, data[part * part_bytes : (part + 1) * part_bytes]))
     return frames
 
@@ -125,7 +138,9 @@ def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PAR
 def encode_guesses(pipeline: str, epoch: int, step: int, guessed: GuessedTokens) -> pb.Frame:
     """The frame that sends a step's draft tokens to the stage that samples."""
     guesses = pb.StepGuesses(requests=_guessed_to_wire(guessed))
-    return _seal(pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step, parts=1, guesses=guesses), b"")
+    return _seal(
+        pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step, parts=1, guesses=guesses), b""
+    )
 
 
 def decode_guesses(frame: pb.Frame, pipeline: str, epoch: int) -> tuple[int, GuessedTokens] | None:
@@ -181,7 +196,8 @@ class Accepted:
 
 @dataclass(slots=True)
 class _Partial:
-    """A step of which some parts are here. `part_bytes` is the size of each but the last, 0 until one is here."""
+    """A step of which some parts are here. `part_bytes` is the size of each but the last, 0 until
+    one is here."""
 
     parts: int
     part_bytes: int = 0
@@ -216,7 +232,9 @@ class FrameReader:
         payload = frame.payload
         header, size = self._open(frame, payload), len(payload)
         if header.step < self.next_step:
-            return Accepted((), header.step if header.part == header.parts - 1 else None, size, header.parts)
+            return Accepted(
+                (), header.step if header.part == header.parts - 1 else None, size, header.parts
+            )
         if header.parts == 1 and header.step == self.next_step and header.step not in self._partial:
             self._check_first(header, size)
             step = _decode(header, payload)
@@ -225,7 +243,9 @@ class FrameReader:
             return Accepted((step, *(self._take_complete() if self._partial else ())), None, size)
         partial = self._partial.get(header.step) or _Partial(header.parts)
         if partial.parts != header.parts:
-            raise FrameRefusedError(f"step {header.step} arrived with two different part counts", field="parts")
+            raise FrameRefusedError(
+                f"step {header.step} arrived with two different part counts", field="parts"
+            )
         if header.part in partial.payloads:
             return Accepted(payload_bytes=size, parts=header.parts)
         self._check_part(header, size, partial.part_bytes)
@@ -259,30 +279,40 @@ class FrameReader:
                 field="epoch",
             )
         if header.step >= self.next_step + contract.window:
-            raise FrameRefusedError(f"step {header.step} is beyond the window at {self.next_step}", field="step")
+            raise FrameRefusedError(
+                f"step {header.step} is beyond the window at {self.next_step}", field="step"
+            )
         if not 0 < header.parts <= contract.max_parts or header.part >= header.parts:
-            raise FrameRefusedError(f"part {header.part} of {header.parts} is impossible here", field="part")
+            raise FrameRefusedError(
+                f"part {header.part} of {header.parts} is impossible here", field="part"
+            )
         return header
 
     def _check_first(self, header: pb.FrameHeader, payload_bytes: int) -> None:
         """Validate a step's description before a byte of its tensor is kept."""
         returning = self.contract.width == 0
         if header.WhichOneof("body") != ("result" if returning else "forward"):
-            raise FrameRefusedError("frame carries the wrong kind of step for this hop", field="body")
+            raise FrameRefusedError(
+                "frame carries the wrong kind of step for this hop", field="body"
+            )
         if returning:
             _check_result(header.result, max(MAX_SPANS, self.contract.max_tokens))
         timings = len(header.result.timings if returning else header.forward.timings)
         if timings > self.contract.max_timings:
             raise FrameRefusedError(
-                f"step has {timings} timings, and passed {self.contract.max_timings} stages", field="timings"
+                f"step has {timings} timings, and passed {self.contract.max_timings} stages",
+                field="timings",
             )
         tokens = 0 if returning else _check_plan(header.forward, self.contract.max_tokens)
         expected = self._tensor_bytes(header, tokens)
         if header.parts == 1 and payload_bytes != expected:
-            raise FrameRefusedError(f"payload has {payload_bytes} bytes of a tensor of {expected}", field="payload")
+            raise FrameRefusedError(
+                f"payload has {payload_bytes} bytes of a tensor of {expected}", field="payload"
+            )
         if header.parts > 1 and header.parts != -(-expected // payload_bytes):
             raise FrameRefusedError(
-                f"{expected} bytes do not travel in {header.parts} parts of {payload_bytes}", field="parts"
+                f"{expected} bytes do not travel in {header.parts} parts of {payload_bytes}",
+                field="parts",
             )
 
     def _tensor_bytes(self, header: pb.FrameHeader, tokens: int) -> int:
@@ -294,18 +324,22 @@ class FrameReader:
         contract, shape = self.contract, tuple(header.tensor.shape)
         if len(shape) > MAX_RANK or shape != (tokens, contract.width):
             raise FrameRefusedError(
-                f"tensor shape {shape[: MAX_RANK + 1]} is not ({tokens}, {contract.width})", field="shape"
+                f"tensor shape {shape[: MAX_RANK + 1]} is not ({tokens}, {contract.width})",
+                field="shape",
             )
         try:
             dtype = dtype_from_wire(header.tensor.dtype)
         except InvalidArgumentError as error:
             raise FrameRefusedError(error.message, field="dtype") from None
         if dtype is not contract.dtype:
-            raise FrameRefusedError(f"tensor is {dtype}, this pipeline is {contract.dtype}", field="dtype")
+            raise FrameRefusedError(
+                f"tensor is {dtype}, this pipeline is {contract.dtype}", field="dtype"
+            )
         return tokens * contract.width * dtype.itemsize
 
     def _check_part(self, header: pb.FrameHeader, payload_bytes: int, part_bytes: int) -> None:
-        """Parts have one size, the last at most that; together they hold no more than the contract's largest step.
+        """Parts have one size, the last at most that; together they hold no more than the
+        contract's largest step.
 
         `part_bytes` is the size of the parts that are here, 0 if none is.
         """
@@ -316,10 +350,16 @@ class FrameReader:
         else:
             others_bytes = (header.parts - 1) * payload_bytes
             is_like_others = payload_bytes == part_bytes or part_bytes == 0
-            fits = is_like_others and payload_bytes >= LEAST_PART_BYTES and others_bytes < self.contract.max_bytes
+            fits = (
+                is_like_others
+                and payload_bytes >= LEAST_PART_BYTES
+                and others_bytes < self.contract.max_bytes
+            )
         if not fits:
             raise FrameRefusedError(
-                f"part {header.part} of {header.parts} has {payload_bytes} bytes, others {part_bytes}", field="payload"
+                f"part {header.part} of {header.parts} has {payload_bytes} bytes, others "
+                f"{part_bytes}",
+                field="payload",
             )
 
     def _check_continuation(self, header: pb.FrameHeader) -> None:
@@ -344,7 +384,8 @@ class FrameReader:
 
 
 def _check_result(result: pb.StepResult, most: int) -> None:
-    """Refuse a result with a list that is longer than any step's; what its own step is to bring the head knows."""
+    """Refuse a result with a list that is longer than any step's; what its own step is to bring the
+    head knows."""
     scored = sum(len(item.prompt_logprobs.logprobs) for item in result.prompt_logprobs)
     drafted = sum(len(item.tokens) for item in result.forced)
     lists: tuple[Sized, ...] = (
@@ -356,7 +397,9 @@ def _check_result(result: pb.StepResult, most: int) -> None:
     )
     longest = max(scored, drafted, *map(len, lists))
     if longest > most:
-        raise FrameRefusedError(f"result has {longest} items, more than the {most} of any step", field="result")
+        raise FrameRefusedError(
+            f"result has {longest} items, more than the {most} of any step", field="result"
+        )
 
 
 def _check_plan(step: pb.Step, max_tokens: int) -> int:
@@ -364,7 +407,8 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
     parts = (step.spans, step.frees, step.grants, step.swap_outs, step.saves, step.restores)
     if max(map(len, parts)) > MAX_SPANS:
         raise FrameRefusedError(
-            f"step has more than {MAX_SPANS} spans, grants, frees, swap-outs, saves or restores", field="spans"
+            f"step has more than {MAX_SPANS} spans, grants, frees, swap-outs, saves or restores",
+            field="spans",
         )
     tokens = 0
     for span in step.spans:
@@ -379,10 +423,14 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
             position, targets = span.targets.position, len(span.targets.tokens)
             behind = position - span.first_position
             if not (targets > 0 and 0 < behind <= behind + targets - 1 <= count):
-                raise FrameRefusedError("span's targets do not follow its positions", field="targets")
+                raise FrameRefusedError(
+                    "span's targets do not follow its positions", field="targets"
+                )
         tokens += count
     if tokens > max_tokens:
-        raise FrameRefusedError(f"step has {tokens} tokens, this stage takes {max_tokens}", field="token_count")
+        raise FrameRefusedError(
+            f"step has {tokens} tokens, this stage takes {max_tokens}", field="token_count"
+        )
     return tokens
 
 
@@ -390,9 +438,13 @@ def _check_guesses(span: pb.Span) -> None:
     guesses, count = span.guesses, span.guesses.assumed_count
     certain = span.first_position + span.token_count - count
     if not (0 < count < span.token_count and span.sample):
-        raise FrameRefusedError("span's draft tokens do not follow an accepted token", field="guesses")
+        raise FrameRefusedError(
+            "span's draft tokens do not follow an accepted token", field="guesses"
+        )
     if guesses.confirmed != certain:
-        raise FrameRefusedError(f"span confirms {guesses.confirmed} positions of {certain}", field="guesses")
+        raise FrameRefusedError(
+            f"span confirms {guesses.confirmed} positions of {certain}", field="guesses"
+        )
 
 
 def _decode(header: pb.FrameHeader, data: bytes) -> WireStep:
@@ -402,13 +454,20 @@ def _decode(header: pb.FrameHeader, data: bytes) -> WireStep:
     if header.HasField("tensor"):
         hidden = Tensor(dtype_from_wire(header.tensor.dtype), tuple(header.tensor.shape), data)
         if len(data) != hidden.shape[0] * hidden.shape[1] * hidden.dtype.itemsize:
-            raise FrameRefusedError(f"step {header.step} has {len(data)} bytes of tensor", field="payload")
-    return ForwardStep(header.step, _plan_from_wire(header.forward), hidden, timings_from_wire(header.forward.timings))
+            raise FrameRefusedError(
+                f"step {header.step} has {len(data)} bytes of tensor", field="payload"
+            )
+    return ForwardStep(
+        header.step,
+        _plan_from_wire(header.forward),
+        hidden,
+        timings_from_wire(header.forward.timings),
+    )
 
 
 def _plan_fields(plan: StepPlan, timings: Iterable[StageTiming]) -> dict[str, Any]:
-    """The fields of a plan's message, of which most steps have few. Messages within are given by their fields, too: one
-    that is made apart is copied into the header."""
+    """The fields of a plan's message, of which most steps have few. Messages within are given by
+    their fields, too: one that is made apart is copied into the header."""
     fields: dict[str, Any] = {"timings": list(map(_timing_fields, timings))}
     if plan.spans:
         fields["spans"] = list(map(_span_fields, plan.spans))
@@ -454,7 +513,10 @@ def _span_fields(span: Span) -> dict[str, Any]:
         "sample": span.sample,
     }
     if span.sampling is not None:
-        first: dict[str, Any] = {"sampling": sampling_to_wire(span.sampling), "seen_tokens": span.seen_tokens}
+        first: dict[str, Any] = {
+            "sampling": sampling_to_wire(span.sampling),
+            "seen_tokens": span.seen_tokens,
+        }
         if span.guide is not None:
             first |= {"guide": guide_to_wire(span.guide), "party": span.party}
         fields["sampling"] = first | {"guided_tokens": span.answer_tokens}
@@ -483,14 +545,27 @@ def _copy_from_wire(copy: pb.StateCopy) -> StateCopy:
 
 def _grant_from_wire(grant: pb.KvGrant) -> KvGrant:
     slot = grant.slot if grant.HasField("slot") else None
-    return KvGrant(grant.request, grant.first_index, tuple(grant.blocks), grant.filled, grant.swapped, slot)
+    return KvGrant(
+        grant.request, grant.first_index, tuple(grant.blocks), grant.filled, grant.swapped, slot
+    )
 
 
 def _span_from_wire(span: pb.Span) -> Span:
-    targets = Targets(span.targets.position, tuple(span.targets.tokens)) if span.HasField("targets") else None
+    targets = (
+        Targets(span.targets.position, tuple(span.targets.tokens))
+        if span.HasField("targets")
+        else None
+    )
     guesses = span.guesses.assumed_count if span.HasField("guesses") else 0
     if not span.HasField("sampling"):
-        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets, guesses=guesses)
+        return Span(
+            span.request,
+            span.first_position,
+            span.token_count,
+            span.sample,
+            targets=targets,
+            guesses=guesses,
+        )
     first = span.sampling
     return Span(
         request=span.request,
@@ -520,11 +595,16 @@ def _result_fields(result: StepResult) -> dict[str, Any]:
         fields["tokens"] = list(map(_sampled_fields, result.tokens))
     if result.prompt_logprobs:
         fields["prompt_logprobs"] = [
-            {"request": item.request, "prompt_logprobs": prompt_logprobs_to_wire(item.prompt_logprobs)}
+            {
+                "request": item.request,
+                "prompt_logprobs": prompt_logprobs_to_wire(item.prompt_logprobs),
+            }
             for item in result.prompt_logprobs
         ]
     if result.guide_failures:
-        fields["guide_failures"] = [{"request": f.request, "message": f.message} for f in result.guide_failures]
+        fields["guide_failures"] = [
+            {"request": f.request, "message": f.message} for f in result.guide_failures
+        ]
     if result.pending:
         fields["pending"] = result.pending
     if result.forced:
@@ -547,7 +627,9 @@ def _sampled_fields(token: SampledToken) -> dict[str, Any]:
 def _result_from_wire(message: pb.StepResult) -> StepResult:
     return StepResult(
         tokens=tuple(
-            SampledToken(t.request, t.position, t.token, t.logprob, top_from_wire(t.top) if t.top else ())
+            SampledToken(
+                t.request, t.position, t.token, t.logprob, top_from_wire(t.top) if t.top else ()
+            )
             for t in message.tokens
         ),
         timings=timings_from_wire(message.timings),

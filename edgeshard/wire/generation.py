@@ -32,7 +32,9 @@ from edgeshard.wire.site import placement_from_wire, placement_to_wire
 
 conversation_to_wire, conversation_from_wire = pair(Conversation, inference_pb2.Conversation)
 chat_prompt_to_wire, chat_prompt_from_wire = pair(ChatPrompt, inference_pb2.ChatPrompt)
-tokenize_request_to_wire, tokenize_request_from_wire = pair(TokenizeCall, inference_pb2.TokenizeRequest)
+tokenize_request_to_wire, tokenize_request_from_wire = pair(
+    TokenizeCall, inference_pb2.TokenizeRequest
+)
 
 reason_to_wire, reason_from_wire = numbers(FinishReason, head_pb2.FinishReason, "reason")
 sampling_to_wire, sampling_from_wire = pair(Sampling, pb.Sampling)
@@ -48,11 +50,18 @@ def generation_to_wire(generation: Generation) -> head_pb2.Generation:
 
 
 def generation_from_wire(message: head_pb2.Generation) -> Generation:
-    """An absent field takes its default. Raises InvalidArgumentError for a prompt given in both forms."""
+    """An absent field takes its default. Raises InvalidArgumentError for a prompt given in both
+    forms."""
     if message.prompt and message.prompt_tokens:
-        raise InvalidArgumentError("prompt: give a prompt or prompt_tokens, not both", field="prompt")
+        raise InvalidArgumentError(
+            "prompt: give a prompt or prompt_tokens, not both", field="prompt"
+        )
     generation = _fields_from_wire(message)
-    return replace(generation, prompt=tuple(message.prompt_tokens)) if message.prompt_tokens else generation
+    return (
+        replace(generation, prompt=tuple(message.prompt_tokens))
+        if message.prompt_tokens
+        else generation
+    )
 
 
 by_hand(Generation, head_pb2.Generation, generation_to_wire, generation_from_wire)
@@ -67,7 +76,9 @@ def generate_request_to_wire(request: GenerateRequest) -> inference_pb2.Generate
         generation=generation_to_wire(request.generation),
         request_id=request.request_id,
         listener=None if listener is None else _listener_to_wire(listener),
-        resume=None if emitted is None else inference_pb2.Resumption(tokens=emitted, scored=request.scored),
+        resume=None
+        if emitted is None
+        else inference_pb2.Resumption(tokens=emitted, scored=request.scored),
     )
 
 
@@ -120,21 +131,26 @@ def prompt_logprobs_to_wire(prompt_logprobs: PromptLogprobs) -> pb.PromptLogprob
 
 
 def prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
-    """Raises InvalidArgumentError for more positions or likeliest tokens than an event has, and if the likeliest tokens
-    are not equally many at each position."""
+    """Raises InvalidArgumentError for more positions or likeliest tokens than an event has, and if
+    the likeliest tokens are not equally many at each position."""
     positions, entries = len(message.logprobs), len(message.top_tokens)
     check_count(positions, PROMPT_LOGPROBS_POSITIONS, "logprobs")
     check_count(entries, MAX_TOP * positions, "top_tokens")
     if len(message.top_logprobs) != entries or entries % max(1, positions):
-        raise InvalidArgumentError("prompt_logprobs has columns of different lengths", field="prompt_logprobs")
+        raise InvalidArgumentError(
+            "prompt_logprobs has columns of different lengths", field="prompt_logprobs"
+        )
     likeliest = list(map(TokenLogprob, message.top_tokens, message.top_logprobs))
     count = entries // max(1, positions)
     top = tuple(tuple(likeliest[index * count : (index + 1) * count]) for index in range(positions))
     return PromptLogprobs(message.position, tuple(message.logprobs), top)
 
 
-def token_fields(token: Token, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> dict[str, Any]:
-    """The fields of a token's message. It leaves out `timings` and `at_s` if the token has just these."""
+def token_fields(
+    token: Token, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0
+) -> dict[str, Any]:
+    """The fields of a token's message. It leaves out `timings` and `at_s` if the token has just
+    these."""
     return {
         "position": token.position,
         "token": token.token,
@@ -166,7 +182,9 @@ def token_of(
 def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
     match event:
         case Token():
-            return inference_pb2.GenerateResponse(token=inference_pb2.GeneratedToken(**token_fields(event)))
+            return inference_pb2.GenerateResponse(
+                token=inference_pb2.GeneratedToken(**token_fields(event))
+            )
         case PromptLogprobs():
             return inference_pb2.GenerateResponse(prompt_logprobs=prompt_logprobs_to_wire(event))
         case Finished():
@@ -191,7 +209,11 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
             started = message.started
             tokens, placement = tuple(started.prompt_tokens), placement_from_wire(started.placement)
             return Started(
-                RequestId(started.request_id), DeploymentName(started.deployment), tokens, placement, message.listened
+                RequestId(started.request_id),
+                DeploymentName(started.deployment),
+                tokens,
+                placement,
+                message.listened,
             )
         case _:
             return finished_from_wire(message.finished)

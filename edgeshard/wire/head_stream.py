@@ -8,7 +8,12 @@ from typing import Any
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
-from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, PromptLogprobs, StageTiming, Token
+from edgeshard.domain.requests.generation import (
+    PROMPT_LIMIT_TOKENS,
+    PromptLogprobs,
+    StageTiming,
+    Token,
+)
 from edgeshard.domain.requests.head import (
     CancelRequest,
     ForgetRequest,
@@ -48,7 +53,11 @@ MAX_TOKEN_PARTS = 1 << 16
 head_command_to_wire: Callable[[HeadCommand], pb.AttachResponse]
 _command_from_wire: Callable[[pb.AttachResponse], HeadCommand | None]
 head_command_to_wire, _command_from_wire = choice(
-    pb.AttachResponse, start=StartRequest, cancel=CancelRequest, forget=ForgetRequest, beacon=HeadBeacon
+    pb.AttachResponse,
+    start=StartRequest,
+    cancel=CancelRequest,
+    forget=ForgetRequest,
+    beacon=HeadBeacon,
 )
 _hello_to_wire, _hello_from_wire = pair(HeadHello, pb.HeadHello)
 _beacon_to_wire, _beacon_from_wire = pair(HeadBeacon, pb.HeadBeacon)
@@ -59,7 +68,9 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
     """Raises InvalidArgumentError for a command of a kind this version does not know."""
     command = _command_from_wire(message)
     if command is None:
-        raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
+        raise InvalidArgumentError(
+            "the coordinator sent a command this head does not know", field="message"
+        )
     return command
 
 
@@ -76,7 +87,9 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
             return pb.AttachRequest(beacon=_beacon_to_wire(message))
         case HeadEvents(events=(said,)):
             kind, fields = _event_fields(said.event)
-            return pb.AttachRequest(**{kind: {"request_id": said.request_id, "epoch": message.epoch, **fields}})
+            return pb.AttachRequest(
+                **{kind: {"request_id": said.request_id, "epoch": message.epoch, **fields}}
+            )
         case HeadEvents():
             return pb.AttachRequest(tokens=_tokens_to_wire(message))
 
@@ -92,7 +105,10 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return _beacon_from_wire(message.beacon)
         case str(kind) if kind in _READ:
             payload = getattr(message, kind)
-            return HeadEvents(Epoch(payload.epoch), (HeadEvent(RequestId(payload.request_id), _READ[kind](payload)),))
+            return HeadEvents(
+                Epoch(payload.epoch),
+                (HeadEvent(RequestId(payload.request_id), _READ[kind](payload)),),
+            )
         case _:
             return None
 
@@ -109,21 +125,28 @@ def _event_fields(event: RequestEvent) -> tuple[str, dict[str, Any]]:
         case RequestAdmitted():
             return "admitted", {"read": event.read}
         case RequestEnd():
-            fields = {"reason": reason_to_wire(event.reason), "text": event.text, "guesses": _guesses_of(event)}
+            fields = {
+                "reason": reason_to_wire(event.reason),
+                "text": event.text,
+                "guesses": _guesses_of(event),
+            }
             return "finished", fields
         case EdgeShardError():
             return "failed", {"failure": to_failure(event)}
 
 
 def _tokens_to_wire(message: HeadEvents) -> pb.HeadTokens:
-    """Tokens of one step have its timings and its time in common; a token of another step has its own."""
+    """Tokens of one step have its timings and its time in common; a token of another step has its
+    own."""
     tokens = [_split(head_event.event)[0] for head_event in message.events]
     timings = tokens[0].timings if all(token.timings for token in tokens) else ()
     at_s = tokens[0].at_s if all(token.at_s for token in tokens) else 0.0
     return pb.HeadTokens(
         tokens=[
             pb.HeadToken(
-                request_id=head_event.request_id, epoch=message.epoch, **_token_fields(head_event.event, timings, at_s)
+                request_id=head_event.request_id,
+                epoch=message.epoch,
+                **_token_fields(head_event.event, timings, at_s),
             )
             for head_event in message.events
         ],
@@ -143,7 +166,10 @@ def _tokens_from_wire(message: pb.HeadTokens) -> HeadEvents:
     timings, at_s, items = timings_from_wire(message.timings), message.at_s, list(message.tokens)
     epochs = {item.epoch for item in items}
     epoch = Epoch(epochs.pop() if len(epochs) == 1 else 0)
-    events = [HeadEvent(RequestId(item.request_id), _token_from_wire(item, timings, at_s)) for item in items]
+    events = [
+        HeadEvent(RequestId(item.request_id), _token_from_wire(item, timings, at_s))
+        for item in items
+    ]
     return HeadEvents(epoch, tuple(events))
 
 
@@ -155,7 +181,9 @@ def _split(event: RequestEvent) -> tuple[Token, RequestEnd | None]:
     return event, None
 
 
-def _token_fields(event: RequestEvent, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> dict[str, Any]:
+def _token_fields(
+    event: RequestEvent, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0
+) -> dict[str, Any]:
     token, end = _split(event)
     fields = token_fields(token, timings, at_s)
     if end is not None:
@@ -173,7 +201,11 @@ def _token_from_wire(
     token = token_of(message, timings, at_s)
     if not message.finish_reason:
         return token
-    end = RequestEnd(reason_from_wire(message.finish_reason), message.final_text, _guesses_from_wire(message.guesses))
+    end = RequestEnd(
+        reason_from_wire(message.finish_reason),
+        message.final_text,
+        _guesses_from_wire(message.guesses),
+    )
     return LastToken(token, end)
 
 

@@ -44,9 +44,13 @@ def token_to_wire(token: JoinToken) -> pb.JoinToken:
 
 def token_from_wire(message: pb.JoinToken) -> JoinToken:
     """Raises InvalidArgumentError for an incomplete token."""
-    principal = Principal(check_name(message.site, "site"), parse_role(message.role), check_name(message.id, "id"))
+    principal = Principal(
+        check_name(message.site, "site"), parse_role(message.role), check_name(message.id, "id")
+    )
     if not message.authorities or not message.secret:
-        raise InvalidArgumentError("token: it is incomplete; copy the whole token again", field="token", reason="TOKEN")
+        raise InvalidArgumentError(
+            "token: it is incomplete; copy the whole token again", field="token", reason="TOKEN"
+        )
     return JoinToken(
         tuple(message.authorities),
         principal,

@@ -15,7 +15,14 @@ import shlex
 from itertools import pairwise
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import AUTHORITY_DIGEST_BYTES, SECRET_BYTES, Invitation, JoinToken, Principal, Role
+from edgeshard.domain.identity import (
+    AUTHORITY_DIGEST_BYTES,
+    SECRET_BYTES,
+    Invitation,
+    JoinToken,
+    Principal,
+    Role,
+)
 from edgeshard.domain.ids import check_name
 
 TOKEN_PREFIX = "edgeshard2-"
@@ -53,20 +60,27 @@ _BOOTSTRAP = (
     "import hashlib,http.client as h,ssl,sys;sys.excepthook=lambda*e:sys.exit(ascii(e[1])[:999]);"
     "c=h.HTTPSConnection(sys.argv[1],timeout=30,"
     'context=ssl._create_unverified_context());c.request("GET","/join.py");s=c.getresponse().read(1<<20);'
-    'hashlib.sha256(s).hexdigest()==sys.argv[2] or sys.exit("not what the site offered: take another line");exec(s)'
+    'hashlib.sha256(s).hexdigest()==sys.argv[2] or sys.exit("not what the site offered: take '
+    'another line");exec(s)'
 )
-"""Fetches a program from whoever answers, and runs it only if its sha256 is the one of the line. An error is
-printed in ASCII, because whoever answered may have sent its text."""
+"""Fetches a program from whoever answers, and runs it only if its sha256 is the one of the line. An
+error is printed in ASCII, because whoever answered may have sent its text."""
 
 
 def line_without_edgeshard(token: JoinToken) -> str:
-    """The command that joins a machine which has Python and nothing of EdgeShard; "" if the site has no wheels.
+    """The command that joins a machine which has Python and nothing of EdgeShard; "" if the site
+    has no wheels.
 
     Options of `edgectl join` may follow it. Raises as `invitation_to_text`.
     """
     if not token.packages:
         return ""
-    words = (_BOOTSTRAP, token.packages, token.bootstrap_sha256, invitation_to_text(token.invitation))
+    words = (
+        _BOOTSTRAP,
+        token.packages,
+        token.bootstrap_sha256,
+        invitation_to_text(token.invitation),
+    )
     return shlex.join(("python3", "-c", *words))
 
 
@@ -76,11 +90,14 @@ def invitation_from_text(text: str) -> Invitation:
     try:
         if not text.strip().startswith(TOKEN_PREFIX) or len(text) > MOST_TOKEN_CHARACTERS:
             raise ValueError
-        decoded = base64.b64decode(content + "=" * (-len(content) % 4), altchars=b"-_", validate=True)
+        decoded = base64.b64decode(
+            content + "=" * (-len(content) % 4), altchars=b"-_", validate=True
+        )
         return _Reader(decoded).invitation()
     except (ValueError, IndexError, binascii.Error, InvalidArgumentError):
         raise InvalidArgumentError(
-            f"the token is damaged or incomplete: copy the whole word, {TOKEN_PREFIX}..., that edgectl "
+            f"the token is damaged or incomplete: copy the whole word, {TOKEN_PREFIX}..., that "
+            "edgectl "
             "token create printed",
             field="token",
             reason="TOKEN",
@@ -104,17 +121,21 @@ def _host_to_bytes(host: str) -> bytes:
         address = ipaddress.ip_address(host)
     except ValueError:
         address = None
-    # Any address that would be read differently than it is written, such as one with a zone, is written as a name.
+    # Any address that would be read differently than it is written, such as one with a zone, is
+    # written as a name.
     if address is not None and str(address) == host and not getattr(address, "scope_id", None):
         return bytes([_V4 if address.version == 4 else _V6]) + address.packed
     name = host.encode()
     if not 0 < len(name) <= _LONGEST_HOST:
-        raise InvalidArgumentError(f"host {host[:80]!r} is not a host: give a name or an address", field="host")
+        raise InvalidArgumentError(
+            f"host {host[:80]!r} is not a host: give a name or an address", field="host"
+        )
     return bytes([_NAME + len(name) - 1]) + name
 
 
 class _Reader:
-    """Takes one thing after the other. Raises ValueError or IndexError if the bytes end too early, or continue."""
+    """Takes one thing after the other. Raises ValueError or IndexError if the bytes end too early,
+    or continue."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -129,7 +150,9 @@ class _Reader:
         authority, secret = self._take(AUTHORITY_DIGEST_BYTES), self._take(SECRET_BYTES)
         if self._at != len(self._content):
             raise ValueError
-        return Invitation(authority, Principal(site, _ROLES[kind >> 6], id), coordinator, enrolment, secret)
+        return Invitation(
+            authority, Principal(site, _ROLES[kind >> 6], id), coordinator, enrolment, secret
+        )
 
     def _address(self, before: str) -> tuple[str, str]:
         """The host, and host:port."""

@@ -1,4 +1,5 @@
-"""Messages of the two ends of a hop: message <-> value. A frame stays as it is: `FrameReader` takes it."""
+"""Messages of the two ends of a hop: message <-> value. A frame stays as it is: `FrameReader` takes
+it."""
 
 from __future__ import annotations
 
@@ -37,12 +38,14 @@ def exchange_response(message: LinkMessage) -> pb.ExchangeResponse:
 
 
 def _fields(message: LinkMessage) -> Any:
-    """The message within; a frame by its name, since a message that is made around it would copy it once more."""
+    """The message within; a frame by its name, since a message that is made around it would copy it
+    once more."""
     return {"frame": message} if isinstance(message, Frame) else link_message_to_wire(message)
 
 
 def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:
-    """The message; None if this version does not know its kind. The caller checks the figures of a sample."""
+    """The message; None if this version does not know its kind. The caller checks the figures of a
+    sample."""
     match message.WhichOneof("message"):
         case "frame":
             return message.frame

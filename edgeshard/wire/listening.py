@@ -1,4 +1,5 @@
-"""A client's listener: message <-> value. Tokens of one step go as columns, converted a column at a time."""
+"""A client's listener: message <-> value. Tokens of one step go as columns, converted a column at a
+time."""
 
 from __future__ import annotations
 
@@ -65,7 +66,10 @@ def _step_of(item: tuple[int, Token]) -> tuple[float, tuple[StageTiming, ...]]:
 
 def _step_to_wire(step: list[tuple[int, Token]]) -> pb.StepTokens:
     tokens = [token for _, token in step]
-    has_logprobs, has_tops = any(token.logprob for token in tokens), any(token.top for token in tokens)
+    has_logprobs, has_tops = (
+        any(token.logprob for token in tokens),
+        any(token.top for token in tokens),
+    )
     return pb.StepTokens(
         numbers=[number for number, _ in step],
         positions=[token.position for token in tokens],
@@ -82,11 +86,22 @@ def _step_from_wire(step: pb.StepTokens) -> Iterator[tuple[int, Token]]:
     count = len(step.numbers)
     optional = [column for column in (step.logprobs, step.tops) if column]
     if any(len(column) != count for column in (step.positions, step.tokens, step.texts, *optional)):
-        raise InvalidArgumentError("the coordinator sent columns of different lengths", field="steps")
+        raise InvalidArgumentError(
+            "the coordinator sent columns of different lengths", field="steps"
+        )
     logprobs = step.logprobs if step.logprobs else repeat(0.0, count)
     tops = [top_from_wire(top.top) for top in step.tops] if step.tops else repeat((), count)
     timings, at_s = timings_from_wire(step.timings), step.at_s
-    tokens = map(Token, step.positions, step.tokens, step.texts, logprobs, tops, repeat(timings), repeat(at_s))
+    tokens = map(
+        Token,
+        step.positions,
+        step.tokens,
+        step.texts,
+        logprobs,
+        tops,
+        repeat(timings),
+        repeat(at_s),
+    )
     return zip(step.numbers, tokens, strict=True)
 
 

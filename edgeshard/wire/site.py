@@ -47,7 +47,9 @@ dtype_to_wire, dtype_from_wire = numbers(DType, common_pb2.DataType, "dtype")
 facts_to_wire, facts_from_wire = pair(DeviceFacts, common_pb2.DeviceFacts)
 stage_status_to_wire, stage_status_from_wire = pair(StageStatus, common_pb2.StageStatus)
 node_to_wire, node_from_wire = pair(Node, common_pb2.Node)
-compute_profile_to_wire, compute_profile_from_wire = pair(ComputeProfile, profile_pb2.ComputeProfile)
+compute_profile_to_wire, compute_profile_from_wire = pair(
+    ComputeProfile, profile_pb2.ComputeProfile
+)
 link_to_wire, link_from_wire = pair(MeasuredLink, profile_pb2.MeasuredLink)
 
 
@@ -79,17 +81,21 @@ measure_request_to_wire, _measure_request_from_wire = pair(MeasureRequest, pb.Pr
 
 
 def site_from_wire(message: pb.GetSiteResponse) -> Site:
-    """Raises InvalidArgumentError for figures that cannot be, InternalError for a config that is not JSON."""
+    """Raises InvalidArgumentError for figures that cannot be, InternalError for a config that is
+    not JSON."""
     try:
         return _site_from_wire(message)
     except InvalidArgumentError as error:
         if error.field != "config_json":
             raise
-        raise InternalError(f"the coordinator's answer: {error.message}", field=error.field) from None
+        raise InternalError(
+            f"the coordinator's answer: {error.message}", field=error.field
+        ) from None
 
 
 def measure_request_from_wire(message: pb.ProfileRequest) -> MeasureRequest:
-    """Raises InvalidArgumentError naming the field. The data type may be left out if only links are measured."""
+    """Raises InvalidArgumentError naming the field. The data type may be left out if only links are
+    measured."""
     if not message.dtype and not message.model:
         message = pb.ProfileRequest.FromString(message.SerializeToString())
         message.dtype = common_pb2.DATA_TYPE_BFLOAT16

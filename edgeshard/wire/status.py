@@ -1,6 +1,7 @@
 """Errors to gRPC statuses and back, by the one table in `edgeshard.domain.errors`.
 
-A status carries google.rpc details: ErrorInfo (reason, domain, field), BadRequest (the field) and RetryInfo.
+A status carries google.rpc details: ErrorInfo (reason, domain, field), BadRequest (the field) and
+RetryInfo.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def to_status(error: EdgeShardError) -> status_pb2.Status:
         info.metadata["field"] = error.field
     status.details.add().Pack(info)
     if error.field and error.code is Code.INVALID_ARGUMENT:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.message
+        )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -58,7 +61,9 @@ def error_from_bytes(data: bytes) -> EdgeShardError:
 class AbortContext(Protocol):
     """The part of a grpc.aio servicer context that ends a call."""
 
-    async def abort(self, code: grpc.StatusCode, details: str = ..., trailing_metadata: Any = ...) -> Any: ...
+    async def abort(
+        self, code: grpc.StatusCode, details: str = ..., trailing_metadata: Any = ...
+    ) -> Any: ...
 
 
 async def abort(context: AbortContext, error: EdgeShardError) -> None:
@@ -76,13 +81,16 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardEr
     """The typed error for a failed call; `target` is the server, for the message."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY:
-            return _from_status(status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode()))
+            return _from_status(
+                status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
+            )
     code, details = error.code(), error.details() or ""
     where = f" {target}" if target else ""
     if code is grpc.StatusCode.UNAVAILABLE:
         if any(mark in details for mark in _TLS_REFUSALS):
             return UnauthenticatedError(
-                f"the connection to{where} was refused by TLS: check --tls-ca, --tls-cert and --tls-key ({details})",
+                f"the connection to{where} was refused by TLS: check --tls-ca, --tls-cert and "
+                f"--tls-key ({details})",
                 field="tls-ca",
                 reason="TLS_HANDSHAKE",
             )

@@ -41,7 +41,8 @@ manifest_to_wire, _ = by_fields(ModelManifest, pb.Manifest)
 def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
     """A manifest whose names, digests, types and sizes are well formed, and unique if they must be.
 
-    Raises InvalidArgumentError naming the field. `validate_manifest` checks whether the tensors are the model's.
+    Raises InvalidArgumentError naming the field. `validate_manifest` checks whether the tensors are
+    the model's.
     """
     name = ModelName(check_name(message.name, "name"))
     if len(message.config_json.encode()) > CONFIG_LIMIT_BYTES:
@@ -67,7 +68,8 @@ by_hand(ModelManifest, pb.Manifest, manifest_to_wire, manifest_from_wire)
 def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
     """The size of every blob, once the manifest is known to describe a model that EdgeShard runs.
 
-    Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or the tensor.
+    Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or the
+    tensor.
     """
     check_form(manifest)
     return blob_sizes(manifest_items(manifest))
@@ -77,25 +79,34 @@ def check_form(manifest: ModelManifest) -> None:
     """Check a manifest without its digests. Raises as `validate_manifest` does."""
     shape = parse_config(manifest.config)
     if manifest.architecture != shape.architecture:
-        raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json has {shape.architecture}")
+        raise _invalid(
+            "architecture",
+            f"is {manifest.architecture[:40]!r}, but config_json has {shape.architecture}",
+        )
     # Before anything is listed by layer: a config may claim two thousand million of them.
     if shape.layer_count > len(manifest.tensors):
         raise _invalid(
-            "num_hidden_layers", f"is {shape.layer_count}, more than the manifest's {len(manifest.tensors)} tensors"
+            "num_hidden_layers",
+            f"is {shape.layer_count}, more than the manifest's {len(manifest.tensors)} tensors",
         )
     check_manifest(manifest)
     for file in manifest.files:
         if file.name not in SMALL_FILES:
-            raise _invalid(file.name, f"is not a file of a model; those are {', '.join(SMALL_FILES)}")
+            raise _invalid(
+                file.name, f"is not a file of a model; those are {', '.join(SMALL_FILES)}"
+            )
         check_file_size(file.name, file.size)
 
 
 def manifest_to_json(manifest: ModelManifest) -> str:
-    return json_format.MessageToJson(manifest_to_wire(manifest), indent=None, preserving_proto_field_name=True)
+    return json_format.MessageToJson(
+        manifest_to_wire(manifest), indent=None, preserving_proto_field_name=True
+    )
 
 
 def manifest_from_json(text: str, expected: Digest) -> ModelManifest:
-    """The manifest in a file written by `manifest_to_json`; raises DataLossError when it is not the expected one."""
+    """The manifest in a file written by `manifest_to_json`; raises DataLossError when it is not the
+    expected one."""
     try:
         manifest = manifest_from_wire(json_format.Parse(text, pb.Manifest()))
     except (json_format.ParseError, EdgeShardError, ValueError, RecursionError):
@@ -105,7 +116,9 @@ def manifest_from_json(text: str, expected: Digest) -> ModelManifest:
     return manifest
 
 
-model_registration_to_wire, model_registration_from_wire = pair(ModelRegistration, pb.RegisterModelResponse)
+model_registration_to_wire, model_registration_from_wire = pair(
+    ModelRegistration, pb.RegisterModelResponse
+)
 local_model_to_wire, local_model_from_wire = pair(LocalModel, pb.AddLocalModelRequest)
 local_adding_to_wire, local_adding_from_wire = pair(LocalAdding, pb.AddLocalModelResponse)
 blob_header_to_wire, blob_header_from_wire = pair(BlobHeader, pb.BlobHeader)
@@ -124,15 +137,22 @@ def local_model_from_bytes(data: bytes) -> LocalModel:
 
 def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
     if not 0 < len(message.name) <= _TENSOR_NAME_LIMIT:
-        raise _invalid("tensors", f"has a name of {len(message.name)} characters; 1 to {_TENSOR_NAME_LIMIT} are valid")
+        raise _invalid(
+            "tensors",
+            f"has a name of {len(message.name)} characters; 1 to {_TENSOR_NAME_LIMIT} are valid",
+        )
     if len(message.shape) > _RANK_LIMIT:
-        raise _invalid(message.name, f"has rank {len(message.shape)}; at most {_RANK_LIMIT} is valid")
+        raise _invalid(
+            message.name, f"has rank {len(message.shape)}; at most {_RANK_LIMIT} is valid"
+        )
     return TensorInfo(
         name=message.name,
         dtype=dtype_from_wire(message.dtype, message.name),
         shape=tuple(message.shape),
         sha256=check_digest(message.sha256, message.name),
-        integers=IntegerFormat.parse_stored(message.integers, message.name) if message.integers else None,
+        integers=IntegerFormat.parse_stored(message.integers, message.name)
+        if message.integers
+        else None,
     )
 
 
@@ -141,7 +161,9 @@ def _file_from_wire(message: pb.ManifestFile) -> FileInfo:
     if not _FILE_NAME.fullmatch(message.name) or ".." in message.name:
         raise _invalid("files", f"has {message.name[:80]!r}, which is not a plain file name")
     if message.size > FILE_LIMIT_BYTES:
-        raise _invalid(message.name, f"has {message.size} bytes; at most {FILE_LIMIT_BYTES} are accepted")
+        raise _invalid(
+            message.name, f"has {message.size} bytes; at most {FILE_LIMIT_BYTES} are accepted"
+        )
     return FileInfo(message.name, message.size, check_digest(message.sha256, message.name))
 
 

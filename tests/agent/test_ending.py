@@ -1,4 +1,5 @@
-"""An agent that is killed is gone soon, whatever else its cores have to do: until then its sockets look alive."""
+"""An agent that is killed is gone soon, whatever else its cores have to do: until then its sockets
+look alive."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ async def test_an_agent_that_is_killed_on_a_busy_core_is_gone_soon(tmp_path: Pat
     async with Site(tmp_path, ("a",), models={"tales": DEMO_MODEL}, first_core=core) as site:
         client = site.client
         await client.deploy(parse_spec(SPEC))
-        busy = [await asyncio.create_subprocess_exec(sys.executable, "-c", BUSY, str(core)) for _ in range(4)]
+        busy = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", BUSY, str(core))
+            for _ in range(4)
+        ]
         try:
             await asyncio.sleep(1.0)  # all of them have begun
             await client.complete("tales", "Once upon a time", max_new_tokens=24)

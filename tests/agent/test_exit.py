@@ -33,7 +33,8 @@ entry.main()
 IDLE = SCRIPT.format(work="pass")
 # Reading weights on the compute thread, hashing in another.
 BUSY = SCRIPT.format(work="work = [asyncio.create_task(ComputeThread(1).run(time.sleep, 60)), "
-                          "asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)]")  # fmt: skip
+                          "asyncio.get_running_loop().run_in_executor(None, time.sleep, "
+                          "60)]")  # fmt: skip
 
 
 TRIES = 5
@@ -41,7 +42,9 @@ TRIES = 5
 
 
 @pytest.mark.parametrize(("script", "limit_s"), [(IDLE, 0.7), (BUSY, 2.0)], ids=["idle", "busy"])
-async def test_sigterm_ends_it_promptly_whatever_its_threads_do(tmp_path: Path, script: str, limit_s: float) -> None:
+async def test_sigterm_ends_it_promptly_whatever_its_threads_do(
+    tmp_path: Path, script: str, limit_s: float
+) -> None:
     took: list[float] = []
     while len(took) < TRIES and not (took and took[-1] < limit_s):
         took.append(await seconds_to_end(script, tmp_path / str(len(took))))
@@ -75,7 +78,9 @@ async def seconds_to_end(script: str, directory: Path) -> float:
 
 @pytest.mark.parametrize("daemon", ["edgeshard_agent", "edgeshard_coordinator"])
 @pytest.mark.parametrize("own", [None, "ERROR"])
-async def test_grpcs_own_log_is_quiet_unless_the_operator_wants_it(daemon: str, own: str | None) -> None:
+async def test_grpcs_own_log_is_quiet_unless_the_operator_wants_it(
+    daemon: str, own: str | None
+) -> None:
     script = (
         f"import os, sys\nfrom {daemon}.entry import main\nassert 'grpc' not in sys.modules\n"
         "try: main()\nexcept SystemExit: print(os.environ['GRPC_VERBOSITY'])"

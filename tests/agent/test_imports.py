@@ -1,4 +1,5 @@
-"""The imports of an agent, and their time: it joins without torch, and serves our own blocks without transformers."""
+"""The imports of an agent, and their time: it joins without torch, and serves our own blocks
+without transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ bits_per_byte(demo_stage("float32"), "Once upon a time there was a fox.")
 
 
 def modules_after(program: str) -> set[str]:
-    output = subprocess.run([sys.executable, "-c", program + MODULES], capture_output=True, text=True, timeout=120)
+    output = subprocess.run(
+        [sys.executable, "-c", program + MODULES], capture_output=True, text=True, timeout=120
+    )
     assert output.returncode == 0, output.stderr
     return set(json.loads(output.stdout.splitlines()[-1]))
 
@@ -37,7 +40,13 @@ def test_all_that_computes_comes_with_its_tools_but_neither_transformers_nor_a_c
 
 def test_the_planner_comes_only_to_a_node_that_pretends_to_be_another() -> None:
     modules = modules_after("import edgeshard_agent.daemon, edgeshard_agent.hosting.loading")
-    planner = ("solvers.solve", "solvers.subset", "solvers.general", "search.plan", "simulation.lab")
+    planner = (
+        "solvers.solve",
+        "solvers.subset",
+        "solvers.general",
+        "search.plan",
+        "simulation.lab",
+    )
     assert "edgeshard.planning.inputs.shapes" in modules
     assert not modules & {f"edgeshard.planning.{name}" for name in planner}
 

@@ -1,4 +1,5 @@
-"""A key that a config.json leaves out means the default of transformers' configuration class, whatever the family."""
+"""A key that a config.json leaves out means the default of transformers' configuration class,
+whatever the family."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from tests.agent.model.families import WITHOUT_A_CLASS
 from tests.agent.model.published import LAYERS, published_config, published_names, shrunk
 
 REFUSED = {"gemma-4-e2b", "gemma-4-e4b"}
-ROTARY = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_dim", "rope_local_base_freq")
+ROTARY = (
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "rotary_dim",
+    "rope_local_base_freq",
+)
 
 
 def small_config(name: str) -> dict[str, Any]:
@@ -34,7 +41,9 @@ def first_of_families() -> list[str]:
 
 def class_of(decoder: Decoder) -> Any:
     library = decoder.architecture.library
-    module = importlib.import_module(f"transformers.models.{library.module}.configuration_{library.module}")
+    module = importlib.import_module(
+        f"transformers.models.{library.module}.configuration_{library.module}"
+    )
     return getattr(module, library.config_class)
 
 
@@ -51,13 +60,21 @@ def reading(config: dict[str, Any]) -> Any:
         "windows": decoder.windows(),
         "tensors": {name: tensor.shape for name, tensor in expected_tensors(config).items()},
         "ends": record.ends(fields, shape),
-        "rotations": decoder.rotations() if isinstance(runs, Fused) and record.rope is not None else None,
-        "styles": [runs.style(fields, shape, layer) for layer in range(LAYERS)] if isinstance(runs, Fused) else None,
-        "chunks": [record.chunks(fields, layer) for layer in range(LAYERS)] if record.chunks else None,
+        "rotations": decoder.rotations()
+        if isinstance(runs, Fused) and record.rope is not None
+        else None,
+        "styles": [runs.style(fields, shape, layer) for layer in range(LAYERS)]
+        if isinstance(runs, Fused)
+        else None,
+        "chunks": [record.chunks(fields, layer) for layer in range(LAYERS)]
+        if record.chunks
+        else None,
     }
 
 
-def changed(config: dict[str, Any], removed: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
+def changed(
+    config: dict[str, Any], removed: tuple[str, ...], values: dict[str, Any]
+) -> dict[str, Any]:
     """The config.json without these keys of the decoder, and with other values."""
     result = copy.deepcopy(config)
     decoder = result.get("text_config", result)
@@ -78,9 +95,16 @@ def test_a_key_that_is_left_out_has_the_default_of_its_class(name: str) -> None:
     other_names = {name for pair in made.attribute_map.items() if set(pair) & keys for name in pair}
     wrong = {}
     for key, value in defaults.items():
-        if not isinstance(value, bool | int | float | str) or key == "model_type" or key in other_names - keys:
+        if (
+            not isinstance(value, bool | int | float | str)
+            or key == "model_type"
+            or key in other_names - keys
+        ):
             continue
-        without, found = reading(changed(config, (key,), {})), reading(changed(config, (key,), {key: value}))
+        without, found = (
+            reading(changed(config, (key,), {})),
+            reading(changed(config, (key,), {key: value})),
+        )
         if without is not None and found is not None and without != found:
             wrong[key] = value
     assert not wrong
@@ -97,7 +121,10 @@ def test_a_rotary_embedding_that_is_left_out_is_that_of_its_class(name: str) -> 
     found = reading(changed(config, ROTARY, {"rope_parameters": rotary}))
     assert without is not None and found is not None
     turns = [
-        {kind: (one.kind, one.theta, one.dims, one.growth) for kind, one in reading["rotations"].items()}
+        {
+            kind: (one.kind, one.theta, one.dims, one.growth)
+            for kind, one in reading["rotations"].items()
+        }
         for reading in (without, found)
     ]
     assert turns[0] == turns[1]

@@ -56,7 +56,9 @@ def refused(config: Mapping[str, Any]) -> UnsupportedModelError:
 
 
 @pytest.mark.parametrize("key", [key for key, value in LLAMA.items() if isinstance(value, int)])
-@pytest.mark.parametrize("value", ABSURD, ids=lambda value: f"{value:.1e}" if value < 10**300 else "1e400")
+@pytest.mark.parametrize(
+    "value", ABSURD, ids=lambda value: f"{value:.1e}" if value < 10**300 else "1e400"
+)
 def test_each_number_is_refused_by_name(key: str, value: int) -> None:
     assert refused(LLAMA | {key: value}).field == key
 
@@ -84,11 +86,18 @@ def test_layers_times_experts_have_a_limit() -> None:
 
 
 def test_heads_times_their_width_have_a_limit() -> None:
-    assert refused(LLAMA | {"num_attention_heads": 2**14, "head_dim": 2**14}).field == "num_attention_heads"
+    assert (
+        refused(LLAMA | {"num_attention_heads": 2**14, "head_dim": 2**14}).field
+        == "num_attention_heads"
+    )
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[str]:
-    yield from (key for key, value in config.items() if isinstance(value, int) and not isinstance(value, bool))
+    yield from (
+        key
+        for key, value in config.items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN_MODELS))
@@ -105,7 +114,9 @@ def test_no_number_of_any_family_takes_time_or_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 10**6, [[0] * 1000] * 1000, {"a" * 10**6: 1}, 10**4000])
-@pytest.mark.parametrize("key", ["model_type", "hidden_act", "hidden_size", "eos_token_id", "tie_word_embeddings"])
+@pytest.mark.parametrize(
+    "key", ["model_type", "hidden_act", "hidden_size", "eos_token_id", "tie_word_embeddings"]
+)
 def test_a_message_quotes_no_more_than_a_line(key: str, value: object) -> None:
     if key == "eos_token_id" and isinstance(value, int):
         return  # beyond the vocabulary: never sampled

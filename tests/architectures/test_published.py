@@ -33,7 +33,13 @@ from edgeshard.architectures.tensors import unit_of
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, TensorInfo, units_of_stage
+from edgeshard.domain.models.model import (
+    LayerRange,
+    ModelManifest,
+    Part,
+    TensorInfo,
+    units_of_stage,
+)
 from edgeshard.importing.quantised import without_quantisation
 from edgeshard.proto.v1 import store_pb2
 from edgeshard.rpc.channel import is_sendable
@@ -44,12 +50,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = Path(__file__).parent / "published"
 
 MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
-    # Text alone. An 8-bit conversion of the 2B and of the 9B has the bytes of these and of the part for pictures.
+    # Text alone. An 8-bit conversion of the 2B and of the 9B has the bytes of these and of the part
+    # for pictures.
     "qwen3.5-2b": (1_881_825_088, {"layers.23.self_attn.q_proj.weight": (2 * 8 * 256, 2048)}),
     "qwen3.5-9b": (8_953_803_264, {"layers.0.linear_attn.in_proj_qkv.weight": (8192, 4096)}),
     "qwen3.5-27b": (26_895_998_464, {"layers.0.linear_attn.conv1d.weight": (10_240, 1, 4)}),
     "qwen3.6-27b": (26_895_998_464, {"layers.63.self_attn.k_proj.weight": (1024, 5120)}),
-    "qwen3-next-80b-a3b": (79_674_391_296, {"layers.0.linear_attn.in_proj_qkvz.weight": (12_288, 2048)}),
+    "qwen3-next-80b-a3b": (
+        79_674_391_296,
+        {"layers.0.linear_attn.in_proj_qkvz.weight": (12_288, 2048)},
+    ),
     "qwen3-coder-next": (79_674_391_296, {"layers.47.mlp.shared_expert_gate.weight": (1, 2048)}),
     # Their pages say 30.7 and 25.2 billion.
     "gemma-4-31b": (
@@ -74,12 +84,18 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "llama-3.2-3b": (3_212_749_824, {"layers.27.self_attn.k_proj.weight": (1024, 3072)}),
     "llama-3.3-70b": (70_553_706_496, {}),
     "llama-3.1-nemotron-70b": (70_553_706_496, {}),
-    "llama-3.1-nemotron-nano-4b": (4_512_746_496, {"layers.31.self_attn.q_proj.weight": (4096, 3072)}),
+    "llama-3.1-nemotron-nano-4b": (
+        4_512_746_496,
+        {"layers.31.self_attn.q_proj.weight": (4096, 3072)},
+    ),
     "qwen3-0.6b": (596_049_920, {"layers.27.self_attn.q_norm.weight": (128,)}),
     "qwen3-4b": (4_022_468_096, {}),
     "qwen3-30b-a3b": (30_532_122_624, {"layers.47.mlp.experts.127.up_proj.weight": (768, 2048)}),
     "qwen3-235b-a22b-2507": (235_093_634_560, {"layers.93.self_attn.k_proj.weight": (512, 4096)}),
-    "qwen3-coder-480b-a35b": (480_154_875_392, {"layers.61.mlp.experts.159.down_proj.weight": (6144, 2560)}),
+    "qwen3-coder-480b-a35b": (
+        480_154_875_392,
+        {"layers.61.mlp.experts.159.down_proj.weight": (6144, 2560)},
+    ),
     # Its sizes equal the next one's.
     "minimax-m2.1": (228_689_764_864, {}),
     # The Hub counts 228,703,644,928: with a scale for each of the 128 x 128 blocks of FP8.
@@ -108,7 +124,8 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.44.share_expert.up_proj.weight": (1280, 4096),
         },
     ),
-    # Published as 35, 122 and 397 billion; the blocks for predicting further tokens and those for pictures not counted.
+    # Published as 35, 122 and 397 billion; the blocks for predicting further tokens and those for
+    # pictures not counted.
     "qwen3.5-35b-a3b": (
         34_660_610_688,
         {
@@ -118,8 +135,14 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.39.mlp.shared_expert_gate.weight": (1, 2048),
         },
     ),
-    "qwen3.5-122b-a10b": (122_111_526_912, {"layers.47.mlp.experts.255.down_proj.weight": (3072, 1024)}),
-    "qwen3.5-397b-a17b": (396_346_350_336, {"layers.59.mlp.experts.511.up_proj.weight": (1024, 4096)}),
+    "qwen3.5-122b-a10b": (
+        122_111_526_912,
+        {"layers.47.mlp.experts.255.down_proj.weight": (3072, 1024)},
+    ),
+    "qwen3.5-397b-a17b": (
+        396_346_350_336,
+        {"layers.59.mlp.experts.511.up_proj.weight": (1024, 4096)},
+    ),
     # Its text has the sizes of Qwen3-30B-A3B. Experts are stored transposed.
     "qwen3-vl-30b-a3b": (
         30_532_122_624,
@@ -208,7 +231,10 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     # 4.6 billion by its page. The full file was not found: its keys come from transformers' class.
     "afm-4.5b": (4_619_184_640, {"layers.35.mlp.up_proj.weight": (18_432, 2560)}),
     # 8,053,338,176 parameters, and two constants of the activation in each of 32 blocks.
-    "apertus-8b": (8_053_338_176 + 64, {"layers.31.mlp.act_fn.alpha_p": (1,), "layers.31.mlp.act_fn.beta": ()}),
+    "apertus-8b": (
+        8_053_338_176 + 64,
+        {"layers.31.mlp.act_fn.alpha_p": (1,), "layers.31.mlp.act_fn.beta": ()},
+    ),
     "k-exaone-236b-a23b": (
         236_571_156_352,
         {
@@ -252,7 +278,10 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
     # Published: 32,207,337,984.
-    "granite-4.0-h-small": (32_207_337_984, {"layers.0.block_sparse_moe.router.layer.weight": (72, 4096)}),
+    "granite-4.0-h-small": (
+        32_207_337_984,
+        {"layers.0.block_sparse_moe.router.layer.weight": (72, 4096)},
+    ),
     "bamba-9b": (
         9_780_235_392,
         {
@@ -266,7 +295,10 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         521_411_104,
         {"layers.35.mamba.conv1d.bias": (1792,), "layers.35.self_attn.q_proj.weight": (512, 1024)},
     ),
-    "mamba2-2.7b": (2_702_599_680, {"layers.63.mixer.conv1d.weight": (5376, 1, 4), "norm_f.weight": (2560,)}),
+    "mamba2-2.7b": (
+        2_702_599_680,
+        {"layers.63.mixer.conv1d.weight": (5376, 1, 4), "norm_f.weight": (2560,)},
+    ),
     # All as published.
     "gpt2": (124_439_808, {"h.11.attn.c_attn.weight": (768, 2304)}),
     "opt-350m": (331_196_416, {"project_in.weight": (1024, 512)}),
@@ -279,14 +311,26 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "phi-4-mini": (3_836_021_760, {"layers.31.self_attn.qkv_proj.weight": (5120, 3072)}),
     "phi-4": (14_659_507_200, {"layers.39.mlp.gate_up_proj.weight": (35_840, 5120)}),
     "mistral-7b-v0.1": (7_241_732_096, {}),
-    "mixtral-8x7b": (46_702_792_704, {"layers.31.block_sparse_moe.experts.7.w2.weight": (4096, 14_336)}),
+    "mixtral-8x7b": (
+        46_702_792_704,
+        {"layers.31.block_sparse_moe.experts.7.w2.weight": (4096, 14_336)},
+    ),
     "qwen2.5-7b": (7_615_616_512, {"layers.27.self_attn.k_proj.bias": (512,)}),
-    "qwen1.5-moe-a2.7b": (14_315_784_192, {"layers.23.mlp.shared_expert.up_proj.weight": (5632, 2048)}),
+    "qwen1.5-moe-a2.7b": (
+        14_315_784_192,
+        {"layers.23.mlp.shared_expert.up_proj.weight": (5632, 2048)},
+    ),
     "olmo-2-7b": (7_298_617_344, {"layers.31.self_attn.q_norm.weight": (4096,)}),
     "olmo-3-7b": (7_298_011_136, {"layers.31.self_attn.k_norm.weight": (4096,)}),
     "granite-3.3-2b": (2_533_539_840, {}),
-    "granite-3.0-1b-a400m": (1_334_628_352, {"layers.23.block_sparse_moe.experts.31.gate_proj.weight": (512, 1024)}),
-    "granite-moe-7b-a1b-shared": (6_370_891_776, {"layers.39.shared_mlp.input_linear.weight": (2048, 1536)}),
+    "granite-3.0-1b-a400m": (
+        1_334_628_352,
+        {"layers.23.block_sparse_moe.experts.31.gate_proj.weight": (512, 1024)},
+    ),
+    "granite-moe-7b-a1b-shared": (
+        6_370_891_776,
+        {"layers.39.shared_mlp.input_linear.weight": (2048, 1536)},
+    ),
     "smollm3-3b": (3_075_098_624, {}),
     "starcoder2-3b": (3_030_371_328, {"layers.29.mlp.c_fc.bias": (12_288,)}),
     "glm-4-9b-0414": (9_400_279_040, {"layers.39.self_attn.k_proj.bias": (256,)}),
@@ -400,7 +444,8 @@ def test_every_file_is_in_the_table() -> None:
 
 
 def test_every_family_has_a_published_config() -> None:
-    """A family whose keys only transformers' classes wrote can give wrong tokens for the files that people have."""
+    """A family whose keys only transformers' classes wrote can give wrong tokens for the files that
+    people have."""
     assert {parse_config(config_of(name)).architecture for name in MODELS} == set(ARCHITECTURES)
 
 
@@ -424,19 +469,38 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
     decoder = read_config(config_of(name))
     record, shape = decoder.architecture, decoder.shape
     context = StageContext(
-        decoder, LayerRange(0, 1), DType.FLOAT32, "cpu", config=library_config(decoder), library=library_of(decoder)
+        decoder,
+        LayerRange(0, 1),
+        DType.FLOAT32,
+        "cpu",
+        config=library_config(decoder),
+        library=library_of(decoder),
     )
     blocks = [record.block(decoder.fields, shape, layer) for layer in range(shape.layer_count)]
     kinds = {tuple(block.items()): layer for layer, block in enumerate(blocks)}
     for layer in {0, 1, *kinds.values()}:
-        sizes = {key: tuple(part.shape) for key, part in make_layer(context, layer).state_dict().items()}
+        sizes = {
+            key: tuple(part.shape) for key, part in make_layer(context, layer).state_dict().items()
+        }
         left = dict.fromkeys(sizes, 0)
         for tensor, size in blocks[layer].items():
-            place = tensor if isinstance(record.runs, Fused) and tensor in left else record.place(tensor).parameter
-            if record.name.startswith("granitemoe") and place.startswith("mlp."):  # the module has another name there
-                place = place.replace("mlp.gate.", "block_sparse_moe.router.").replace("mlp.", "block_sparse_moe.")
-            if record.expert_index(tensor) is not None:  # transformers has all experts in one parameter
-                place = re.sub(r"experts\.\d+\.(\w+_proj)", r"experts.\1", place.removeprefix("beside."))
+            place = (
+                tensor
+                if isinstance(record.runs, Fused) and tensor in left
+                else record.place(tensor).parameter
+            )
+            if record.name.startswith("granitemoe") and place.startswith(
+                "mlp."
+            ):  # the module has another name there
+                place = place.replace("mlp.gate.", "block_sparse_moe.router.").replace(
+                    "mlp.", "block_sparse_moe."
+                )
+            if (
+                record.expert_index(tensor) is not None
+            ):  # transformers has all experts in one parameter
+                place = re.sub(
+                    r"experts\.\d+\.(\w+_proj)", r"experts.\1", place.removeprefix("beside.")
+                )
                 place = place.removesuffix(".weight").replace(".bias", "_bias")
                 if place not in left:
                     place = re.sub(r"experts\.(gate|up)_proj$", "experts.gate_up_proj", place)
@@ -447,15 +511,27 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
 FURTHER = {
     "glm-4.5v": ("model.language_model.layers.46.eh_proj.weight",),
     "ernie-4.5-21b-a3b": ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight"),
-    "glm-4.5-air": ("model.layers.46.eh_proj.weight", "model.layers.46.mlp.experts.127.down_proj.weight"),
+    "glm-4.5-air": (
+        "model.layers.46.eh_proj.weight",
+        "model.layers.46.mlp.experts.127.down_proj.weight",
+    ),
     "glm-4.7": ("model.layers.92.shared_head.norm.weight", "model.layers.92.embed_tokens.weight"),
     "k-exaone-236b-a23b": ("mtp.layers.0.mlp.experts.0.up_proj.weight",),
-    "minimax-m2.7": ("model.layers.62.eh_proj.weight", "model.layers.64.block_sparse_moe.gate.weight"),
+    "minimax-m2.7": (
+        "model.layers.62.eh_proj.weight",
+        "model.layers.64.block_sparse_moe.gate.weight",
+    ),
     "nemotron-3-nano-30b-a3b": ("mtp.layers.0.mixer.q_proj.weight", "mtp.layers.0.eh_proj.weight"),
     "qwen3-next-80b-a3b": ("mtp.fc.weight", "mtp.layers.0.mlp.experts.511.up_proj.weight"),
     "qwen3.5-27b": ("mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight"),
-    "qwen3.5-35b-a3b": ("mtp.layers.0.mlp.experts.gate_up_proj", "mtp.layers.0.self_attn.q_proj.weight"),
-    "step-3.5-flash": ("model.layers.45.enorm.weight", "model.layers.47.transformer.shared_head.output.weight"),
+    "qwen3.5-35b-a3b": (
+        "mtp.layers.0.mlp.experts.gate_up_proj",
+        "mtp.layers.0.self_attn.q_proj.weight",
+    ),
+    "step-3.5-flash": (
+        "model.layers.45.enorm.weight",
+        "model.layers.47.transformer.shared_head.output.weight",
+    ),
 }
 """Tensors of blocks that predict further tokens, as checkpoints of the family name them."""
 
@@ -490,7 +566,9 @@ def test_documents_name_every_family() -> None:
     section = page.partition("## Families")[2].partition("\n## ")[0]
     listed = f"{len(ARCHITECTURES)} run: {', '.join(ARCHITECTURES)}."
     assert listed in " ".join(section.split())
-    assert f"of {len(ARCHITECTURES)} families" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"of {len(ARCHITECTURES)} families" in " ".join(
+        (ROOT / "README.md").read_text(encoding="utf-8").split()
+    )
 
 
 def test_documents_name_the_families_in_our_own_blocks() -> None:

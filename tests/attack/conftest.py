@@ -1,4 +1,5 @@
-"""A gateway in this process with two keys, `honest` and `mallory`, whose prompts a real process renders."""
+"""A gateway in this process with two keys, `honest` and `mallory`, whose prompts a real process
+renders."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Rendering(Clockwork):
     async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         return await self.process.prompt(self._files, conversation, identity)
 
-    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str, special: bool, identity: str
+    ) -> tuple[int, ...]:
         return await self.process.tokenize(self._files, text, special, identity)
 
 
@@ -49,7 +52,9 @@ class Rendering(Clockwork):
 async def http(tmp_path: Path) -> AsyncIterator[Http]:
     """An honest client of the gateway."""
     template = tmp_path / "chat_template.jinja"
-    template.write_text("{% for m in messages %}{{ m.content }}{% for k in m %}{{ x }}{% endfor %}{% endfor %}")
+    template.write_text(
+        "{% for m in messages %}{{ m.content }}{% for k in m %}{{ x }}{% endfor %}{% endfor %}"
+    )
     backend = Rendering(template)
     backend.start()
     server = GatewayServer(make_app(backend, TwoKeys()), HttpListen("127.0.0.1:0"))

@@ -1,4 +1,5 @@
-"""Connections to a gRPC port from somebody who has no certificate. For sites of one's own on loopback."""
+"""Connections to a gRPC port from somebody who has no certificate. For sites of one's own on
+loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Outcome:
     most_open: int
 
 
-async def hold(address: str, *, count: int = 3000, seconds: float = 30.0, kind: Kind = "silent") -> Outcome:
+async def hold(
+    address: str, *, count: int = 3000, seconds: float = 30.0, kind: Kind = "silent"
+) -> Outcome:
     """Open `count` connections at once and keep them for `seconds`, or until the other side has
     closed all. A `silent` connection sends nothing at all; a `half` one begins a handshake of TLS
     and does not continue."""
@@ -47,8 +50,11 @@ async def hold(address: str, *, count: int = 3000, seconds: float = 30.0, kind: 
             sock.close()
 
 
-async def churn(address: str, *, seconds: float = 30.0, at_once: int = 3000, kind: Kind = "silent") -> int:
-    """Keep `at_once` connections, and make a new one for each that the other side closes; how many there were."""
+async def churn(
+    address: str, *, seconds: float = 30.0, at_once: int = 3000, kind: Kind = "silent"
+) -> int:
+    """Keep `at_once` connections, and make a new one for each that the other side closes; how many
+    there were."""
     held: list[socket.socket] = []
     made, until = 0, time.monotonic() + seconds
     try:
@@ -81,7 +87,9 @@ def _hello() -> bytes:
     """A client's first message. It may be the same each time."""
     outgoing = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
-        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+        ssl.create_default_context().wrap_bio(
+            ssl.MemoryBIO(), outgoing, server_hostname="localhost"
+        ).do_handshake()
     return outgoing.read()
 
 

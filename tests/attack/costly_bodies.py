@@ -1,4 +1,5 @@
-"""Bodies that cost much to prepare, shown by somebody with a key. For sites of one's own on loopback."""
+"""Bodies that cost much to prepare, shown by somebody with a key. For sites of one's own on
+loopback."""
 
 from __future__ import annotations
 
@@ -16,12 +17,20 @@ def bodies(model: str) -> dict[str, tuple[str, bytes]]:
     completion = {"model": model, "prompt": "x", "max_tokens": 1}
     schemas = {
         "many allOf": {"type": "object", "allOf": [{"type": "string", "minLength": 1}] * 20_000},
-        "many properties": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(40_000)}},
+        "many properties": {
+            "type": "object",
+            "properties": {f"p{n}": {"type": "string"} for n in range(40_000)},
+        },
         "a long reference": {"$ref": "#" + "/" * 8_000_000},
-        "many definitions": {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(40_000)}},
+        "many definitions": {
+            "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(40_000)}
+        },
     }
     talk = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
-    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": {"type": "object"}}} for n in range(8000)]
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": {"type": "object"}}}
+        for n in range(8000)
+    ]
     found: dict[str, tuple[str, Any]] = {
         "prompts, answers and biases": (
             "/v1/completions",
@@ -47,7 +56,11 @@ async def send(url: str, key: str, path: str, body: bytes) -> int:
     """The status of one POST (`raw.status_of`)."""
     reader, writer = await dial(url)
     try:
-        lines = (f"Content-Length: {len(body)}", "Content-Type: application/json", "Connection: close")
+        lines = (
+            f"Content-Length: {len(body)}",
+            "Content-Type: application/json",
+            "Connection: close",
+        )
         writer.write(head("POST", path, key, *lines) + body)
         return await status_of(reader, ANSWERS_S)
     finally:

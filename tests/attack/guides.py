@@ -1,4 +1,5 @@
-"""A guide of a few bytes that costs more for each token than the model does. For sites of one's own on loopback."""
+"""A guide of a few bytes that costs more for each token than the model does. For sites of one's own
+on loopback."""
 
 from __future__ import annotations
 
@@ -17,10 +18,16 @@ FINISHED = "FINISHED"
 
 
 async def ambiguous(
-    address: str, files: TlsFiles, model: str, *, at_once: int = 20, tokens: int = 250, seconds: float = 30.0
+    address: str,
+    files: TlsFiles,
+    model: str,
+    *,
+    at_once: int = 20,
+    tokens: int = 250,
+    seconds: float = 30.0,
 ) -> Counter[str]:
-    """Ask for answers of `tokens` tokens of that grammar, `at_once` at a time, until the time is over; how many were
-    finished, and why the others were refused."""
+    """Ask for answers of `tokens` tokens of that grammar, `at_once` at a time, until the time is
+    over; how many were finished, and why the others were refused."""
     met: Counter[str] = Counter()
     guide = Guide(GuideKind.GRAMMAR, GRAMMAR)
 

@@ -11,8 +11,11 @@ from urllib.parse import urlsplit
 
 
 @asynccontextmanager
-async def silent(url: str, *, count: int = 512, begin: bytes = b"") -> AsyncIterator[list[socket.socket]]:
-    """`count` connections that say `begin` and then nothing, no handshake of TLS either; held until the end."""
+async def silent(
+    url: str, *, count: int = 512, begin: bytes = b""
+) -> AsyncIterator[list[socket.socket]]:
+    """`count` connections that say `begin` and then nothing, no handshake of TLS either; held until
+    the end."""
     where = urlsplit(url)
     held: list[socket.socket] = []
     try:

@@ -1,4 +1,5 @@
-"""Guesses of a token's secret, to use up the token or everybody's turn. For sites of one's own on loopback."""
+"""Guesses of a token's secret, to use up the token or everybody's turn. For sites of one's own on
+loopback."""
 
 from __future__ import annotations
 
@@ -17,13 +18,20 @@ from edgeshard.rpc.tls import split_address
 
 
 def entrance(address: str, authority: bytes, site: str) -> grpc.aio.Channel:
-    """A channel to the listener for joiners, without a certificate; `authority` is the site's, in PEM."""
+    """A channel to the listener for joiners, without a certificate; `authority` is the site's, in
+    PEM."""
     options = [("grpc.ssl_target_name_override", f"coordinator.coordinator.{site}")]
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), options)
 
 
 async def guess(
-    address: str, authority: bytes, site: str, token_id: str, *, count: int = 100_000, seconds: float = 30.0
+    address: str,
+    authority: bytes,
+    site: str,
+    token_id: str,
+    *,
+    count: int = 100_000,
+    seconds: float = 30.0,
 ) -> Counter[str]:
     """Try `count` wrong secrets, or for `seconds`; return how often each status arrived."""
     until, met = time.monotonic() + seconds, Counter[str]()
@@ -33,7 +41,9 @@ async def guess(
         for number in range(count):
             if time.monotonic() >= until:
                 break
-            wrong = identity_pb2.EnrolRequest(token_id=token_id, secret=number.to_bytes(16), request=request)
+            wrong = identity_pb2.EnrolRequest(
+                token_id=token_id, secret=number.to_bytes(16), request=request
+            )
             try:
                 await stub.Enrol(wrong, timeout=20)
             except grpc.aio.AioRpcError as error:
@@ -41,10 +51,15 @@ async def guess(
     return met
 
 
-async def hold_turns(address: str, authority: bytes, site: str, *, count: int = 64, seconds: float = 30.0) -> None:
+async def hold_turns(
+    address: str, authority: bytes, site: str, *, count: int = 64, seconds: float = 30.0
+) -> None:
     """Begin `count` calls on one connection, without sending their messages."""
     async with entrance(address, authority, site) as channel:
-        calls: list[Any] = [channel.stream_unary("/edgeshard.proto.v1.EnrolmentService/Enrol")() for _ in range(count)]
+        calls: list[Any] = [
+            channel.stream_unary("/edgeshard.proto.v1.EnrolmentService/Enrol")()
+            for _ in range(count)
+        ]
         try:
             await asyncio.sleep(seconds)
         finally:
@@ -54,7 +69,8 @@ async def hold_turns(address: str, authority: bytes, site: str, *, count: int = 
 
 @contextlib.asynccontextmanager
 async def dialled_from(source: str, target: str) -> AsyncIterator[str]:
-    """An address of loopback that leads to `target`, which sees connections from the host `source`."""
+    """An address of loopback that leads to `target`, which sees connections from the host
+    `source`."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = split_address(target)

@@ -31,7 +31,8 @@ async def begun(url: str, key: str | None, sent: Sent) -> tuple[Opened, bytes]:
 async def late(
     url: str, key: str | None, requests: Mapping[str, Sent], revoke: Callable[[], Awaitable[None]]
 ) -> Counter[str]:
-    """Begin each request, have it revoked, and send the rest of each later; how often each had which status."""
+    """Begin each request, have it revoked, and send the rest of each later; how often each had
+    which status."""
     opened = {name: await begun(url, key, sent) for name, sent in requests.items()}
     met: Counter[str] = Counter()
     try:
@@ -53,13 +54,18 @@ async def late(
 async def streamed_after(
     url: str, key: str, sent: Sent, revoke: Callable[[], Awaitable[None]], seconds: float
 ) -> float | None:
-    """Seconds that an answer continues after the revocation of its key; None if it has not ended after `seconds`."""
+    """Seconds that an answer continues after the revocation of its key; None if it has not ended
+    after `seconds`."""
     method, path, body, lines = sent
     data = json.dumps(body).encode()
     reader, writer = await dial(url)
     loop = asyncio.get_running_loop()
     try:
-        fixed = (f"Content-Length: {len(data)}", "Content-Type: application/json", "Connection: close")
+        fixed = (
+            f"Content-Length: {len(data)}",
+            "Content-Type: application/json",
+            "Connection: close",
+        )
         writer.write(head(method, path, key, *fixed, *lines, host=urlsplit(url).netloc) + data)
         await reader.readuntil(b"data: ")
         await revoke()

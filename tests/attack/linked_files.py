@@ -1,4 +1,5 @@
-"""Writes into the files of a model that was added on the coordinator's machine, which links them into its store."""
+"""Writes into the files of a model that was added on the coordinator's machine, which links them
+into its store."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def edit(file: Path, find: bytes, put: bytes) -> int:
 
 
 def flip(file: Path, offset: int) -> None:
-    """Turn the bits of one byte, such as a weight's, in place, and leave the file's times as they were."""
+    """Turn the bits of one byte, such as a weight's, in place, and leave the file's times as they
+    were."""
     before = file.stat()
     with file.open("r+b") as opened:
         opened.seek(offset)

@@ -1,4 +1,5 @@
-"""Another user of the machine: the files of a site that their modes let it read. For sites of one's own on loopback."""
+"""Another user of the machine: the files of a site that their modes let it read. For sites of one's
+own on loopback."""
 
 from __future__ import annotations
 

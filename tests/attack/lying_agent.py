@@ -174,14 +174,20 @@ def _of_sampled(**changes: Any) -> Lie:
 
 
 def _more_tokens(result: StepResult) -> StepResult:
-    return replace(result, tokens=(*result.tokens, *(SampledToken(number, 5, 5) for number in range(MANY))))
+    return replace(
+        result, tokens=(*result.tokens, *(SampledToken(number, 5, 5) for number in range(MANY)))
+    )
 
 
 LAST_STAGE: Mapping[str, Lie] = {
-    "many timings": _of_result(lambda result: replace(result, timings=(StageTiming(1, 1e-3, 1e-3),) * MANY)),
+    "many timings": _of_result(
+        lambda result: replace(result, timings=(StageTiming(1, 1e-3, 1e-3),) * MANY)
+    ),
     "many top": _of_sampled(top=(TokenLogprob(1, -1.0),) * (2 * MANY)),
     "more tokens": _of_result(_more_tokens),
-    "a long failure": _of_result(lambda result: replace(result, guide_failures=(GuideFailure(1, LONG_TEXT),))),
+    "a long failure": _of_result(
+        lambda result: replace(result, guide_failures=(GuideFailure(1, LONG_TEXT),))
+    ),
     "many pending": _of_result(lambda result: replace(result, pending=tuple(range(MANY)))),
     "an unknown token": _of_sampled(token=(1 << 32) - 1),
     "another position": _of_sampled(position=(1 << 32) - 1),
@@ -210,16 +216,29 @@ def plant_in_last_stage(lies: Lies) -> None:
 
     module: Any = stage_runner
     make = module.encode_step
-    module.encode_step = lambda pipeline, epoch, step, *sizes: make(pipeline, epoch, lies.change(step), *sizes)
+    module.encode_step = lambda pipeline, epoch, step, *sizes: make(
+        pipeline, epoch, lies.change(step), *sizes
+    )
 
 
 @asynccontextmanager
-async def agent(coordinator: str, name: str, files: TlsFiles, directory: Path) -> AsyncIterator[asyncio.Task[None]]:
+async def agent(
+    coordinator: str, name: str, files: TlsFiles, directory: Path
+) -> AsyncIterator[asyncio.Task[None]]:
     """The agent's own daemon, in a task of this process."""
     from edgeshard_agent.daemon import serve
     from edgeshard_agent.settings import AgentSettings
 
-    arguments = ["--coordinator", coordinator, "--name", name, "--state-dir", str(directory), "--threads", "1"]
+    arguments = [
+        "--coordinator",
+        coordinator,
+        "--name",
+        name,
+        "--state-dir",
+        str(directory),
+        "--threads",
+        "1",
+    ]
     arguments += ["--memory", "1GiB", *tls_options(files)]
     settings = load_settings(AgentSettings, "edgeshard-agent", arguments)
     configure_logging("error")

@@ -1,5 +1,5 @@
-"""A node without a stage that lies to the coordinator, with a certificate of its own. For sites of one's own on
-loopback."""
+"""A node without a stage that lies to the coordinator, with a certificate of its own. For sites of
+one's own on loopback."""
 
 from __future__ import annotations
 
@@ -30,28 +30,38 @@ Request = coordinator_pb2.ControlRequest
 
 
 def statuses(epochs: Mapping[str, int]) -> dict[str, list[common_pb2.StageStatus]]:
-    """Stages that the node does not hold, by their fault; `epochs` has the epoch of each deployment."""
+    """Stages that the node does not hold, by their fault; `epochs` has the epoch of each
+    deployment."""
 
     def status(name: str, epoch: int, phase: Any, **more: Any) -> common_pb2.StageStatus:
         layers = common_pb2.LayerRange(first=0, end=4)
-        return common_pb2.StageStatus(deployment=name, epoch=epoch, layers=layers, phase=phase, **more)
+        return common_pb2.StageStatus(
+            deployment=name, epoch=epoch, layers=layers, phase=phase, **more
+        )
 
     failed, ready = common_pb2.STAGE_PHASE_FAILED, common_pb2.STAGE_PHASE_READY
     names = (*epochs, "fresh")
     return {
-        "failed stages": [status(name, epoch, failed, failure_reason="LIE") for name, epoch in epochs.items()],
+        "failed stages": [
+            status(name, epoch, failed, failure_reason="LIE") for name, epoch in epochs.items()
+        ],
         "stages of later epochs": [status(name, (1 << 64) - 1, ready) for name in names],
         "stages of the last epoch": [status(name, (1 << 63) - 1, ready) for name in names],
         "4,000 epochs": [status(name, epoch, failed) for name in epochs for epoch in range(4000)],
-        "a long reason": [status(name, 1, failed, failure_reason="x" * 8_000_000) for name in list(epochs)[:1]],
-        "no number": [status(name, 1, ready, busy_share=-math.inf, load_s=math.nan) for name in names],
+        "a long reason": [
+            status(name, 1, failed, failure_reason="x" * 8_000_000) for name in list(epochs)[:1]
+        ],
+        "no number": [
+            status(name, 1, ready, busy_share=-math.inf, load_s=math.nan) for name in names
+        ],
     }
 
 
 def messages(node_id: str, incarnation: str, epochs: Mapping[str, int]) -> dict[str, list[Request]]:
     """The node's messages on its control stream, by the lie."""
     whole = {
-        lie: [Request(heartbeat=_heartbeat(node_id, incarnation, stages))] for lie, stages in statuses(epochs).items()
+        lie: [Request(heartbeat=_heartbeat(node_id, incarnation, stages))]
+        for lie, stages in statuses(epochs).items()
     }
     results = [
         coordinator_pb2.CommandResult(
@@ -66,9 +76,15 @@ def messages(node_id: str, incarnation: str, epochs: Mapping[str, int]) -> dict[
         **whole,
         "answers to no command": [Request(result=result) for result in results],
         "a long condition": [Request(condition=common_pb2.Condition(version="x" * 15_000_000))],
-        "a condition without numbers": [Request(condition=common_pb2.Condition(utc_s=math.nan, cpu_quota=-math.inf))],
+        "a condition without numbers": [
+            Request(condition=common_pb2.Condition(utc_s=math.nan, cpu_quota=-math.inf))
+        ],
         "a link of others": [
-            Request(suspected=coordinator_pb2.LinkSuspected(deployment=name, epoch=epoch, to_stage=1, why="a lie"))
+            Request(
+                suspected=coordinator_pb2.LinkSuspected(
+                    deployment=name, epoch=epoch, to_stage=1, why="a lie"
+                )
+            )
             for name, epoch in epochs.items()
         ],
         "a long suspicion": [Request(suspected=suspected)],
@@ -79,7 +95,11 @@ def _heartbeat(
     node_id: str, incarnation: str, stages: Iterable[common_pb2.StageStatus]
 ) -> coordinator_pb2.HeartbeatRequest:
     return coordinator_pb2.HeartbeatRequest(
-        node_id=node_id, incarnation=incarnation, stages=stages, memory_available_bytes=1 << 40, others_share=math.nan
+        node_id=node_id,
+        incarnation=incarnation,
+        stages=stages,
+        memory_available_bytes=1 << 40,
+        others_share=math.nan,
     )
 
 
@@ -104,7 +124,9 @@ class LyingNode:
     async def report(self) -> None:
         """One profile of many samples after another, until it is cancelled."""
         for count, report in cycle(zip(_SAMPLES, self._reports, strict=True)):
-            self.met[f"{count} samples: {await _refusal(self._stub.ReportProfile(report, timeout=20))}"] += 1
+            self.met[
+                f"{count} samples: {await _refusal(self._stub.ReportProfile(report, timeout=20))}"
+            ] += 1
             await asyncio.sleep(_PAUSE_S)
 
     async def change(self) -> None:
@@ -130,7 +152,9 @@ class LyingNode:
         """How a control stream with these messages was met: the reason of its end, or TAKEN."""
         call: Any = self._stub.Control()
         try:
-            hello = coordinator_pb2.ControlHello(node_id=self._node_id, incarnation=self._incarnation)
+            hello = coordinator_pb2.ControlHello(
+                node_id=self._node_id, incarnation=self._incarnation
+            )
             await call.write(Request(hello=hello))
             await call.initial_metadata()
             for message in sent:
@@ -150,9 +174,15 @@ class LyingNode:
         samples = [profile_pb2.ProfileSample(count=number + 1) for number in range(count)]
         for each in samples:
             each.MergeFrom(sample)
-        layer = profile_pb2.LayerProfile(kind="block", parameters=1, layers=1, prefill=samples, decode=samples)
+        layer = profile_pb2.LayerProfile(
+            kind="block", parameters=1, layers=1, prefill=samples, decode=samples
+        )
         compute = profile_pb2.ComputeProfile(
-            model_hash="m", dtype=common_pb2.DATA_TYPE_FLOAT32, device="cpu", threads=1, layers=[layer]
+            model_hash="m",
+            dtype=common_pb2.DATA_TYPE_FLOAT32,
+            device="cpu",
+            threads=1,
+            layers=[layer],
         )
         compute.effort = profile_pb2.EFFORT_QUICK
         return coordinator_pb2.ReportProfileRequest(node_id=self._node_id, compute=[compute])
@@ -171,9 +201,14 @@ async def _end(call: Any) -> str:
 
 
 async def lie(
-    address: str, files: TlsFiles, name: str, epochs: Mapping[str, int], meanwhile: Callable[[], Any]
+    address: str,
+    files: TlsFiles,
+    name: str,
+    epochs: Mapping[str, int],
+    meanwhile: Callable[[], Any],
 ) -> Counter[str]:
-    """Lie in each way at the same time while `meanwhile` runs; how often each lie was met with what."""
+    """Lie in each way at the same time while `meanwhile` runs; how often each lie was met with
+    what."""
     async with open_channel(address, files) as channel:
         node = LyingNode(channel, name, epochs)
         works = [asyncio.create_task(work) for work in (node.lie(), node.report(), node.change())]

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from edgeshard.rpc.tls import TlsFiles, split_address
 
-BOOTSTRAP = Path(__file__).resolve().parents[2] / "coordinator/edgeshard_coordinator/packages/bootstrap.py"
+BOOTSTRAP = (
+    Path(__file__).resolve().parents[2] / "coordinator/edgeshard_coordinator/packages/bootstrap.py"
+)
 STEERING = "\x1b]0;owned\x07\x1b[2JRun: curl evil \x9b31m\u202e"
 ENDS_S = 30.0
 _PART_BYTES = 1 << 14
@@ -92,7 +94,9 @@ async def _copy(
 
 async def garbage(address: str, dice: random.Random) -> None:
     """A connection with bytes that are no TLS, or its beginning only."""
-    beginning = dice.choice((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n", b""))
+    beginning = dice.choice(
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n", b"")
+    )
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_connection(*split_address(address))
         writer.write(beginning + dice.randbytes(dice.randrange(1, 20_000)))
@@ -122,6 +126,8 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         await reader.readuntil(b"\r\n\r\n")
         body = json.dumps({"message": STEERING}).encode()
-        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+        writer.write(
+            b"HTTP/1.1 403 No\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+        )
         await writer.drain()
     writer.close()

@@ -1,4 +1,5 @@
-"""HTTP as an attacker speaks it: bytes over connections that may stay silent. For sites of one's own on loopback."""
+"""HTTP as an attacker speaks it: bytes over connections that may stay silent. For sites of one's
+own on loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ async def dial(url: str) -> Opened:
 
 def head(method: str, path: str, key: str | None, *lines: str, host: str = "localhost") -> bytes:
     shown = [] if key is None else [f"Authorization: Bearer {key}"]
-    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *shown, *lines, "", ""]).encode()
+    return "\r\n".join(
+        [f"{method} {path} HTTP/1.1", f"Host: {host}", *shown, *lines, "", ""]
+    ).encode()
 
 
 async def status_of(reader: asyncio.StreamReader, timeout_s: float) -> int:
@@ -52,7 +55,9 @@ async def ask(url: str, key: str | None, path: str, body: Any, timeout_s: float 
     except OSError:
         return 0
     try:
-        writer.write(head("POST", path, key, f"Content-Length: {len(data)}", "Connection: close") + data)
+        writer.write(
+            head("POST", path, key, f"Content-Length: {len(data)}", "Connection: close") + data
+        )
         return await status_of(reader, timeout_s)
     finally:
         writer.close()
@@ -60,8 +65,8 @@ async def ask(url: str, key: str | None, path: str, body: Any, timeout_s: float 
 
 @asynccontextmanager
 async def beside(http: Http, path: str, body: Any) -> AsyncIterator[list[float]]:
-    """An honest client that asks again and again, one request after the other; how long each took, in seconds. Every
-    answer must be 200."""
+    """An honest client that asks again and again, one request after the other; how long each took,
+    in seconds. Every answer must be 200."""
     took: list[float] = []
 
     async def go_on() -> None:

@@ -21,7 +21,12 @@ OPEN = "OPEN"
 
 
 async def linger(
-    address: str, files: TlsFiles, revoke: Callable[[], Awaitable[None]], *, node: str = "", seconds: float = 20.0
+    address: str,
+    files: TlsFiles,
+    revoke: Callable[[], Awaitable[None]],
+    *,
+    node: str = "",
+    seconds: float = 20.0,
 ) -> dict[str, str]:
     """Open long-lived calls, at a node with `node` and else at the coordinator, have the
     certificate revoked, and continue.
@@ -30,7 +35,11 @@ async def linger(
     """
     async with open_channel(address, files, node=NodeName(node) if node else None) as channel:
         calls = {"Watch": await _watch(channel)}
-        calls |= {"Probe": await _probe(channel), "idle": await _probe(channel)} if node else await _listen(channel)
+        calls |= (
+            {"Probe": await _probe(channel), "idle": await _probe(channel)}
+            if node
+            else await _listen(channel)
+        )
         probing = asyncio.create_task(_probe_on(calls["Probe"])) if node else None
         try:
             await revoke()

@@ -2,13 +2,14 @@
 
     python -m tests.attack.run [--seconds 30] [--attack NAME]... [--share 0.5] [-o FILE]
 
-A site over mutual TLS runs on loopback. It has a coordinator with a listener for joiners and an HTTP gateway, three
-agents, and two deployments of the demo model. Each attack runs for some seconds, and before it a loop that does nothing
-for the same time. Both run in a process of a control group with a share of a core. Honest clients over the SDK and over
-HTTP, an operator and somebody who joins are timed. A line for each attack says what it misses of the limits
-(tests/attack/live/verdict.py), or PASS; exit code 1 where one misses any. Two do not count: WALL is a miss that only a
-firewall prevents (docs/limits.md), and FAIR is what requests cost the others that a client may have.
-`resumption.resume_ended` is held against those, not against the loop.
+A site over mutual TLS runs on loopback. It has a coordinator with a listener for joiners and an
+HTTP gateway, three agents, and two deployments of the demo model. Each attack runs for some
+seconds, and before it a loop that does nothing for the same time. Both run in a process of a
+control group with a share of a core. Honest clients over the SDK and over HTTP, an operator and
+somebody who joins are timed. A line for each attack says what it misses of the limits
+(tests/attack/live/verdict.py), or PASS; exit code 1 where one misses any. Two do not count: WALL is
+a miss that only a firewall prevents (docs/limits.md), and FAIR is what requests cost the others
+that a client may have. `resumption.resume_ended` is held against those, not against the loop.
 --attack takes those whose names begin so; -o writes all figures in JSON.
 """
 
@@ -72,14 +73,26 @@ class Row:
                 f"{1000 * gaps.median_s:.1f} ms (baseline {1000 * before.median_s:.1f}), "
                 f"longest {gaps.worst_s:.2f} s ({before.worst_s:.2f})"
             )
-        texts.append("operator " + " and ".join(f"{took_s:.2f} s" for took_s in self.attacked.calls.values()))
+        texts.append(
+            "operator " + " and ".join(f"{took_s:.2f} s" for took_s in self.attacked.calls.values())
+        )
         joined_s = self.attacked.joined_s
         texts.append("no joiner" if joined_s is None else f"joined in {joined_s:.2f} s")
-        texts.append(", ".join(f"{name} +{grown / 1e6:.0f} MB" for name, grown in self.attacked.grown_bytes.items()))
-        texts.append(", ".join(f"{name} {first}-{last}" for name, (first, last) in self.attacked.epochs.items()))
+        texts.append(
+            ", ".join(
+                f"{name} +{grown / 1e6:.0f} MB" for name, grown in self.attacked.grown_bytes.items()
+            )
+        )
+        texts.append(
+            ", ".join(
+                f"{name} {first}-{last}" for name, (first, last) in self.attacked.epochs.items()
+            )
+        )
         texts.append(f"log {self.attacked.log_bytes_per_minute / 1e6:.2f} MB/min")
         pause_s = self.attacked.own_pause_s
-        texts += [f"of that {pause_s:.2f} s this process stood still"] if pause_s > TELLING_S else []
+        texts += (
+            [f"of that {pause_s:.2f} s this process stood still"] if pause_s > TELLING_S else []
+        )
         told = ", ".join(f"{count} x {what}" for what, count in self.told.items())
         verdict = "PASS" if not self.missed else NOT_COUNTED.get(self.attack, "MISS")
         first = f"{verdict}  {self.attack:28} {'; '.join(texts)}"
@@ -87,7 +100,8 @@ class Row:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The attacks whose names begin so, all without a name. Raises ValueError if no name begins so."""
+    """The attacks whose names begin so, all without a name. Raises ValueError if no name begins
+    so."""
     for name in names:
         if not any(attack.startswith(name) for attack in NAMES):
             raise ValueError(f"no attack's name begins with {name!r}: they are {', '.join(NAMES)}")
@@ -95,7 +109,9 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 @asynccontextmanager
-async def attacker(name: str, seconds: float, target: Target, group: Path | None) -> AsyncIterator[list[str]]:
+async def attacker(
+    name: str, seconds: float, target: Target, group: Path | None
+) -> AsyncIterator[list[str]]:
     """A process that attacks, in the group if there is one; after the `with`, the list has its
     outcome in JSON. Raises RuntimeError if it does not begin, or does not end in time."""
     command = [sys.executable, "-m", "tests.attack.live.attacks", name, str(seconds)]
@@ -133,7 +149,9 @@ async def attacker(name: str, seconds: float, target: Target, group: Path | None
             said[:] = [Outcome(wrong=[why]).dumped()]
 
 
-async def attacked(site: LiveSite, name: str, seconds: float, group: Path | None, scratch: Path) -> Row:
+async def attacked(
+    site: LiveSite, name: str, seconds: float, group: Path | None, scratch: Path
+) -> Row:
     """One attack, after its baseline."""
     directory = scratch / f"{name}-{site.rounds}"
     directory.mkdir(parents=True)
@@ -147,7 +165,12 @@ async def attacked(site: LiveSite, name: str, seconds: float, group: Path | None
 
 
 async def _beside(
-    site: LiveSite, name: str, seconds: float, target: Target, group: Path | None, token: JoinToken | None
+    site: LiveSite,
+    name: str,
+    seconds: float,
+    target: Target,
+    group: Path | None,
+    token: JoinToken | None,
 ) -> tuple[Figures, str]:
     async with attacker(name, seconds, target, group) as said:
         figures = await measured(site, seconds, token)
@@ -155,7 +178,8 @@ async def _beside(
 
 
 async def recovered(site: LiveSite) -> None:
-    """Wait until clients are answered as quickly as before, for a minute at most: the next attack begins then."""
+    """Wait until clients are answered as quickly as before, for a minute at most: the next attack
+    begins then."""
     until = time.monotonic() + RECOVERS_S
     async with site.client_of(Role.CLIENT, "honest") as client:
         while time.monotonic() < until:
@@ -163,7 +187,11 @@ async def recovered(site: LiveSite) -> None:
             with suppress(EdgeShardError):
                 for name in HONEST:
                     await client.complete(name, "Once", max_new_tokens=5, timeout_s=10.0)
-                body = {"model": DEPLOYMENT, "messages": [{"role": "user", "content": "Once"}], "max_tokens": 5}
+                body = {
+                    "model": DEPLOYMENT,
+                    "messages": [{"role": "user", "content": "Once"}],
+                    "max_tokens": 5,
+                }
                 await ask(site.gateway, site.honest, "/v1/chat/completions", body, timeout_s=10.0)
                 if time.monotonic() - began < QUICK_S:
                     return
@@ -176,7 +204,10 @@ async def run(names: Sequence[str], seconds: float, share: float, scratch: Path)
     sites, left = 0, list(names)
     with part_of_a_core("attacker", share) as group:
         if group is None:
-            say(f"no control group can be made here: attacks and loop have whole cores instead of {share:g} of one")
+            say(
+                "no control group can be made here: attacks and loop have whole cores instead of "
+                f"{share:g} of one"
+            )
         while left:
             sites += 1
             async with LiveSite(scratch / f"site-{sites}") as site:
@@ -196,9 +227,15 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0, help="for each attack, and for its baseline")
-    parser.add_argument("--attack", action="append", default=[], metavar="NAME", help="may be repeated")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="for each attack, and for its baseline"
+    )
+    parser.add_argument(
+        "--attack", action="append", default=[], metavar="NAME", help="may be repeated"
+    )
     parser.add_argument("--share", type=float, default=0.5, help="of a core, for the attacker")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     options = parser.parse_args()

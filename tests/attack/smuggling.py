@@ -1,4 +1,5 @@
-"""Requests that two readers of HTTP take for different ones: a proxy in front of the gateway, and the gateway."""
+"""Requests that two readers of HTTP take for different ones: a proxy in front of the gateway, and
+the gateway."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ def _post(lines: bytes, body: bytes) -> bytes:
 
 REQUESTS = {
     "both lengths": _post(
-        b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n" % (5 + len(INNER)), b"0\r\n\r\n" + INNER
+        b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n" % (5 + len(INNER)),
+        b"0\r\n\r\n" + INNER,
     ),
     "both lengths, the other way round": _post(
         b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n", b"0\r\n\r\n" + INNER
     ),
-    "chunks in HTTP/1.0": b"POST /health HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + INNER,
+    "chunks in HTTP/1.0": b"POST /health HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    + INNER,
     "a bare LF behind the request line": b"GET /health HTTP/1.1\nHost: localhost\r\n\r\n",
     "a bare LF behind a header": b"GET /health HTTP/1.1\r\nX: a\nHost: localhost\r\n\r\n",
     "a bare LF as the end of the headers": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\n" + INNER,
@@ -33,7 +36,8 @@ REQUESTS = {
 
 
 async def sent(url: str, request: bytes, *, seconds: float = 10.0) -> tuple[list[int], bool]:
-    """The statuses of all answers, and whether the gateway closed the connection within `seconds`."""
+    """The statuses of all answers, and whether the gateway closed the connection within
+    `seconds`."""
     reader, writer = await dial(url)
     said = bytearray()
     closed = False

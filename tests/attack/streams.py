@@ -21,7 +21,8 @@ _REFUSES_S = 1.0
 async def open_many(
     address: str, files: TlsFiles, kind: str = "Listen", *, count: int = 2000, seconds: float = 30.0
 ) -> Counter[str]:
-    """Open `count` streams of a `kind`, health's Watch or a coordinator's Listen, and keep them until each answered.
+    """Open `count` streams of a `kind`, health's Watch or a coordinator's Listen, and keep them
+    until each answered.
 
     Returns how many are open at the same time then, and the refusals of the others within
     `seconds`.

@@ -50,7 +50,9 @@ def test_all_messages_of_a_request_have_one_lie_once_lying_has_begun() -> None:
         changed = [lies.change(message) for message in (token(), token(), finished())]
         texts.append(changed)
     assert all(lies.told[name] for name in HEAD)
-    assert lies.told["many top"] == 2 and lies.told["no end"] == 1 and lies.told["a long prompt"] == 1
+    assert (
+        lies.told["many top"] == 2 and lies.told["no end"] == 1 and lies.told["a long prompt"] == 1
+    )
     assert all(changed[0] == changed[1] for changed in texts)
 
 
@@ -58,7 +60,10 @@ def test_all_messages_of_a_request_have_one_lie_once_lying_has_begun() -> None:
 def test_each_lie_of_a_head_changes_a_message(name: str) -> None:
     lie = HEAD[name]
     changes = [(lie(message), message) for message in (accepted(), token(), finished())]
-    fitting = [(changed, make) for (changed, _), make in zip(changes, (accepted, token, finished), strict=True)]
+    fitting = [
+        (changed, make)
+        for (changed, _), make in zip(changes, (accepted, token, finished), strict=True)
+    ]
     assert [make for changed, make in fitting if changed is not None and changed != make()]
 
 
@@ -71,14 +76,18 @@ def test_each_lie_of_a_last_stage_can_be_sent(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAST_STAGE)
 def test_each_lie_of_a_last_stage_is_refused_before_it_costs_the_heads_node_time(name: str) -> None:
-    """Other deployments have heads on that event loop, too. 100,000 tokens of one result took it 0.3 s before they were
-    counted, and longer on a busy machine."""
+    """Other deployments have heads on that event loop, too. 100,000 tokens of one result took it
+    0.3 s before they were counted, and longer on a busy machine."""
     rig = Rig(limits=Limits(48, 100, 97))
     rig.submit("one", [1, 2], 4)
     step = rig.formed_step()
-    result = replace(rig.stages[0].run(step), timings=(StageTiming(0, 0.1, 0.1), StageTiming(1, 0.1, 0.1)))
+    result = replace(
+        rig.stages[0].run(step), timings=(StageTiming(0, 0.1, 0.1), StageTiming(1, 0.1, 0.1))
+    )
     frames = encode_step("lure", 1, LAST_STAGE[name](ReturnedStep(step.number, result)))
-    reader = FrameReader(FrameContract("lure", 1, DType.FLOAT32, 0, max_tokens=32, window=4, max_timings=2))
+    reader = FrameReader(
+        FrameContract("lure", 1, DType.FLOAT32, 0, max_tokens=32, window=4, max_timings=2)
+    )
     reader.restart_stream()
     began_s = time.thread_time()
     with pytest.raises(EdgeShardError):
@@ -142,5 +151,7 @@ def test_each_way_of_meddling_changes_some_parts_but_a_delay() -> None:
     dice = random.Random(1)
     for way in middle.WAYS:
         met = [way(b"part", dice) for _ in range(200)]
-        assert any(changed != b"part" for _, changed in met) or (way is middle.delay and any(s for s, _ in met))
+        assert any(changed != b"part" for _, changed in met) or (
+            way is middle.delay and any(s for s, _ in met)
+        )
         assert any(changed == b"part" for _, changed in met)

@@ -31,7 +31,11 @@ async def test_refusals_hide_no_enrolment_and_an_edited_log_is_told_of(tmp_path:
         assert refused == 600
         assert sum(entry.suppressed + (entry.result != SUPPRESSED) for entry in told) == refused
 
-        reach = ["--coordinator", mill.coordinator.address, *tls_options(mill.identities.of(Role.OPERATOR, "admin"))]
+        reach = [
+            "--coordinator",
+            mill.coordinator.address,
+            *tls_options(mill.identities.of(Role.OPERATOR, "admin")),
+        ]
         environment = {**os.environ, "NO_COLOR": "1"}
         code, out, _ = await edgectl(*reach, "get", "audit", "--verify", environment=environment)
         assert code == 0 and "others.jsonl" in out

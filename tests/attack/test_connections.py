@@ -1,4 +1,5 @@
-"""Connections that show no certificate end, and however many there are, those who have one are answered."""
+"""Connections that show no certificate end, and however many there are, those who have one are
+answered."""
 
 from __future__ import annotations
 
@@ -33,10 +34,14 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["silent", "half"])
 @pytest.mark.parametrize("port", ["members", "joiners", "plaintext"])
 @pytest.mark.usefixtures("hurried")
-async def test_a_connection_that_shows_nothing_ends(kind: connections.Kind, port: str, tmp_path: Path) -> None:
+async def test_a_connection_that_shows_nothing_ends(
+    kind: connections.Kind, port: str, tmp_path: Path
+) -> None:
     own = Identities(tmp_path).coordinator()
     tls = None if port == "plaintext" else own
-    server = EnrolmentServer("127.0.0.1:0", own) if port == "joiners" else Server("127.0.0.1:0", tls)
+    server = (
+        EnrolmentServer("127.0.0.1:0", own) if port == "joiners" else Server("127.0.0.1:0", tls)
+    )
     address = await server.start()
     try:
         outcome = await connections.hold(address, count=20, seconds=20.0, kind=kind)
@@ -75,7 +80,14 @@ main()
 def coordinator(tmp_path: Path) -> Iterator[str]:
     """The address of one with few descriptors, which writes to the file `log`."""
     ready = tmp_path / "ready"
-    options = ["--state-dir", str(tmp_path / "state"), "--listen", "127.0.0.1:0", "--ready-file", str(ready)]
+    options = [
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--listen",
+        "127.0.0.1:0",
+        "--ready-file",
+        str(ready),
+    ]
     with (tmp_path / "log").open("wb") as file:
         process = subprocess.Popen([sys.executable, "-c", COORDINATOR, *options], stderr=file)
     try:
@@ -92,7 +104,8 @@ def coordinator(tmp_path: Path) -> Iterator[str]:
 async def test_a_coordinator_outlives_more_connections_than_it_has_descriptors(
     coordinator: str, tmp_path: Path
 ) -> None:
-    """Strangers hold all that they get. Connected clients are answered, later ones too, and the log stays small."""
+    """Strangers hold all that they get. Connected clients are answered, later ones too, and the log
+    stays small."""
     async with Client(coordinator) as early:
         await early.nodes()
         attacking = asyncio.create_task(connections.hold(coordinator, count=400, seconds=40.0))

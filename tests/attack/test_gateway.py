@@ -31,7 +31,9 @@ async def test_unfinished_bodies_of_one_key_take_a_bounded_part(http: Http, chun
 
     The others are refused at once, and another key is answered.
     """
-    attack = bodies.unfinished(http.url, "mallory", count=12, sent=8 << 20, chunked=chunked, seconds=6.0)
+    attack = bodies.unfinished(
+        http.url, "mallory", count=12, sent=8 << 20, chunked=chunked, seconds=6.0
+    )
     attacking = asyncio.create_task(attack)
     await asyncio.sleep(0.5)
     assert (await http.post(PATH, CHAT)).status == 200
@@ -70,14 +72,18 @@ async def test_silent_connections_do_not_close_the_gateway(http: Http, begin: by
         async with http_connections.silent(http.url, count=520, begin=begin) as held:
             assert (await http.post(PATH, CHAT)).status == 200
             assert http_connections.still_open(held) <= 384
-        assert b"".join([part async for part in stream.parts()]).endswith(b"data: [DONE]\n\n"), "who has a key stays"
+        assert b"".join([part async for part in stream.parts()]).endswith(b"data: [DONE]\n\n"), (
+            "who has a key stays"
+        )
 
 
 async def test_connections_that_never_begin_tls_do_not_close_the_gateway(tmp_path: Path) -> None:
     from edgeshard.domain.identity import coordinator_of
 
     files = issue_files(Authority.create("here", now()), coordinator_of("here"), tmp_path / "pki")
-    server = GatewayServer(make_app(Clockwork(), TwoKeys()), HttpListen("127.0.0.1:0", files.cert, files.key))
+    server = GatewayServer(
+        make_app(Clockwork(), TwoKeys()), HttpListen("127.0.0.1:0", files.cert, files.key)
+    )
     await server.start()
     try:
         async with http_connections.silent(server.url, count=520) as held:
@@ -106,10 +112,14 @@ async def test_a_request_that_may_be_two_is_refused_and_closed(
     statuses, closed = await smuggling.sent(http.url, smuggling.REQUESTS[name])
     before = [200] if name == "a bare LF in the second request" else []
     assert closed and statuses == [*before, 400], "nothing behind it is answered"
-    assert not [record for record in caplog.records if record.levelname == "ERROR"], "nobody fills the log with it"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], (
+        "nobody fills the log with it"
+    )
 
 
-async def test_a_fault_behind_an_answer_ends_the_connection(http: Http, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_behind_an_answer_ends_the_connection(
+    http: Http, caplog: pytest.LogCaptureFixture
+) -> None:
     reader, writer = await dial(http.url)
     writer.write(head("POST", "/health", None, "Transfer-Encoding: chunked"))
     assert await status_of(reader, 30.0) == 401

@@ -24,7 +24,10 @@ async def test_a_guesser_locks_out_nobody_and_destroys_no_token(tmp_path: Path) 
         token = await admin.create_token(Role.AGENT, "b")
         authority = mill.identities.authority.certificate_pem
         met = await joining.guess(token.enrolment, authority, "mill", token.token_id, count=130)
-        assert met == {"PERMISSION_DENIED": FAILURES_PER_MINUTE, "RESOURCE_EXHAUSTED": 130 - FAILURES_PER_MINUTE}
+        assert met == {
+            "PERMISSION_DENIED": FAILURES_PER_MINUTE,
+            "RESOURCE_EXHAUSTED": 130 - FAILURES_PER_MINUTE,
+        }
         with pytest.raises(ResourceExhaustedError) as refusal:
             await enrol(token.invitation, new_key())
         assert 0 < (refusal.value.retry_after_s or 0) <= 60
@@ -36,7 +39,9 @@ async def test_calls_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
     async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
         authority = mill.identities.authority.certificate_pem
-        attack = asyncio.create_task(joining.hold_turns(token.enrolment, authority, "mill", count=32))
+        attack = asyncio.create_task(
+            joining.hold_turns(token.enrolment, authority, "mill", count=32)
+        )
         await asyncio.sleep(1.0)
         await enrol(token.invitation, new_key())
         attack.cancel()

@@ -62,7 +62,8 @@ async def test_a_template_stays_as_it_was_added(
 async def test_a_weight_that_changes_after_it_was_fetched_is_refused(
     make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, tmp_path: Path
 ) -> None:
-    """An agent that reads the coordinator's store in place looks at the bytes that it loads, not at earlier ones."""
+    """An agent that reads the coordinator's store in place looks at the bytes that it loads, not at
+    earlier ones."""
     server, directory = await run_store(), make_checkpoint()
     channel = connect(server.address)
     await add_model(channel, directory, "tiny", here=True)
@@ -91,7 +92,9 @@ def linked_as_before(store: Path, directory: Path) -> ModelStore:
     manifest = build_manifest("tiny", checkpoint)
     blobs = BlobDirectory(store / "blobs")
     blobs.create()
-    for item, at in zip(manifest_items(manifest), item_locations(checkpoint, manifest), strict=True):
+    for item, at in zip(
+        manifest_items(manifest), item_locations(checkpoint, manifest), strict=True
+    ):
         with at.path.open("rb") as file:
             whole = blobs.linked.take(at.path, file, lambda: 1 << 30)
         blobs.linked.keep({item.sha256: replace(whole, offset=at.offset, size=at.size)})
@@ -117,7 +120,11 @@ def test_small_files_that_are_linked_already_are_copied_if_they_are_as_added(
         if file.name == "chat_template.jinja" and edited:
             assert found is None
         else:
-            assert found is not None and not found.is_linked and models.blobs.is_intact(file.sha256, file.size)
+            assert (
+                found is not None
+                and not found.is_linked
+                and models.blobs.is_intact(file.sha256, file.size)
+            )
 
 
 def disk_bytes(directory: Path) -> int:

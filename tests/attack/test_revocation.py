@@ -58,7 +58,9 @@ async def test_a_node_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
         server.denials.replace([Denial(Principal("site", Role.AGENT, "eve"))])
 
     try:
-        async with open_channel(address, identities.of(Role.AGENT, "b"), node=NodeName("a")) as channel:
+        async with open_channel(
+            address, identities.of(Role.AGENT, "b"), node=NodeName("a")
+        ) as channel:
             honest = await revocation._probe(channel)
             files = identities.of(Role.AGENT, "eve")
             ends = await revocation.linger(address, files, revoke, node="a", seconds=SECONDS)
@@ -80,11 +82,17 @@ async def test_a_nodes_probes_have_one_budget_however_often_it_dials(
     address = await server.start()
     try:
         for _ in range(4):  # 4 x 1024 bytes are within it
-            async with open_channel(address, identities.of(Role.AGENT, "eve"), node=NodeName("a")) as channel:
+            async with open_channel(
+                address, identities.of(Role.AGENT, "eve"), node=NodeName("a")
+            ) as channel:
                 await revocation._probe(channel)
-        async with open_channel(address, identities.of(Role.AGENT, "eve"), node=NodeName("a")) as channel:
+        async with open_channel(
+            address, identities.of(Role.AGENT, "eve"), node=NodeName("a")
+        ) as channel:
             await refused(channel)
-        async with open_channel(address, identities.of(Role.AGENT, "b"), node=NodeName("a")) as channel:
+        async with open_channel(
+            address, identities.of(Role.AGENT, "b"), node=NodeName("a")
+        ) as channel:
             held = [await revocation._probe(channel) for _ in range(link_receiver.MOST_STREAMS)]
             await refused(channel)
             assert not any(call.done() for call in held)

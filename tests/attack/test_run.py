@@ -41,12 +41,18 @@ def with_client(name: str, **changes: object) -> Figures:
             replace(QUIET, calls={**QUIET.calls, "kept connection": 1.1}),
             "operator, kept connection: a call took 1.10 s",
         ),
-        (replace(QUIET, calls={**QUIET.calls, "new connection": 1.1}), "operator, new connection: a call took 1.10 s"),
+        (
+            replace(QUIET, calls={**QUIET.calls, "new connection": 1.1}),
+            "operator, new connection: a call took 1.10 s",
+        ),
         (replace(QUIET, joined_s=None), "the honest joiner did not join"),
         (replace(QUIET, joined_s=9.0), None),
         (with_client("sdk", tokens=3501), None),
         (with_client("sdk", tokens=3400), "sdk: 0.68 of the baseline's tokens a second"),
-        (replace(QUIET, epochs={"tales": (3, 3), "poems": (4, 5)}), "poems: its epoch went from 4 to 5"),
+        (
+            replace(QUIET, epochs={"tales": (3, 3), "poems": (4, 5)}),
+            "poems: its epoch went from 4 to 5",
+        ),
         (replace(QUIET, grown_bytes={"coordinator": 200_000_000}), None),
         (replace(QUIET, grown_bytes={"coordinator": 0, "a": 201_000_000}), "a grew by 201 MB"),
         (replace(QUIET, log_bytes_per_minute=1e7), None),
@@ -60,7 +66,9 @@ def test_each_limit_is_missed_by_what_is_beyond_it(figures: Figures, said: str |
 
 def test_a_promise_that_is_broken_is_missed_and_no_baseline_is_no_pass() -> None:
     assert missed(QUIET, QUIET, ["the log hides it"]) == ["the log hides it"]
-    assert missed(QUIET, with_client("sdk", tokens=0, median_s=0.0)) == ["sdk: no token came in the baseline"]
+    assert missed(QUIET, with_client("sdk", tokens=0, median_s=0.0)) == [
+        "sdk: no token came in the baseline"
+    ]
 
 
 def test_a_refused_request_is_waited_for_from_its_beginning() -> None:
@@ -77,7 +85,11 @@ def test_a_refused_request_is_waited_for_from_its_beginning() -> None:
 
 def test_attacks_are_chosen_by_how_their_names_begin() -> None:
     assert run.chosen([]) == list(NAMES)
-    assert run.chosen(["joining", "audit"]) == ["audit.drown", "joining.hold_turns", "joining.guess"]
+    assert run.chosen(["joining", "audit"]) == [
+        "audit.drown",
+        "joining.hold_turns",
+        "joining.guess",
+    ]
     with pytest.raises(ValueError, match=r"'nothing'.*audit\.drown"):
         run.chosen(["nothing"])
 
@@ -89,7 +101,10 @@ def test_two_attacks_on_a_live_site_have_figures(tmp_path: Path) -> None:
     assert [row.attack for row in rows] == ["audit.drown", "joining.guess"]
     for row in rows:
         for figures in (row.attacked, row.baseline):
-            assert all(gaps.tokens > 0 and 0 < gaps.median_s <= gaps.worst_s for gaps in figures.clients.values())
+            assert all(
+                gaps.tokens > 0 and 0 < gaps.median_s <= gaps.worst_s
+                for gaps in figures.clients.values()
+            )
             assert all(took_s > 0 for took_s in figures.calls.values())
         assert row.attacked.joined_s is not None and row.baseline.joined_s is None
         assert not [why for why in row.missed if "hides" in why or "ended" in why]
@@ -107,4 +122,7 @@ def test_no_attacker_breaks_a_promise_or_harms_another_deployment(tmp_path: Path
     for row in rows:
         assert row.told, row.attack
         assert not [why for why in row.missed if not why.startswith(of_time)], row.line()
-        assert set(row.attacked.epochs) == {"tales", "poems"} and set(row.attacked.grown_bytes) >= {"coordinator", "a"}
+        assert set(row.attacked.epochs) == {"tales", "poems"} and set(row.attacked.grown_bytes) >= {
+            "coordinator",
+            "a",
+        }

@@ -20,7 +20,9 @@ __all__ = ["open_site"]
 pytestmark = pytest.mark.timing
 
 
-async def test_one_certificate_opens_only_so_many_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_certificate_opens_only_so_many_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(open_calls, "MOST_STREAMS", 8, raising=False)
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.coordinator())
@@ -37,9 +39,13 @@ async def test_one_certificate_opens_only_so_many_streams(tmp_path: Path, monkey
         await server.stop(0)
 
 
-async def test_listeners_are_such_streams(open_site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listeners_are_such_streams(
+    open_site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(open_calls, "MOST_STREAMS", 8)
     identities = Identities(tmp_path)
     site = await open_site(identities=identities)
-    held = await streams.open_many(site.address, identities.of(Role.CLIENT, "eve"), "Listen", count=20)
+    held = await streams.open_many(
+        site.address, identities.of(Role.CLIENT, "eve"), "Listen", count=20
+    )
     assert held == {streams.OPEN: 8, "STREAMS": 12}

@@ -49,7 +49,9 @@ def is_plain(line: str) -> bool:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("text", terminal.STEERING)
-async def test_a_node_and_a_client_are_refused_by_the_field(text: str, open_site: Any, tmp_path: Path) -> None:
+async def test_a_node_and_a_client_are_refused_by_the_field(
+    text: str, open_site: Any, tmp_path: Path
+) -> None:
     site = await open_site(identities=Identities(tmp_path))
     met = await terminal.say_as_a_node(site.channel_of(Role.AGENT, "b"), "b", text)
     assert met == {field: field for field in met}
@@ -76,7 +78,10 @@ def test_what_an_old_state_holds_is_shown_with_escapes(text: str, edgectl: Any, 
     site.nodes[0] = replace(node, address=f"h{text}:1", facts=facts)
     for command in (
         *(("get", "nodes", "-o", form) for form in ("table", "wide", "json", "yaml", "name")),
-        *(("describe", "node", node.name, "-o", form) for form in ("table", "wide", "json", "yaml")),
+        *(
+            ("describe", "node", node.name, "-o", form)
+            for form in ("table", "wide", "json", "yaml")
+        ),
     ):
         result = edgectl(*command)
         assert result.exit_code == 0, result.stderr
@@ -93,7 +98,9 @@ def test_what_a_command_prints_is_plain(text: str, capsys: pytest.CaptureFixture
     show_text(f"note: {text}")
     show_text(f"a client: {text}", err=True)
     for kind in (False, True):
-        console = plain_console()(force_terminal=kind, no_color=True, width=60, file=(target := io.StringIO()))
+        console = plain_console()(
+            force_terminal=kind, no_color=True, width=60, file=(target := io.StringIO())
+        )
         console.print(f"a condition: {text}", Text(text), Panel(text, title=text), markup=False)
         with console.status("starting") as status:
             status.update(f"deploying {text}")
@@ -148,7 +155,15 @@ def on_a_terminal(program: str) -> str:
 @pytest.mark.parametrize("text", [text for text in terminal.STEERING if not set(text) & set(OWN)])
 async def test_a_log_that_edgectl_prints_is_plain(text: str, tmp_path: Path) -> None:
     (tmp_path / "b.log").write_text(f"a library wrote {text} here\n")
-    command = [sys.executable, "-m", "edgeshard.cli.main", "logs", "b", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        "logs",
+        "b",
+        "--directory",
+        str(tmp_path),
+    ]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
     assert process.returncode == 0
@@ -158,9 +173,19 @@ async def test_a_log_that_edgectl_prints_is_plain(text: str, tmp_path: Path) -> 
 def test_commands_print_through_one_function() -> None:
     """Except one line of edgectl's own, its version, and the pieces of an answer."""
     found = {
-        path.name: len(re.findall(r"typer\.echo\(|click\.echo\(|\bprint\(|std(?:out|err)\.write\(|[^n]Console\(", text))
+        path.name: len(
+            re.findall(
+                r"typer\.echo\(|click\.echo\(|\bprint\(|std(?:out|err)\.write\(|[^n]Console\(", text
+            )
+        )
         for path in (Path(cli.__file__).parent).rglob("*.py")
-        if (text := re.sub(r"(?:console|self)\.\w*print\(|console\(\)\.print\(|def _print\(", "", path.read_text()))
+        if (
+            text := re.sub(
+                r"(?:console|self)\.\w*print\(|console\(\)\.print\(|def _print\(",
+                "",
+                path.read_text(),
+            )
+        )
     }
     allowed = {"main.py": 2, "output.py": 1, "chat.py": 1, "generate.py": 1}
     assert {name: count for name, count in found.items() if count} == allowed

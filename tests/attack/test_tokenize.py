@@ -1,4 +1,5 @@
-"""One key's long texts compete with another key's chat. The order of answers is compared, not seconds."""
+"""One key's long texts compete with another key's chat. The order of answers is compared, not
+seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ async def test_long_texts_of_one_key_do_not_delay_anothers_chat(http: Http) -> N
     """The other's chat continues while they are tokenised, and waits for none of them."""
     assert (await http.post(PATH, CHAT)).status == 200
     async with beside(http, PATH, CHAT) as took:
-        assert await tokenize.long_texts(http.url, "mallory", "m", count=6, size=1 << 20) == {200: 6}
+        assert await tokenize.long_texts(http.url, "mallory", "m", count=6, size=1 << 20) == {
+            200: 6
+        }
     assert len(took) >= 6, "it waited for them"
 
 

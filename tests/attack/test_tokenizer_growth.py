@@ -87,7 +87,9 @@ print(json.dumps([reasons, megabytes(resource.RUSAGE_SELF) - before, megabytes(r
     ids=["40 doublings", "8 GB", "1.1 GB"],
 )
 @pytest.mark.one_in(3)
-def test_a_text_that_grows_ends_a_process_that_is_not_the_agents(tmp_path: Path, doublings: int, prompt: str) -> None:
+def test_a_text_that_grows_ends_a_process_that_is_not_the_agents(
+    tmp_path: Path, doublings: int, prompt: str
+) -> None:
     """The file's bound allows adding models with up to six doublings. Their texts become 64 MiB and
     8 MiB, and the library takes 130 bytes for each byte."""
     path = write_tokenizer(tmp_path / TOKENIZER, **tokenizer_growth.chains(doublings)["replaced"])

@@ -9,8 +9,8 @@ PROMPT = "0000"
 
 
 def chains(count: int = 40) -> dict[str, dict[str, Any]]:
-    """Parts of a tokenizer.json by their names, each of `count` steps that double a text or its tokens; some steps have
-    no type, which the library lets pass."""
+    """Parts of a tokenizer.json by their names, each of `count` steps that double a text or its
+    tokens; some steps have no type, which the library lets pass."""
     spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     twice = [{"Sequence": {"id": "A", "type_id": 0}}] * 2
     template = {"type": "TemplateProcessing", "single": twice, "pair": _PAIR, "special_tokens": {}}
@@ -21,14 +21,20 @@ def chains(count: int = 40) -> dict[str, dict[str, Any]]:
         "by expression": {
             "normalizer": {
                 "type": "Sequence",
-                "normalizers": [{"type": "Replace", "pattern": {"Regex": "(?=0)"}, "content": "0"}] * count,
+                "normalizers": [{"type": "Replace", "pattern": {"Regex": "(?=0)"}, "content": "0"}]
+                * count,
             }
         },
         "bytes as letters": {
             "pre_tokenizer": {
                 "type": "Sequence",
                 "pretokenizers": [
-                    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+                    {
+                        "type": "ByteLevel",
+                        "add_prefix_space": False,
+                        "trim_offsets": True,
+                        "use_regex": False,
+                    }
                 ]
                 * count,
             }

@@ -1,4 +1,5 @@
-"""An agent with failpoints: `python -m tests.chaos.agent --failpoints DIR [--step-tokens N] OPTIONS...`
+"""An agent with failpoints:
+`python -m tests.chaos.agent --failpoints DIR [--step-tokens N] OPTIONS...`
 
 OPTIONS are the options of edgeshard-agent, whose own entry runs with them. Its failpoints go by its
 `--name`.

@@ -1,4 +1,5 @@
-"""Calls to the coordinator that get lost, or come twice: an interceptor in front of its services."""
+"""Calls to the coordinator that get lost, or come twice: an interceptor in front of its
+services."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.chaos.failpoints import Action, Moment, Place, Trap
 
 
 class FaultyCalls(grpc.aio.ServerInterceptor):
-    """A call that is lost ends with UNAVAILABLE, as it does for its caller when a connection breaks."""
+    """A call that is lost ends with UNAVAILABLE, as it does for its caller when a connection
+    breaks."""
 
     def __init__(self, trap: Trap) -> None:
         self._trap = trap
@@ -26,7 +28,9 @@ class FaultyCalls(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        actions = self._trap.hit(Moment(Place.CALL, what=str(handler_call_details.method).rpartition("/")[2]))
+        actions = self._trap.hit(
+            Moment(Place.CALL, what=str(handler_call_details.method).rpartition("/")[2])
+        )
         if not actions:
             return handler
         for kind in ("unary_unary", "stream_unary"):
@@ -35,12 +39,16 @@ class FaultyCalls(grpc.aio.ServerInterceptor):
         return handler._replace(unary_stream=_faulty_stream(handler.unary_stream, actions))
 
 
-def _faulty(behaviour: Callable[..., Awaitable[Any]], actions: Sequence[Action]) -> Callable[..., Awaitable[Any]]:
+def _faulty(
+    behaviour: Callable[..., Awaitable[Any]], actions: Sequence[Action]
+) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Any) -> Any:
         if Action.LOSE_REQUEST in actions:
             await _lose(context)
         if Action.TWICE in actions:
-            _, answer = await asyncio.gather(behaviour(request, context), behaviour(request, context))
+            _, answer = await asyncio.gather(
+                behaviour(request, context), behaviour(request, context)
+            )
         else:
             answer = await behaviour(request, context)
         if Action.LOSE_REPLY in actions:
@@ -67,7 +75,9 @@ def _faulty_stream(
 
 
 async def _lose(context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke (a fault that was asked for)")
+    await context.abort(
+        grpc.StatusCode.UNAVAILABLE, "the connection broke (a fault that was asked for)"
+    )
 
 
 def hook_calls(directory: Path, process: str = "coordinator") -> None:

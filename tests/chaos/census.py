@@ -1,7 +1,7 @@
 """The numbers of objects in a process's memory, reported on request: tasks, streams, requests.
 
-SIGUSR1 makes a process of a chaos site write its counts to `NAME.census`, as JSON. Counting is put there from outside,
-like the failpoints (tests/chaos/hooks.py).
+SIGUSR1 makes a process of a chaos site write its counts to `NAME.census`, as JSON. Counting is put
+there from outside, like the failpoints (tests/chaos/hooks.py).
 """
 
 from __future__ import annotations
@@ -87,10 +87,14 @@ def _of_coordinator(coordinator: Any) -> Counts:
         "streams alive": alive.count(ControlStream),
         "requests": len(front._requests),
         "requests alive": alive.count(RunningRequest),
-        "requests of heads": sum(len(attachment.requests) for attachment in front._attachments.values()),
+        "requests of heads": sum(
+            len(attachment.requests) for attachment in front._attachments.values()
+        ),
         "attachments": len(front._attachments),
         "attachments alive": alive.count(Attachment),
-        "followed": sum(len(stream._followed) for stream in coordinator._inference._listeners._streams.values()),
+        "followed": sum(
+            len(stream._followed) for stream in coordinator._inference._listeners._streams.values()
+        ),
         "waiting for the state": len(coordinator.loop._waiting),
         "jobs": len(state.jobs),
     }

@@ -1,7 +1,8 @@
 """The place and time at which a process of the site ends, halts, waits, or loses a call.
 
-A failpoint is armed by a file that its process reads, so that it can be set while the process runs. Before it acts, the
-process appends a line to the file of marks and syncs it: a run whose failpoint left no mark proves nothing.
+A failpoint is armed by a file that its process reads, so that it can be set while the process runs.
+Before it acts, the process appends a line to the file of marks and syncs it: a run whose failpoint
+left no mark proves nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ class Place(StrEnum):
 
 
 OF_STEPS = frozenset(
-    {Place.BEFORE_COMPUTE, Place.AFTER_COMPUTE, Place.AFTER_SEND, Place.BEFORE_RETURN, Place.AFTER_RETURN}
+    {
+        Place.BEFORE_COMPUTE,
+        Place.AFTER_COMPUTE,
+        Place.AFTER_SEND,
+        Place.BEFORE_RETURN,
+        Place.AFTER_RETURN,
+    }
 )
 OF_LOADS = frozenset({Place.BEFORE_LOAD, Place.DURING_LOAD, Place.AFTER_LOAD})
 OF_SAVES = frozenset({Place.BEFORE_SAVE, Place.AFTER_SAVE})
@@ -125,12 +132,15 @@ class Failpoint:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Failpoint:
-        return cls(**{**values, "place": Place(values["place"]), "action": Action(values["action"])})
+        return cls(
+            **{**values, "place": Place(values["place"]), "action": Action(values["action"])}
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A failpoint acted: in process `pid`, at `at` seconds of the wall clock, with this step (-1: none)."""
+    """A failpoint acted: in process `pid`, at `at` seconds of the wall clock, with this step (-1:
+    none)."""
 
     id: str
     pid: int
@@ -198,7 +208,9 @@ class Trap:
             return
         self._seen = seen
         points = [Failpoint.of(values) for values in json.loads(self._path.read_text())]
-        done = marks(self._path.parent)  # a process that was started again finds the one that ended it
+        done = marks(
+            self._path.parent
+        )  # a process that was started again finds the one that ended it
         self._waiting = {point.id: (point, point.time) for point in points if point.id not in done}
 
     def _mark(self, point: Failpoint, moment: Moment) -> None:
@@ -222,7 +234,9 @@ def _act(point: Failpoint) -> None:
         case Action.COMPUTE:
             until = time.thread_time() + point.seconds
             while time.thread_time() < until:
-                hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)  # like a kernel, without the interpreter's lock
+                hashlib.pbkdf2_hmac(
+                    "sha256", b"", b"", 20_000
+                )  # like a kernel, without the interpreter's lock
 
 
 def _armed(directory: Path, process: str) -> Path:

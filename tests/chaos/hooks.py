@@ -22,20 +22,26 @@ WRITES = {
     "save_traffic": "traffic",
     "save_operation": "operation",
 }
-"""Other writes of the coordinator's database than deployments, by the StateStore method that writes them."""
+"""Other writes of the coordinator's database than deployments, by the StateStore method that writes
+them."""
 FILES = ("blob", "manifest", "names")
 """The writes of its model store: the end of a blob, a manifest, and the names of all."""
 KEPT_STEPS = 256
-"""Steps whose spans are remembered for the places that know a step's number only; a window is far smaller."""
+"""Steps whose spans are remembered for the places that know a step's number only; a window is far
+smaller."""
 
 
-def replace_method(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def replace_method(
+    owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
     """Put `make(method)` in the place of a method."""
     original = getattr(owner, name)
     setattr(owner, name, wraps(original)(make(original)))
 
 
-def replace_write(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def replace_write(
+    owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
     """The same for a store's method, in the thread that writes."""
     from edgeshard_coordinator.sqlite_store import in_own_thread
 
@@ -137,7 +143,8 @@ def hook_agent(trap: Trap) -> None:  # noqa: C901 - a function for each place
 
 
 def cut_prompts(step_tokens: int) -> None:
-    """Limit a head to `step_tokens` tokens in a step, so that short prompts need several chunks, too."""
+    """Limit a head to `step_tokens` tokens in a step, so that short prompts need several chunks,
+    too."""
     from edgeshard_agent.scheduler import setup
 
     name = "step_tokens"

@@ -44,7 +44,8 @@ class Shape(StrEnum):
     HYBRID = "hybrid"
     """Qwen3.5's layers: linear attention with states of each request, and full attention."""
     NEMOTRON = "nemotron"
-    """Layers of Mamba2, of attention, of only an MLP and of only experts: the last two keep nothing."""
+    """Layers of Mamba2, of attention, of only an MLP and of only experts: the last two keep
+    nothing."""
     GEMMA4 = "gemma4"
     """Windowed and full attention, with other heads in each."""
 
@@ -66,18 +67,23 @@ class Ask:
 
     @property
     def options(self) -> GenerateOptions:
-        options = GenerateOptions(max_new_tokens=self.new_tokens, ignore_eos=True, logprobs=self.logprobs)
+        options = GenerateOptions(
+            max_new_tokens=self.new_tokens, ignore_eos=True, logprobs=self.logprobs
+        )
         if self.sampled:
             # A node that is new to a request must receive the tokens that penalties count. Below 0
             # they matter most often.
             options |= GenerateOptions(temperature=0.9, top_p=0.95, min_p=0.01, seed=self.seed)
-            options |= GenerateOptions(presence_penalty=-1.5, frequency_penalty=0.4, logit_bias={300: 2.0, 301: -100.0})
+            options |= GenerateOptions(
+                presence_penalty=-1.5, frequency_penalty=0.4, logit_bias={300: 2.0, 301: -100.0}
+            )
         return options
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failpoint in the process that holds stage `at` when the case begins, in the spare, or in the coordinator."""
+    """A failpoint in the process that holds stage `at` when the case begins, in the spare, or in
+    the coordinator."""
 
     at: int
     place: Place
@@ -131,9 +137,10 @@ class LinkFault:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`group` is its row in the table. With `crowd` eight requests run: five decode when two long prompts come, and one
-    more, for which there is no room yet. Without a `shape` the demo model runs. A request
-    with a `shape` begins from the cached part of its prompt, and log-probabilities are compared as well."""
+    """`group` is its row in the table. With `crowd` eight requests run: five decode when two long
+    prompts come, and one more, for which there is no room yet. Without a `shape` the demo model
+    runs. A request with a `shape` begins from the cached part of its prompt, and log-probabilities
+    are compared as well."""
 
     group: str
     dtype: Dtype
@@ -146,8 +153,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        what = "+".join([*(fault.name for fault in self.faults), *(link.name for link in self.links)])
-        return f"{self.group}/{self.dtype}/{what}/seed{self.seed}" + ("/sampled" if self.sampled else "")
+        what = "+".join(
+            [*(fault.name for fault in self.faults), *(link.name for link in self.links)]
+        )
+        return f"{self.group}/{self.dtype}/{what}/seed{self.seed}" + (
+            "/sampled" if self.sampled else ""
+        )
 
     @property
     def kills(self) -> int:
@@ -164,7 +175,8 @@ def step_name(position: int) -> str:
 
 
 def asks(case: Case) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
-    """The requests of a case: those that come first, and those that come once the first are decoding."""
+    """The requests of a case: those that come first, and those that come once the first are
+    decoding."""
     if not case.crowd:
         return (Ask(case.seed, sampled=case.sampled, logprobs=case.shape is not None),), ()
     first = [Ask(100 * case.seed + n, SHORT_PROMPT, sampled=n % 2 == 1) for n in range(DECODING)]
@@ -179,7 +191,16 @@ def steps() -> tuple[int, ...]:
 
 
 def full(seed: int) -> list[Case]:
-    nodes = [*every_step(), *seeded(seed), *sampler(), *crowd(), *twice(), *halted(), *saves(), *shaped()]
+    nodes = [
+        *every_step(),
+        *seeded(seed),
+        *sampler(),
+        *crowd(),
+        *twice(),
+        *halted(),
+        *saves(),
+        *shaped(),
+    ]
     return [*nodes, *links(seed)]
 
 
@@ -187,8 +208,9 @@ def quick(seed: int, share: int = 1) -> list[Case]:
     """Some of each group, chosen by `seed`. Only one `share`-th of them, and then only of one
     shape, since each shape is a model of its own.
 
-    No node that is halted and no link that stalls, which take their seconds. No loss of a shape's node within a prompt:
-    the case before it may have had the same prompt, which is then taken from its states and not read again.
+    No node that is halted and no link that stalls, which take their seconds. No loss of a shape's
+    node within a prompt: the case before it may have had the same prompt, which is then taken from
+    its states and not read again.
     """
     chance = random.Random(seed)
     by_group: dict[str, list[Case]] = {}
@@ -208,7 +230,11 @@ def quick(seed: int, share: int = 1) -> list[Case]:
     }
     shapes: dict[str, int] = {Shape.HYBRID: 6, Shape.NEMOTRON: 4, Shape.GEMMA4: 4}
     lots |= shapes if share == 1 else dict([list(shapes.items())[seed % len(shapes)]])
-    return [case for group, count in lots.items() for case in _some(by_group[group], -(-count // share), chance)]
+    return [
+        case
+        for group, count in lots.items()
+        for case in _some(by_group[group], -(-count // share), chance)
+    ]
 
 
 def _some(cases: Sequence[Case], count: int, chance: random.Random) -> list[Case]:
@@ -216,7 +242,8 @@ def _some(cases: Sequence[Case], count: int, chance: random.Random) -> list[Case
 
 
 def every_step() -> Iterator[Case]:
-    """Each stage in turn, in every step, before it computes and after it sent; the head also as it takes a result."""
+    """Each stage in turn, in every step, before it computes and after it sent; the head also as it
+    takes a result."""
     for stage in range(STAGES):
         places = [Place.BEFORE_COMPUTE, Place.AFTER_SEND]
         places += [Place.BEFORE_RETURN, Place.AFTER_RETURN] if stage == 0 else []
@@ -257,17 +284,32 @@ def sampler() -> Iterator[Case]:
 
 
 def crowd() -> Iterator[Case]:
-    """Eight requests: a loss while the first or the second long prompt runs (positions that no short request has), and
-    once they decode."""
+    """Eight requests: a loss while the first or the second long prompt runs (positions that no
+    short request has), and once they decode."""
     for stage in range(STAGES):
-        for position, time in ((50, 1), (60, 1), (80, 1), (50, 2), (60, 2), (80, 2), (100, 1), (110, 2)):
+        for position, time in (
+            (50, 1),
+            (60, 1),
+            (80, 1),
+            (50, 2),
+            (60, 2),
+            (80, 2),
+            (100, 1),
+            (110, 2),
+        ):
             for place in (Place.BEFORE_COMPUTE, Place.AFTER_SEND):
-                yield Case("crowd", Dtype.FP32, (Fault(stage, place, position, time=time),), crowd=True, seed=1 + stage)
+                yield Case(
+                    "crowd",
+                    Dtype.FP32,
+                    (Fault(stage, place, position, time=time),),
+                    crowd=True,
+                    seed=1 + stage,
+                )
 
 
 def twice() -> Iterator[Case]:
-    """A second loss: of the spare that is loading the lost layers, or of the head, as it runs the request once more or
-    later. Lost nodes come back only after the second loss."""
+    """A second loss: of the spare that is loading the lost layers, or of the head, as it runs the
+    request once more or later. Lost nodes come back only after the second loss."""
     for stage in range(STAGES):
         first = Fault(stage, Place.BEFORE_COMPUTE, PROMPT + 9)
         for place in sorted(OF_LOADS):
@@ -275,7 +317,9 @@ def twice() -> Iterator[Case]:
         if stage:
             for position, time in ((PROMPT + 5, 2), (PROMPT + 9, 1), (PROMPT + 20, 1)):
                 head = Fault(0, Place.BEFORE_COMPUTE, position, time=time)
-                yield Case("two failures", Dtype.FP32, (replace(first, place=Place.AFTER_SEND), head))
+                yield Case(
+                    "two failures", Dtype.FP32, (replace(first, place=Place.AFTER_SEND), head)
+                )
 
 
 def halted() -> Iterator[Case]:
@@ -291,7 +335,8 @@ RECOVERY = ("ready->waiting", "waiting->loading", "loading->activating", "activa
 
 
 def saves() -> Iterator[Case]:
-    """The coordinator is lost as well, around the writing of each change that the loss of a node brings."""
+    """The coordinator is lost as well, around the writing of each change that the loss of a node
+    brings."""
     loss = Fault(1, Place.BEFORE_COMPUTE, PROMPT + 9)
     for change in RECOVERY:
         for place in sorted(OF_SAVES):
@@ -305,9 +350,15 @@ def links(seed: int) -> Iterator[Case]:
         for kind in LinkKind:
             if kind is LinkKind.FLIP:
                 for _ in range(4):
-                    # Tokens are smaller than the data between stages; the byte must still be passed.
+                    # Tokens are smaller than the data between stages; the byte must still be
+                    # passed.
                     byte = chance.randrange(2000 if to else 300)
                     fault = LinkFault(to, kind, chance.randrange(2, 24), byte)
                     yield Case("links", Dtype.FP32, links=(fault,), seed=1 + to)
             else:
-                yield Case("links", Dtype.FP32, links=(LinkFault(to, kind, chance.randrange(2, 24)),), seed=1 + to)
+                yield Case(
+                    "links",
+                    Dtype.FP32,
+                    links=(LinkFault(to, kind, chance.randrange(2, 24)),),
+                    seed=1 + to,
+                )

@@ -7,7 +7,8 @@ marks of failpoints.
 * `detect`: until the coordinator knows.
 * `plan`: until it has decided which nodes get the lost layers.
 * `load`: until every stage has its weights.
-* `rebuild`: until the client gets its next token. Links, the head, and all earlier tokens run once more.
+* `rebuild`: until the client gets its next token. Links, the head, and all earlier tokens run once
+  more.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MILESTONES: tuple[tuple[frozenset[str], Mapping[str, object]], ...] = (
     (frozenset({"replanned"}), {}),
     (frozenset({"deployment_saved"}), {"phase": "activating"}),
 )
-"""The end of each part but the last, as the coordinator logs it: the first of these events with these fields."""
+"""The end of each part but the last, as the coordinator logs it: the first of these events with
+these fields."""
 IN_THE_MIDDLE = PROMPT + 9
 
 
@@ -53,7 +55,11 @@ class Kind:
         if self.name == "stalled link":
             return Case("pauses", Dtype.FP32, links=(LinkFault(stage, LinkKind.STALL, 10),), seed=1)
         action = Action.HALT if self.name == "halted node" else Action.KILL
-        return Case("pauses", Dtype.FP32, (Fault(stage, Place.BEFORE_COMPUTE, IN_THE_MIDDLE, action=action),))
+        return Case(
+            "pauses",
+            Dtype.FP32,
+            (Fault(stage, Place.BEFORE_COMPUTE, IN_THE_MIDDLE, action=action),),
+        )
 
 
 KINDS = (
@@ -90,13 +96,20 @@ def parts_of(fault_at: float, token_at: float, lines: Sequence[str]) -> dict[str
     ends: list[float] = []
     since = fault_at
     for names, fields in MILESTONES:
-        found = [at for at, event in events if at >= since and event["event"] in names and _has(event, fields)]
+        found = [
+            at
+            for at, event in events
+            if at >= since and event["event"] in names and _has(event, fields)
+        ]
         if not found:
             return {}
         since = found[0]
         ends.append(since)
     begins = [fault_at, *ends]
-    return {name: after - before for name, before, after in zip(PARTS, begins, [*ends, token_at], strict=True)}
+    return {
+        name: after - before
+        for name, before, after in zip(PARTS, begins, [*ends, token_at], strict=True)
+    }
 
 
 def _has(event: Mapping[str, object], fields: Mapping[str, object]) -> bool:
@@ -104,24 +117,44 @@ def _has(event: Mapping[str, object], fields: Mapping[str, object]) -> bool:
 
 
 def pause_of(stream: Stream, fault_at: float, offset: float, lines: Sequence[str]) -> Pause:
-    """The pause of the longest wait for a token; `offset` takes the stream's clock to the wall clock."""
+    """The pause of the longest wait for a token; `offset` takes the stream's clock to the wall
+    clock."""
     longest = max(range(len(stream.waits_s)), key=lambda number: stream.waits_s[number])
-    return Pause(stream.waits_s[longest], parts_of(fault_at, stream.times[longest + 1] + offset, lines))
+    return Pause(
+        stream.waits_s[longest], parts_of(fault_at, stream.times[longest + 1] + offset, lines)
+    )
 
 
 def table(pauses: Mapping[Kind, Sequence[Pause]]) -> str:
     """Medians, a row for each kind."""
-    rows = ["| loss | spare | tries | pause | worst | predicted | most off | " + " | ".join(PARTS) + " |"]
+    rows = [
+        "| loss | spare | tries | pause | worst | predicted | most off | "
+        + " | ".join(PARTS)
+        + " |"
+    ]
     rows.append("| " + "--- | " * (7 + len(PARTS)))
     for kind, measured in pauses.items():
         whole = [pause.whole_s for pause in measured]
         told = [pause.parts for pause in measured if pause.parts]
-        parts = [f"{statistics.median(part[name] for part in told):.3f} s" if told else "" for name in PARTS]
+        parts = [
+            f"{statistics.median(part[name] for part in told):.3f} s" if told else ""
+            for name in PARTS
+        ]
         spare = "warm" if kind.warm else "cold"
-        said = [(pause.predicted_s, pause.whole_s) for pause in measured if pause.predicted_s is not None]
+        said = [
+            (pause.predicted_s, pause.whole_s)
+            for pause in measured
+            if pause.predicted_s is not None
+        ]
         predicted = f"{statistics.median(expected for expected, _ in said):.3f} s" if said else ""
         off = f"{max(abs(expected - was) for expected, was in said):.3f} s" if said else ""
-        cells = [kind.name, spare, str(len(measured)), f"{statistics.median(whole):.3f} s", f"{max(whole):.3f} s"]
+        cells = [
+            kind.name,
+            spare,
+            str(len(measured)),
+            f"{statistics.median(whole):.3f} s",
+            f"{max(whole):.3f} s",
+        ]
         cells += [predicted, off]
         rows.append("| " + " | ".join([*cells, *parts]) + " |")
     return "\n".join(rows)
@@ -167,7 +200,12 @@ async def _measure(site: ChaosSite, kind: Kind, tries: int, into: list[Pause]) -
         if outcome.problems:
             continue
         lines = log.read_bytes()[seen:].decode().splitlines()
-        into.append(replace(pause_of(outcome.streams[0], outcome.fault_at, offset, lines), predicted_s=predicted_s))
+        into.append(
+            replace(
+                pause_of(outcome.streams[0], outcome.fault_at, offset, lines),
+                predicted_s=predicted_s,
+            )
+        )
         sys.stdout.write(f"{kind.name} {number + 1}/{tries}: {into[-1].whole_s:.3f} s\n")
         sys.stdout.flush()
     return problems

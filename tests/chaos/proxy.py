@@ -1,7 +1,8 @@
 """A TCP proxy on loopback that does to a connection what networks do.
 
-`up` is the direction from who dialled to who listens, `down` the other one. Faults are set while connections run, and
-hold for those and for new ones of the same link. Everything else passes as it came.
+`up` is the direction from who dialled to who listens, `down` the other one. Faults are set while
+connections run, and hold for those and for new ones of the same link. Everything else passes as it
+came.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Link:
             connection.abort()
 
     def half_close(self) -> None:
-        """Tell the target, on every connection, that nothing more comes. The other direction continues."""
+        """Tell the target, on every connection, that nothing more comes. The other direction
+        continues."""
         for connection in list(self.connections):
             if connection.far.can_write_eof() and not connection.far.is_closing():
                 with contextlib.suppress(OSError, RuntimeError):
@@ -165,7 +167,9 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        link = self.link(await self._dialler(writer.get_extra_info("peername")[1]) if self._dialler else "")
+        link = self.link(
+            await self._dialler(writer.get_extra_info("peername")[1]) if self._dialler else ""
+        )
         host, _, port = self.target.rpartition(":")
         far: asyncio.StreamWriter | None = None
         if not self.refusing:
@@ -195,7 +199,9 @@ class Proxy:
 class _Way:
     """One direction of one connection."""
 
-    def __init__(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._direction = direction
         self._reader = reader
         self._writer = writer

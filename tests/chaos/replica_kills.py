@@ -3,8 +3,9 @@ at the other.
 
     python -m tests.chaos.replica_kills [--kills 50] [--seed 1] [--keep DIR]
 
-Each kill is by a failpoint in a step that is drawn, as are replica and place, and has four requests, whose answers are
-compared with the undisturbed ones. A pause is the longest wait of any of them for a token.
+Each kill is by a failpoint in a step that is drawn, as are replica and place, and has four
+requests, whose answers are compared with the undisturbed ones. A pause is the longest wait of any
+of them for a token.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ ASKS = tuple(
     Ask(seed, prompt_tokens=prompt, new_tokens=60, sampled=seed % 2 == 0, logprobs=True)
     for seed, prompt in ((11, 40), (12, 16), (13, 64), (14, 30))
 )
-PLACES = (Place.BEFORE_COMPUTE, Place.AFTER_COMPUTE, Place.BEFORE_RETURN, Place.AFTER_RETURN, Place.BEFORE_SAY)
+PLACES = (
+    Place.BEFORE_COMPUTE,
+    Place.AFTER_COMPUTE,
+    Place.BEFORE_RETURN,
+    Place.AFTER_RETURN,
+    Place.BEFORE_SAY,
+)
 LATEST = 40
 """The kill happens in one of this many steps or messages: there are more."""
 LIMIT_S = 90.0
@@ -83,10 +90,15 @@ async def _kill(site: ChaosSite, victim: str, point: Failpoint, right: Sequence[
             await asyncio.sleep(0.01)
         await asyncio.gather(*running)
     verdicts = [
-        check(stream.events, known, whole=not stream.error) for stream, known in zip(streams, right, strict=True)
+        check(stream.events, known, whole=not stream.error)
+        for stream, known in zip(streams, right, strict=True)
     ]
     problems = [problem for verdict in verdicts for problem in verdict.problems]
-    problems += [f"{stream.error.reason}: {stream.error.message}" for stream in streams if stream.error is not None]
+    problems += [
+        f"{stream.error.reason}: {stream.error.message}"
+        for stream in streams
+        if stream.error is not None
+    ]
     problems += [] if point.id in site.marks() else ["nobody was killed"]
     problems += await _after(site, before, lost)
     await site.killed({point.id: Action.KILL})
@@ -103,8 +115,12 @@ async def _after(site: ChaosSite, before: dict[str, Deployment], lost: str) -> l
         name = one.spec.name
         if name == lost and one.phase is DeploymentPhase.READY:
             problems.append(f"{name} is ready without its node")
-        if name != lost and (one.phase is not DeploymentPhase.READY or one.epoch != before[name].epoch):
-            problems.append(f"{name} is {one.phase} at epoch {one.epoch}, and was ready at {before[name].epoch}")
+        if name != lost and (
+            one.phase is not DeploymentPhase.READY or one.epoch != before[name].epoch
+        ):
+            problems.append(
+                f"{name} is {one.phase} at epoch {one.epoch}, and was ready at {before[name].epoch}"
+            )
     return problems
 
 
@@ -115,7 +131,9 @@ def _node_of(replica: Deployment) -> str:
 def _say(number: int, kill: Kill) -> Kill:
     verdict = "FAIL" if kill.problems else "ok"
     what = f"{kill.replica} {kill.place} x{kill.time}, {kill.moved} requests there"
-    sys.stdout.write(f"{number:3} {verdict:4} {what}: {kill.pause_s:.2f} s (load {os.getloadavg()[0]:.1f})\n")
+    sys.stdout.write(
+        f"{number:3} {verdict:4} {what}: {kill.pause_s:.2f} s (load {os.getloadavg()[0]:.1f})\n"
+    )
     sys.stdout.writelines(f"    {problem}\n" for problem in kill.problems)
     sys.stdout.flush()
     return kill
@@ -125,21 +143,27 @@ def report(done: Sequence[Kill]) -> str:
     """All kills in one sentence."""
     pauses = [kill.pause_s for kill in done]
     return (
-        f"{len(done)} kills of one of two replicas with {sum(kill.moved for kill in done)} requests there of "
+        f"{len(done)} kills of one of two replicas with {sum(kill.moved for kill in done)} "
+        "requests there of "
         f"{len(ASKS) * len(done)}: {sum(kill.wrong_tokens for kill in done)} wrong tokens, "
-        f"{sum(bool(kill.problems) for kill in done)} failed; pause {statistics.median(pauses):.2f} s in the median, "
+        f"{sum(bool(kill.problems) for kill in done)} failed; pause "
+        f"{statistics.median(pauses):.2f} s in the median, "
         f"{max(pauses):.2f} s at most"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="leave the logs here")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        directory = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        directory = arguments.keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        )
         directory.mkdir(parents=True, exist_ok=True)
         try:
             done = asyncio.run(kills(directory, arguments.kills, arguments.seed))

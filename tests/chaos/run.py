@@ -1,13 +1,13 @@
-"""Kill the nodes of a site, one in every step of an answer, and see that every client gets the very tokens of an
-undisturbed run.
+"""Kill the nodes of a site, one in every step of an answer, and see that every client gets the very
+tokens of an undisturbed run.
 
     python -m tests.chaos.run --cases quick|full [--seed N] [--only TEXT] [--table FILE] [--keep DIR]
 
 A line for each case, and a last one with the sums. It exits with 1 if a token was changed, lost or
 repeated, a request failed, or a failpoint did not act. The option --only takes cases whose name has
 the text. The option --table writes the results into the marked part of a document. With --keep the
-logs of the processes stay in a directory. `--pauses N` measures how long requests stand still instead, N times each
-way (tests/chaos/pauses.py).
+logs of the processes stay in a directory. `--pauses N` measures how long requests stand still
+instead, N times each way (tests/chaos/pauses.py).
 """
 
 from __future__ import annotations
@@ -47,13 +47,21 @@ class Options:
 
 def chosen(options: Options) -> list[Case]:
     """The cases to run, grouped by site, shape and dtype."""
-    cases = matrix.full(options.seed) if options.cases == "full" else matrix.quick(options.seed, options.share)
+    cases = (
+        matrix.full(options.seed)
+        if options.cases == "full"
+        else matrix.quick(options.seed, options.share)
+    )
     wanted = [case for case in cases if options.only in case.name]
-    return sorted(wanted, key=lambda case: (bool(case.links), case.shape or "", list(matrix.Dtype).index(case.dtype)))
+    return sorted(
+        wanted,
+        key=lambda case: (bool(case.links), case.shape or "", list(matrix.Dtype).index(case.dtype)),
+    )
 
 
 async def run_cases(cases: Sequence[Case], directory: Path) -> tuple[list[Outcome], list[str]]:
-    """Each case's outcome, and what else went wrong. A site that does not recover is replaced by a new one."""
+    """Each case's outcome, and what else went wrong. A site that does not recover is replaced by a
+    new one."""
     outcomes: list[Outcome] = []
     problems: list[str] = []
     for proxied in (False, True):
@@ -65,7 +73,10 @@ async def run_cases(cases: Sequence[Case], directory: Path) -> tuple[list[Outcom
             home.mkdir(parents=True)
             async with ChaosSite(home, proxied=proxied) as site:
                 if not site.native:
-                    raise SystemExit("The native kernels are not in use, and no other bits are promised: `make setup`.")
+                    raise SystemExit(
+                        "The native kernels are not in use, and no other bits are promised: `make "
+                        "setup`."
+                    )
                 group = await _run_on(Trials(site), group, outcomes, problems, len(cases))
     return outcomes, problems
 
@@ -83,7 +94,10 @@ async def _run_on(
             if last:
                 problems += [f"after {case.name}: {found}" for found in await trials.nothing_left()]
         except (TimeoutError, EdgeShardError, RuntimeError) as error:
-            why = f"the site did not serve undisturbed, before or after: {type(error).__name__}: {error}"
+            why = (
+                f"the site did not serve undisturbed, before or after: {type(error).__name__}: "
+                f"{error}"
+            )
             outcomes.append(Outcome(case, (why,), 0, 0, 0.0, time.monotonic() - began))
             say(line(outcomes[-1], len(outcomes), total))
             return list(behind)
@@ -103,7 +117,11 @@ def last_line(outcomes: Sequence[Outcome], problems: Sequence[str], wall_s: floa
     kills, wrong = sum(o.kills for o in outcomes), sum(o.wrong_tokens for o in outcomes)
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     pauses = [outcome.pause_s for outcome in outcomes if outcome.kills and not outcome.problems]
-    pause = f"pause {statistics.median(pauses):.2f} s median, {max(pauses):.2f} s worst" if pauses else "no pause known"
+    pause = (
+        f"pause {statistics.median(pauses):.2f} s median, {max(pauses):.2f} s worst"
+        if pauses
+        else "no pause known"
+    )
     return (
         f"{kills} kills in {len(outcomes)} cases, {wrong} wrong tokens, {failed} cases failed"
         f"{f', {len(problems)} leaks' if problems else ''}; {pause}; {wall_s:.0f} s in all"
@@ -112,14 +130,18 @@ def last_line(outcomes: Sequence[Outcome], problems: Sequence[str], wall_s: floa
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """A row for each group and dtype."""
-    rows = ["| cases | dtype | runs | kills | requests | wrong tokens | failed | median pause | worst pause |"]
+    rows = [
+        "| cases | dtype | runs | kills | requests | wrong tokens | failed | median pause | worst "
+        "pause |"
+    ]
     rows.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     keys = list(dict.fromkeys((outcome.case.group, outcome.case.dtype) for outcome in outcomes))
     for group, dtype in keys:
         own = [o for o in outcomes if (o.case.group, o.case.dtype) == (group, dtype)]
         pauses = [outcome.pause_s for outcome in own]
         rows.append(
-            f"| {group} | {dtype} | {len(own)} | {sum(o.kills for o in own)} | {sum(len(o.streams) for o in own)} "
+            f"| {group} | {dtype} | {len(own)} | {sum(o.kills for o in own)} | "
+            f"{sum(len(o.streams) for o in own)} "
             f"| {sum(o.wrong_tokens for o in own)} | {sum(bool(o.problems) for o in own)} "
             f"| {statistics.median(pauses):.2f} s | {max(pauses):.2f} s |"
         )
@@ -149,7 +171,9 @@ async def run(options: Options) -> int:
     say(f"{len(cases)} cases, seed {options.seed}")
     began = time.monotonic()
     with ExitStack() as stack:
-        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        directory = options.keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        )
         outcomes, problems = await run_cases(cases, directory)
     for problem in problems:
         say(f"FAIL {problem}")
@@ -163,7 +187,9 @@ async def run(options: Options) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", choices=("quick", "full"), default="quick")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
@@ -175,7 +201,9 @@ def main() -> None:
         from tests.chaos import pauses
 
         sys.exit(asyncio.run(pauses.run(arguments.pauses, arguments.keep)))
-    options = Options(arguments.cases, arguments.seed, arguments.only, arguments.table, arguments.keep)
+    options = Options(
+        arguments.cases, arguments.seed, arguments.only, arguments.table, arguments.keep
+    )
     sys.exit(asyncio.run(run(options)))
 
 

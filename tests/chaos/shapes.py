@@ -19,9 +19,21 @@ _ROWS: dict[Shape, tuple[str, dict[str, Any]]] = {
     Shape.HYBRID: ("qwen3_5-text", {}),
     Shape.NEMOTRON: (
         "nemotron_h-groups",
-        {"layers_block_type": ["linear_attention", "mlp", "moe", "full_attention", "moe", "linear_attention"]},
+        {
+            "layers_block_type": [
+                "linear_attention",
+                "mlp",
+                "moe",
+                "full_attention",
+                "moe",
+                "linear_attention",
+            ]
+        },
     ),
-    Shape.GEMMA4: ("gemma4-dense", {"head_dim": 16, "global_head_dim": 32}),  # as the kernels take them
+    Shape.GEMMA4: (
+        "gemma4-dense",
+        {"head_dim": 16, "global_head_dim": 32},
+    ),  # as the kernels take them
 }
 """A row of tests/agent/model/families.py, and the changes to it."""
 _LAYERS = {

@@ -1,7 +1,7 @@
 """The site of `tests/support/site.py` with failpoints, whose processes may be killed and return.
 
-It is used for many kills. A node that was killed is started again at the address it had, with its state directory, and
-is then the spare.
+It is used for many kills. A node that was killed is started again at the address it had, with its
+state directory, and is then the spare.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from pathlib import Path
 import psutil
 
 from edgeshard import Client
-from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.deployment import (
+    Deployment,
+    DeploymentPhase,
+    DeploymentSpec,
+    parse_spec,
+)
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from tests.chaos import failpoints
 from tests.chaos.census import census_file
@@ -30,7 +35,10 @@ from tests.support.site import COORDINATOR, Site
 DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
 MODEL = "fairy-tales"
 NODES = ("a", "b", "c", "d")
-MODULES = {"edgeshard_coordinator": "tests.chaos.coordinator", "edgeshard_agent": "tests.chaos.agent"}
+MODULES = {
+    "edgeshard_coordinator": "tests.chaos.coordinator",
+    "edgeshard_agent": "tests.chaos.agent",
+}
 LAYERS = "a=0:4,b=4:9,c=9:12"
 DEPLOYMENT = "tales"
 STEP_TOKENS = 32
@@ -51,7 +59,9 @@ def spec(**changes: object) -> DeploymentSpec:
         "max_context": 128,
         "layers": LAYERS,
     }
-    return parse_spec({key: value for key, value in {**values, **changes}.items() if value is not None})
+    return parse_spec(
+        {key: value for key, value in {**values, **changes}.items() if value is not None}
+    )
 
 
 class ChaosSite(Site):
@@ -78,8 +88,17 @@ class ChaosSite(Site):
         self._proxied = proxied
         self._forking = contextlib.ExitStack()
         points = ("--failpoints", str(directory))
-        # Cases say which node takes over; one that keeps layers packed from an earlier case would be preferred.
-        arguments = (*points, "--step-tokens", str(STEP_TOKENS), "--pack", "never", "--idle-spin-s", "0")
+        # Cases say which node takes over; one that keeps layers packed from an earlier case would
+        # be preferred.
+        arguments = (
+            *points,
+            "--step-tokens",
+            str(STEP_TOKENS),
+            "--pack",
+            "never",
+            "--idle-spin-s",
+            "0",
+        )
         super().__init__(
             directory,
             nodes,
@@ -99,7 +118,8 @@ class ChaosSite(Site):
 
     @property
     def native(self) -> bool:
-        """Whether its agents run in the native kernels: without them an answer has other bits in other batches."""
+        """Whether its agents run in the native kernels: without them an answer has other bits in
+        other batches."""
         return shared().native
 
     async def start(self) -> None:
@@ -127,7 +147,8 @@ class ChaosSite(Site):
         await self.daemons[name].wait_ready(READY_S)
 
     async def restore(self) -> None:
-        """No failpoint, no fault of a proxy, every process up and every deployment ready. Raises TimeoutError."""
+        """No failpoint, no fault of a proxy, every process up and every deployment ready. Raises
+        TimeoutError."""
         for name in self.daemons:
             failpoints.disarm(self.directory, name)
             self.daemons[name].send_signal(signal.SIGCONT)
@@ -209,7 +230,8 @@ class ChaosSite(Site):
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that stay free while a process is away: the system gives them to no process that requests any port."""
+    """Ports that stay free while a process is away: the system gives them to no process that
+    requests any port."""
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = max(range(10_000, first), range(last + 1, 65_536), key=len)
     found: list[int] = []

@@ -71,7 +71,8 @@ model = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """`problems` is empty when it is as it should be; `longest_s` is the longest wait for a token."""
+    """`problems` is empty when it is as it should be; `longest_s` is the longest wait for a
+    token."""
 
     name: str
     problems: tuple[str, ...]
@@ -81,7 +82,8 @@ class Try:
 
 
 async def pauses(directory: Path, tries: Sequence[float], blind: Sequence[float] = ()) -> list[Try]:
-    """Stop a node for each of these seconds, the nodes of all stages in turns, and the coordinator for each `blind`."""
+    """Stop a node for each of these seconds, the nodes of all stages in turns, and the coordinator
+    for each `blind`."""
     async with ChaosSite(directory, NODES) as site:
         await site.deploy(max_context=512)
         right = reference_of((await answered(site, ASK)).events)
@@ -115,7 +117,9 @@ async def emulated_step(directory: Path, step_s: float) -> Try:
     """Each step takes `step_s` on the emulated device of the second stage; the right answer is the
     one of only the first node."""
     directory.mkdir(parents=True, exist_ok=True)
-    async with ChaosSite(directory, ("a", "b"), options=("--emulate", str(_lab_file(directory, step_s)))) as site:
+    async with ChaosSite(
+        directory, ("a", "b"), options=("--emulate", str(_lab_file(directory, step_s)))
+    ) as site:
         return say(await _slow_answer(site, f"an emulated step of {step_s:g} s", step_s))
 
 
@@ -126,10 +130,14 @@ async def computed_step(directory: Path, step_s: float) -> Try:
         return say(await _slow_answer(site, f"{step_s:g} s of processor time", step_s, point))
 
 
-async def _slow_answer(site: ChaosSite, name: str, step_s: float, point: Failpoint | None = None) -> Try:
+async def _slow_answer(
+    site: ChaosSite, name: str, step_s: float, point: Failpoint | None = None
+) -> Try:
     await site.deploy(layers=f"a=0:{SLOW_LAYERS.end}")
     right = reference_of((await answered(site, FEW)).events)
-    before = await site.deploy(layers=f"a=0:{SLOW_LAYERS.first},b={SLOW_LAYERS.first}:{SLOW_LAYERS.end}")
+    before = await site.deploy(
+        layers=f"a=0:{SLOW_LAYERS.first},b={SLOW_LAYERS.first}:{SLOW_LAYERS.end}"
+    )
     if point is not None:
         site.arm("b", [point])
     stream = stream_of(FEW)
@@ -151,7 +159,8 @@ def _wrong(stream: Stream, right: Reference) -> list[str]:
 
 
 def _lab_file(directory: Path, step_s: float) -> Path:
-    """A lab whose device b takes `step_s` for a step of its layers: a time that its memory's bandwidth makes."""
+    """A lab whose device b takes `step_s` for a step of its layers: a time that its memory's
+    bandwidth makes."""
     from edgeshard_agent.emulation import load_emulation
 
     path = directory / "lab.toml"
@@ -159,13 +168,18 @@ def _lab_file(directory: Path, step_s: float) -> Path:
     trial = 1e6
     path.write_text(LAB.format(bandwidth=trial))
     plan = StepPlan(spans=(Span(1, 16, 1, True),))
-    path.write_text(LAB.format(bandwidth=trial * load_emulation(path, "b").step_s(SLOW_LAYERS, plan) / step_s))
+    path.write_text(
+        LAB.format(bandwidth=trial * load_emulation(path, "b").step_s(SLOW_LAYERS, plan) / step_s)
+    )
     return path
 
 
 def say(tried: Try) -> Try:
     verdict = "FAIL" if tried.problems else "ok"
-    sys.stdout.write(f"{verdict:4} {tried.name}: {tried.longest_s:.2f} s at most{', moved' if tried.moved else ''}\n")
+    sys.stdout.write(
+        f"{verdict:4} {tried.name}: {tried.longest_s:.2f} s at "
+        f"most{', moved' if tried.moved else ''}\n"
+    )
     sys.stdout.writelines(f"    {problem}\n" for problem in tried.problems)
     sys.stdout.flush()
     return tried
@@ -177,8 +191,10 @@ async def run(tries: int, step_s: float, directory: Path) -> int:
     for pause_s, some in ((SHORT_S, done[:tries]), (LONG_S, done[tries : 2 * tries])):
         longest = [one.longest_s for one in some]
         sys.stdout.write(
-            f"{pause_s:g} s: {sum(bool(one.problems) for one in some)} of {tries} wrong, {sum(o.moved for o in some)} "
-            f"moved; waits {statistics.median(longest):.2f} s in the median, {max(longest):.2f} s at most\n"
+            f"{pause_s:g} s: {sum(bool(one.problems) for one in some)} of {tries} wrong, "
+            f"{sum(o.moved for o in some)} "
+            f"moved; waits {statistics.median(longest):.2f} s in the median, {max(longest):.2f} s "
+            "at most\n"
         )
     done.append(await emulated_step(directory / "emulated", step_s))
     done.append(await computed_step(directory / "computed", step_s))
@@ -186,13 +202,19 @@ async def run(tries: int, step_s: float, directory: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tries", type=int, default=20, help="of each pause")
-    parser.add_argument("--step", type=float, default=30.0, metavar="SECONDS", help="of a long step")
+    parser.add_argument(
+        "--step", type=float, default=30.0, metavar="SECONDS", help="of a long step"
+    )
     parser.add_argument("--keep", type=Path, help="leave the logs here")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        directory = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        directory = arguments.keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        )
         for part in ("pauses", "emulated", "computed"):
             (directory / part).mkdir(parents=True, exist_ok=True)
         try:

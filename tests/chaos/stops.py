@@ -3,9 +3,10 @@ continue elsewhere.
 
     python -m tests.chaos.stops [--stops 200] [--seed 1] [--keep DIR]
 
-Deployments have 1 to 4 stages. Each stop has three requests, whose answers are compared with the undisturbed ones; node
-and moment are drawn. A pause is the longest wait of any of them for a token. It contains the work of another node,
-which takes long on a busy machine; the time until the coordinator gives up the node depends on clocks only.
+Deployments have 1 to 4 stages. Each stop has three requests, whose answers are compared with the
+undisturbed ones; node and moment are drawn. A pause is the longest wait of any of them for a token.
+It contains the work of another node, which takes long on a busy machine; the time until the
+coordinator gives up the node depends on clocks only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`problems` is empty when it is as it should be. After `noticed_s` the deployment was no longer served by it."""
+    """`problems` is empty when it is as it should be. After `noticed_s` the deployment was no
+    longer served by it."""
 
     stages: int
     stage: int
@@ -84,10 +86,15 @@ async def _stop(site: ChaosSite, right: Sequence[Reference], chance: random.Rand
         noticed_s = await _noticed_s(site, before.epoch)
         await asyncio.gather(*running)
     verdicts = [
-        check(stream.events, known, whole=not stream.error) for stream, known in zip(streams, right, strict=True)
+        check(stream.events, known, whole=not stream.error)
+        for stream, known in zip(streams, right, strict=True)
     ]
     problems = [problem for verdict in verdicts for problem in verdict.problems]
-    problems += [f"{stream.error.reason}: {stream.error.message}" for stream in streams if stream.error is not None]
+    problems += [
+        f"{stream.error.reason}: {stream.error.message}"
+        for stream in streams
+        if stream.error is not None
+    ]
     if nodes[stage] in await site.stages():
         problems.append(f"node {nodes[stage]} still has a stage")
     await site.restore()
@@ -124,21 +131,29 @@ def _say(number: int, stop: Stop) -> Stop:
 
 def report(done: Sequence[Stop]) -> str:
     """A row for each number of stages, and one for all."""
-    rows = ["| stages | stops | median pause | 95 % | worst | wrong tokens | failed |", "| " + "--- | " * 7]
+    rows = [
+        "| stages | stops | median pause | 95 % | worst | wrong tokens | failed |",
+        "| " + "--- | " * 7,
+    ]
     counts = sorted({stop.stages for stop in done})
-    for name, some in [(str(n), [s for s in done if s.stages == n]) for n in counts] + [("all", list(done))]:
+    for name, some in [(str(n), [s for s in done if s.stages == n]) for n in counts] + [
+        ("all", list(done))
+    ]:
         pauses = sorted(stop.pause_s for stop in some)
         most = pauses[min(len(pauses) - 1, int(0.95 * len(pauses)))]
         wrong, failed = sum(stop.wrong_tokens for stop in some), sum(stop.failed for stop in some)
         middle = statistics.median(pauses)
         rows.append(
-            f"| {name} | {len(some)} | {middle:.2f} s | {most:.2f} s | {pauses[-1]:.2f} s | {wrong} | {failed} |"
+            f"| {name} | {len(some)} | {middle:.2f} s | {most:.2f} s | {pauses[-1]:.2f} s | "
+            f"{wrong} | {failed} |"
         )
     return "\n".join(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stops", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="leave the logs here")
@@ -146,7 +161,9 @@ def main() -> None:
     # Each cut for a while: a changed cut is a new deployment.
     counts = sorted(1 + number % len(CUTS) for number in range(arguments.stops))
     with ExitStack() as stack:
-        directory = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        directory = arguments.keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        )
         directory.mkdir(parents=True, exist_ok=True)
         try:
             done = asyncio.run(stops(directory, counts, arguments.seed))

@@ -29,7 +29,8 @@ from tests.support.site import COORDINATOR
 
 NODES = ("a", "b", "c", "d", "e")
 STEADY, TRIED, OTHER_MODEL = "steady", "tried", "other-tales"
-"""Deployments: one on nodes a and b, which no case touches; and the one that is tried, on c and d. Node e is free."""
+"""Deployments: one on nodes a and b, which no case touches; and the one that is tried, on c and d.
+Node e is free."""
 LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}
 ASK = Ask(11, prompt_tokens=48, new_tokens=300)
 MAX_CONTEXT = 512
@@ -42,7 +43,9 @@ LATE_S = 1.5
 POLL_S = 0.01
 
 
-ENDS_READY = frozenset({"deploy", "a node dies", "the head's stream breaks", "the coordinator restarts"})
+ENDS_READY = frozenset(
+    {"deploy", "a node dies", "the head's stream breaks", "the coordinator restarts"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,15 @@ class Operator:
         return Known(
             {str(node.name): str(node.node_id) for node in nodes},
             frozenset(str(model.name) for model in models),
-            {str(deployment.spec.name): (deployment.phase, int(deployment.epoch)) for deployment in deployments},
+            {
+                str(deployment.spec.name): (deployment.phase, int(deployment.epoch))
+                for deployment in deployments
+            },
         )
 
     async def insist(self, method: str, request: Any) -> None:
-        """Send a call with one operation id until it is answered. Raises as the call does, but when it is lost."""
+        """Send a call with one operation id until it is answered. Raises as the call does, but when
+        it is lost."""
         request.operation_id = uuid.uuid4().hex
         async with asyncio.timeout(LIMIT_S):
             while True:
@@ -87,7 +94,9 @@ class Operator:
                         raise from_rpc_error(error) from None
                 await asyncio.sleep(POLL_S)
 
-    async def phase(self, wanted: Iterable[Phase | None], timeout_s: float = LIMIT_S) -> Phase | None:
+    async def phase(
+        self, wanted: Iterable[Phase | None], timeout_s: float = LIMIT_S
+    ) -> Phase | None:
         """Wait until the tried deployment is in one of these phases; None is gone."""
         phases, found = tuple(wanted), None
 
@@ -199,7 +208,9 @@ class Story:
                     await insist("DeleteDeployment", delete)
             case "delete while loading" | "delete while opening":
                 await insist("Deploy", admin_pb2.DeployRequest(spec=spec_to_wire(spec_of(TRIED))))
-                await self._operator.phase([Phase.LOADING if self._name.endswith("loading") else Phase.ACTIVATING])
+                await self._operator.phase(
+                    [Phase.LOADING if self._name.endswith("loading") else Phase.ACTIVATING]
+                )
                 await insist("DeleteDeployment", delete)
             case "replan":
                 await insist("Replan", admin_pb2.ReplanRequest(name=TRIED, force=True))
@@ -234,8 +245,14 @@ class Story:
 
     def lost(self, before: Known, after: Known, answered: frozenset[str]) -> list[str]:
         """The acknowledged changes that the restarted coordinator does not know."""
-        nodes = {name: of for name, of in before.nodes.items() if (self._name, name) != ("a node is deleted", "e")}
-        problems = [f"node {name} is not known" for name, of in nodes.items() if after.nodes.get(name) != of]
+        nodes = {
+            name: of
+            for name, of in before.nodes.items()
+            if (self._name, name) != ("a node is deleted", "e")
+        }
+        problems = [
+            f"node {name} is not known" for name, of in nodes.items() if after.nodes.get(name) != of
+        ]
         kept = before.models - ({OTHER_MODEL} if self._name == "a model is deleted" else set())
         problems += [f"model {name} is not known" for name in sorted(kept - after.models)]
         for name, (_, epoch) in before.deployments.items():
@@ -277,9 +294,16 @@ class Story:
         await asyncio.gather(*(self._site.daemons[name].wait_ready(READY_S) for name in NODES))
         after = await self._operator.known()
         if after.deployments.get(STEADY) != (Phase.READY, before.deployments[STEADY][1]):
-            problems.append(f"{STEADY} was {before.deployments[STEADY]} and is {after.deployments.get(STEADY)}")
-        if self._name == "the coordinator restarts" and after.deployments.get(TRIED) != before.deployments[TRIED]:
-            problems.append(f"{TRIED} was {before.deployments[TRIED]} and is {after.deployments.get(TRIED)}")
+            problems.append(
+                f"{STEADY} was {before.deployments[STEADY]} and is {after.deployments.get(STEADY)}"
+            )
+        if (
+            self._name == "the coordinator restarts"
+            and after.deployments.get(TRIED) != before.deployments[TRIED]
+        ):
+            problems.append(
+                f"{TRIED} was {before.deployments[TRIED]} and is {after.deployments.get(TRIED)}"
+            )
         if self._name == "replan":
             problems += await self._expect_on("cde")
         if self._name == "a model is added" and OTHER_MODEL not in after.models:

@@ -66,7 +66,9 @@ class Faulty:
 
 def logged(site: ChaosSite, event: str, **fields: object) -> int:
     """How often the coordinator has logged this."""
-    lines = [json.loads(line) for line in site.daemons[COORDINATOR].log_path.read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in site.daemons[COORDINATOR].log_path.read_text().splitlines()
+    ]
     return sum(line.get("event") == event and fields.items() <= line.items() for line in lines)
 
 
@@ -84,7 +86,9 @@ async def test_a_deployment_is_made_once(site: ChaosSite, action: Action) -> Non
     async with Faulty(site, "Deploy", action):
         made = await site.client.deploy(spec(name=name), timeout_s=60)
     assert (made.phase, made.epoch) == (DeploymentPhase.READY, 1)
-    assert logged(site, "command_sent", kind="PrepareStage", deployment=name) == 3, "one for each stage"
+    assert logged(site, "command_sent", kind="PrepareStage", deployment=name) == 3, (
+        "one for each stage"
+    )
     with pytest.raises(AlreadyExistsError):
         await site.client.deploy(spec(name=name))
     await site.client.delete_deployment(name)
@@ -108,14 +112,21 @@ async def test_a_deployment_is_deleted_once(site: ChaosSite, action: Action) -> 
     await site.until(lambda: gone(site))
 
 
-async def test_a_deployment_whose_coordinator_is_killed_before_it_answers_is_not_made_twice(site: ChaosSite) -> None:
-    """Killed after the write: the same call, sent to the next coordinator, gets the first answer."""
-    request = admin_pb2.DeployRequest(operation_id=uuid.uuid4().hex, spec=spec_to_wire(spec(name="killed")))
+async def test_a_deployment_whose_coordinator_is_killed_before_it_answers_is_not_made_twice(
+    site: ChaosSite,
+) -> None:
+    """Killed after the write: the same call, sent to the next coordinator, gets the first
+    answer."""
+    request = admin_pb2.DeployRequest(
+        operation_id=uuid.uuid4().hex, spec=spec_to_wire(spec(name="killed"))
+    )
     site.arm(COORDINATOR, [Failpoint("killed-after-save", Place.AFTER_SAVE, what="new->loading")])
 
     async def ask() -> Any:
         async with open_channel(site.address, None) as channel:
-            return deployment_from_wire((await AdminServiceStub(channel).Deploy(request, timeout=20)).deployment)
+            return deployment_from_wire(
+                (await AdminServiceStub(channel).Deploy(request, timeout=20)).deployment
+            )
 
     first = asyncio.create_task(ask())
     await site.daemons[COORDINATOR].exited()
@@ -131,12 +142,16 @@ async def test_a_deployment_whose_coordinator_is_killed_before_it_answers_is_not
 
 @pytest.mark.parametrize("action", FAULTS)
 @pytest.mark.parametrize("method", ["RegisterModel", "PutBlob"])
-async def test_a_model_is_added_once(site: ChaosSite, tmp_path: Path, method: str, action: Action) -> None:
+async def test_a_model_is_added_once(
+    site: ChaosSite, tmp_path: Path, method: str, action: Action
+) -> None:
     """PutBlob twice is two clients that send the same model at once."""
     other = copied_model(tmp_path, f"{method} {action}")
     if (method, action) == ("PutBlob", Action.TWICE):
         async with Client(site.address, plaintext=True) as second:
-            digests = await asyncio.gather(*(sent(c, other, "again") for c in (site.client, second)))
+            digests = await asyncio.gather(
+                *(sent(c, other, "again") for c in (site.client, second))
+            )
     else:
         async with Faulty(site, method, action):
             digests = [await sent(site.client, other, "again")]
@@ -182,7 +197,8 @@ async def test_a_measurement_is_reported_once(site: ChaosSite, action: Action) -
 async def test_a_request_whose_call_is_lost_ends_right_or_never_began(
     site: ChaosSite, tales: None, action: Action
 ) -> None:
-    """A client that has a beginning reconnects for the rest by itself. The same id is free for another afterwards."""
+    """A client that has a beginning reconnects for the rest by itself. The same id is free for
+    another afterwards."""
     right = await whole_answer(site.client, asked(max_new_tokens=96))
     lost = asked(max_new_tokens=96, request_id="lost")
     async with Faulty(site, "Generate", action):
@@ -209,7 +225,9 @@ async def test_a_request_is_cancelled_once(site: ChaosSite, tales: None, action:
     """A cancel that may be lost is sent again: that does no harm, and completes the cancellation if
     the first was lost.
     """
-    stream = site.client.generate(DEPLOYMENT, PROMPT, request_id="away", max_new_tokens=96, ignore_eos=True)
+    stream = site.client.generate(
+        DEPLOYMENT, PROMPT, request_id="away", max_new_tokens=96, ignore_eos=True
+    )
     events = [await anext(stream)]
     async with Faulty(site, "Cancel", action):
         try:

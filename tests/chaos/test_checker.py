@@ -8,7 +8,13 @@ import pytest
 
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    Started,
+    Token,
+)
 from tests.support.checker import check, reference_of
 
 PROMPT = (7, 8, 9)
@@ -16,7 +22,9 @@ TOKENS = (40, 41, 42, 43)
 
 
 def stream() -> list[GenerationEvent]:
-    tokens = [Token(len(PROMPT) + n, token, f"w{token} ", -0.1 * n) for n, token in enumerate(TOKENS)]
+    tokens = [
+        Token(len(PROMPT) + n, token, f"w{token} ", -0.1 * n) for n, token in enumerate(TOKENS)
+    ]
     placement = Placement((), 1, 1, 1, 1)
     return [
         Started(RequestId("r"), DeploymentName("tales"), PROMPT, placement),
@@ -45,10 +53,12 @@ def test_the_undisturbed_stream_has_no_fault_and_its_text_is_whole() -> None:
         (changed(2, token=99), "token 1 is another", 1),
         ([*stream()[:2], *stream()[3:]], "tokens 1 to 1 were lost", 0),
         ([*stream()[:3], stream()[2], *stream()[3:]], "token 1 was repeated", 1),
-        ([*stream()[:2], stream()[3], stream()[2], *stream()[4:]], "token 1 was repeated or came late", 1),
+        ([*stream()[:2], stream()[3], stream()[2], *stream()[4:]], "token 1 was repeated or came "
+                                                                   "late", 1),
         ([*stream()[:-2], stream()[-1]], "3 of 4 tokens came", 0),
         ([*stream()[:-1], Token(7, 44, ""), stream()[-1]], "token 4 is beyond", 1),
-        (changed(2, logprob=-0.1000001), "token 1 has log-probability -0.1000001, -0.1 is right", 0),
+        (changed(2, logprob=-0.1000001), "token 1 has log-probability -0.1000001, -0.1 is "
+                                         "right", 0),
         (changed(2, logprob=float("nan")), "token 1 has log-probability nan", 0),
         (changed(2, text="w14 "), "the text differs", 0),
         (changed(5, text="en"), "the text is too short", 0),

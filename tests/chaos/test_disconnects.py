@@ -1,4 +1,5 @@
-"""Clients that leave at any point leave nothing: no KV on any node, no request at the head or the coordinator."""
+"""Clients that leave at any point leave nothing: no KV on any node, no request at the head or the
+coordinator."""
 
 from __future__ import annotations
 
@@ -38,19 +39,24 @@ GONE_S = 20.0
 EMPTY = ("requests", "requests alive", "requests of heads", "followed")
 EMPTY_OF_NODE = ("requests of heads", "tasks of heads", "sequences")
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
+pytestmark = pytest.mark.skipif(
+    not native_available(), reason="torch's operators do not promise the bits"
+)
 
 
 class Leaver:
-    """A client with a connection of its own. It leaves after some tokens, or after some time, by its request or by its
-    connection."""
+    """A client with a connection of its own. It leaves after some tokens, or after some time, by
+    its request or by its connection."""
 
     def __init__(self, address: str, chance: random.Random) -> None:
         self._address = address
         long = chance.random() < 0.5
         prompt: str | list[int] = TEXT
         if chance.random() < 0.8:
-            prompt = [chance.randrange(*VOCABULARY) for _ in range(90 if long else chance.randrange(2, 30))]
+            prompt = [
+                chance.randrange(*VOCABULARY)
+                for _ in range(90 if long else chance.randrange(2, 30))
+            ]
         options = GenerateOptions(max_new_tokens=NEW_TOKENS if long else 30, ignore_eos=True)
         if chance.random() < 0.5:
             options |= GenerateOptions(temperature=0.9, seed=chance.randrange(100))
@@ -61,9 +67,12 @@ class Leaver:
         self.stream = Stream(DEPLOYMENT, prompt, options)
 
     async def visit(self, fault: asyncio.Event | None, after_fault_s: float) -> None:
-        """If a node is to be lost, that happens first: the client leaves `after_fault_s` after it."""
+        """If a node is to be lost, that happens first: the client leaves `after_fault_s` after
+        it."""
         async with Client(self._address, plaintext=True) as client:
-            reading = asyncio.create_task(self._read(client, None if fault is not None else self._after_tokens))
+            reading = asyncio.create_task(
+                self._read(client, None if fault is not None else self._after_tokens)
+            )
             if fault is not None:
                 await fault.wait()
                 await asyncio.sleep(after_fault_s)
@@ -85,10 +94,13 @@ class Leaver:
 
 
 async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: int | None) -> None:
-    """A group of clients joins and leaves; meanwhile a node is lost, once the first has a token, and recovers."""
+    """A group of clients joins and leaves; meanwhile a node is lost, once the first has a token,
+    and recovers."""
     leavers = [Leaver(site.address, chance) for _ in range(count)]
     fault = asyncio.Event() if lost_stage is not None else None
-    visits = [asyncio.create_task(leaver.visit(fault, chance.uniform(0.0, 0.6))) for leaver in leavers]
+    visits = [
+        asyncio.create_task(leaver.visit(fault, chance.uniform(0.0, 0.6))) for leaver in leavers
+    ]
     if fault is not None and lost_stage is not None:
         begun = [asyncio.create_task(leaver.stream.has(1)) for leaver in leavers]
         await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
@@ -103,7 +115,8 @@ async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: 
 
 
 async def nothing_left(site: ChaosSite) -> float:
-    """Seconds until no node holds KV and no process knows of a request. Raises AssertionError for what stays."""
+    """Seconds until no node holds KV and no process knows of a request. Raises AssertionError for
+    what stays."""
     began, found = time.monotonic(), ["nobody answered"]
 
     async def gone() -> bool:
@@ -129,7 +142,8 @@ async def nothing_left(site: ChaosSite) -> float:
 async def test_clients_that_leave_at_any_point_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At their start, while their prompt is tokenised or computed, in mid answer, while a node is replaced."""
+    """At their start, while their prompt is tokenised or computed, in mid answer, while a node is
+    replaced."""
     chance, count = random.Random(11), int(os.environ.get(COUNT, in_form(60, 200)))
     async with ChaosSite(tmp_path) as site:
         await site.deploy()
@@ -152,4 +166,7 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
         await again.run(site.client)
     assert check(again.events, reference_of(right.events)).problems == ()
     with capsys.disabled():
-        say(f"\n{count} clients left, {kills} nodes were lost; all was gone after {longest_s:.1f} s at most")
+        say(
+            f"\n{count} clients left, {kills} nodes were lost; all was gone after {longest_s:.1f} "
+            "s at most"
+        )

@@ -33,12 +33,22 @@ CHUNK = Moment(Place.BEFORE_COMPUTE, 2, (Span(1, 64, 32),))
         ({"position": 64}, CHUNK, True),
         ({"position": 95}, CHUNK, True),
         ({"position": 96}, CHUNK, False),
-        ({"place": Place.BEFORE_SAVE, "what": "a->b"}, Moment(Place.BEFORE_SAVE, what="a->b"), True),
-        ({"place": Place.BEFORE_SAVE, "what": "a->b"}, Moment(Place.BEFORE_SAVE, what="b->c"), False),
+        (
+            {"place": Place.BEFORE_SAVE, "what": "a->b"},
+            Moment(Place.BEFORE_SAVE, what="a->b"),
+            True,
+        ),
+        (
+            {"place": Place.BEFORE_SAVE, "what": "a->b"},
+            Moment(Place.BEFORE_SAVE, what="b->c"),
+            False,
+        ),
         ({"place": Place.BEFORE_LOAD}, Moment(Place.BEFORE_LOAD), True),
     ],
 )
-def test_a_failpoint_matches_what_it_asks_for(fields: dict[str, object], moment: Moment, matches: bool) -> None:
+def test_a_failpoint_matches_what_it_asks_for(
+    fields: dict[str, object], moment: Moment, matches: bool
+) -> None:
     values: dict[str, object] = {"id": "f", "place": Place.BEFORE_COMPUTE, **fields}
     assert Failpoint(**values).matches(moment) is matches  # type: ignore[arg-type]
 
@@ -58,9 +68,13 @@ def test_it_acts_at_its_time_once_and_leaves_a_mark(tmp_path: Path) -> None:
 
 def test_arming_anew_counts_anew_and_disarming_ends_it(tmp_path: Path) -> None:
     trap = Trap(tmp_path, "a")
-    failpoints.arm(tmp_path, "a", [Failpoint("f", Place.BEFORE_COMPUTE, time=2, action=Action.SLEEP)])
+    failpoints.arm(
+        tmp_path, "a", [Failpoint("f", Place.BEFORE_COMPUTE, time=2, action=Action.SLEEP)]
+    )
     trap.hit(DECODE)
-    failpoints.arm(tmp_path, "a", [Failpoint("g", Place.BEFORE_COMPUTE, time=2, action=Action.SLEEP)])
+    failpoints.arm(
+        tmp_path, "a", [Failpoint("g", Place.BEFORE_COMPUTE, time=2, action=Action.SLEEP)]
+    )
     trap.hit(DECODE)
     assert not failpoints.marks(tmp_path)
     failpoints.disarm(tmp_path, "a")
@@ -79,22 +93,34 @@ def test_only_its_own_process_acts_and_not_again_when_it_is_back(tmp_path: Path)
 
 def test_what_a_call_is_to_suffer_is_left_to_who_serves_it(tmp_path: Path) -> None:
     trap = Trap(tmp_path, "coordinator")
-    failpoints.arm(tmp_path, "coordinator", [Failpoint("f", Place.CALL, what="Deploy", action=Action.LOSE_REPLY)])
+    failpoints.arm(
+        tmp_path,
+        "coordinator",
+        [Failpoint("f", Place.CALL, what="Deploy", action=Action.LOSE_REPLY)],
+    )
     assert trap.hit(Moment(Place.CALL, what="DeleteModel")) == []
     assert trap.hit(Moment(Place.CALL, what="Deploy")) == [Action.LOSE_REPLY]
     assert trap.hit(Moment(Place.CALL, what="Deploy")) == []
 
 
-@pytest.mark.parametrize(("action", "ended_by"), [(Action.KILL, signal.SIGKILL), (Action.HALT, signal.SIGSTOP)])
-def test_the_mark_is_on_disk_when_the_process_is_gone(tmp_path: Path, action: Action, ended_by: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("action", "ended_by"), [(Action.KILL, signal.SIGKILL), (Action.HALT, signal.SIGSTOP)]
+)
+def test_the_mark_is_on_disk_when_the_process_is_gone(
+    tmp_path: Path, action: Action, ended_by: signal.Signals
+) -> None:
     script = (
-        "import sys; from pathlib import Path; from tests.chaos.failpoints import Moment, Place, Trap\n"
+        "import sys; from pathlib import Path; from tests.chaos.failpoints import Moment, Place, "
+        "Trap\n"
         "Trap(Path(sys.argv[1]), 'a').hit(Moment(Place.BEFORE_LOAD)); print('went on')"
     )
     failpoints.arm(tmp_path, "a", [Failpoint("f", Place.BEFORE_LOAD, action=action)])
     environment = {"PYTHONPATH": ":".join(map(str, PATHS))}
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     if action is Action.HALT:
         deadline = time.monotonic() + 60
@@ -121,8 +147,11 @@ def test_every_place_of_the_product_is_still_there() -> None:
     script = (
         "from pathlib import Path; from tests.chaos.failpoints import Trap\n"
         "from tests.chaos.hooks import cut_prompts, hook_agent, hook_coordinator\n"
-        "hook_agent(Trap(Path('.'), 'a')); hook_coordinator(Trap(Path('.'), 'coordinator')); cut_prompts(32)"
+        "hook_agent(Trap(Path('.'), 'a')); hook_coordinator(Trap(Path('.'), 'coordinator')); "
+        "cut_prompts(32)"
     )
     environment = {"PYTHONPATH": ":".join(map(str, PATHS))}
-    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr

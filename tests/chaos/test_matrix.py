@@ -16,7 +16,8 @@ CASE = Case("every step", Dtype.FP32, (Fault(1, Place.BEFORE_COMPUTE, PROMPT + 9
 
 
 def spans_of_a_request() -> list[Span]:
-    """The steps of a single request: chunks of its prompt, then a step for each token but the first."""
+    """The steps of a single request: chunks of its prompt, then a step for each token but the
+    first."""
     chunks = [Span(1, begin, CHUNK, begin + CHUNK == PROMPT) for begin in range(0, PROMPT, CHUNK)]
     return [*chunks, *(Span(1, PROMPT + n, 1, True) for n in range(NEW_TOKENS - 1))]
 
@@ -26,20 +27,34 @@ def test_every_step_of_every_stage_is_a_case_and_hits_that_step_alone() -> None:
     for stage in range(STAGES):
         for place in (Place.BEFORE_COMPUTE, Place.AFTER_SEND):
             faults = [case.faults[0] for case in matrix.every_step()]
-            positions = [fault.position for fault in faults if (fault.at, fault.place) == (stage, place)]
+            positions = [
+                fault.position for fault in faults if (fault.at, fault.place) == (stage, place)
+            ]
             assert len(positions) == len(spans) == 34
             for number, position in enumerate(positions):
                 point = Failpoint("f", place, position=position)
-                assert [point.matches(Moment(place, n, (span,))) for n, span in enumerate(spans)].index(True) == number
+                assert [
+                    point.matches(Moment(place, n, (span,))) for n, span in enumerate(spans)
+                ].index(True) == number
 
 
 def test_every_step_of_every_stage_of_each_shape_is_a_case() -> None:
-    spans = [Span(1, 80, 16, True), *spans_of_a_request()[3:]]  # the request begins from the cached part of its prompt
+    spans = [
+        Span(1, 80, 16, True),
+        *spans_of_a_request()[3:],
+    ]  # the request begins from the cached part of its prompt
     for shape in matrix.Shape:
         faults = [case.faults[0] for case in matrix.shaped() if case.shape is shape]
         for stage in range(STAGES):
-            points = [Failpoint("f", fault.place, position=fault.position) for fault in faults if fault.at == stage]
-            hit = [[p.matches(Moment(p.place, 0, (span,))) for span in spans].index(True) for p in points]
+            points = [
+                Failpoint("f", fault.place, position=fault.position)
+                for fault in faults
+                if fault.at == stage
+            ]
+            hit = [
+                [p.matches(Moment(p.place, 0, (span,))) for span in spans].index(True)
+                for p in points
+            ]
             assert hit == list(range(len(spans)))
 
 
@@ -63,7 +78,9 @@ def test_a_seed_chooses_the_same_cases_and_another_seed_others() -> None:
     assert matrix.full(3) == matrix.full(3) and matrix.quick(3) == matrix.quick(3)
     assert matrix.quick(3) != matrix.quick(4)
     assert set(matrix.quick(3)) <= set(matrix.full(3)), "a quick run has no cases of its own"
-    assert {case.group for case in matrix.quick(3)} == {case.group for case in matrix.full(3)} - {"halted node"}
+    assert {case.group for case in matrix.quick(3)} == {case.group for case in matrix.full(3)} - {
+        "halted node"
+    }
 
 
 def test_a_crowd_fills_the_pool_but_for_less_than_one_request() -> None:
@@ -77,10 +94,14 @@ def test_a_crowd_fills_the_pool_but_for_less_than_one_request() -> None:
 def test_the_last_line_and_the_table_count_what_went_wrong(tmp_path: Path) -> None:
     good, bad = Outcome(CASE, (), 0, 1, 0.25, 1.0), Outcome(CASE, ("lost",), 2, 1, 3.0, 1.0)
     assert run.last_line([good, bad], [], 9.0) == (
-        "2 kills in 2 cases, 2 wrong tokens, 1 cases failed; pause 0.25 s median, 0.25 s worst; 9 s in all"
+        "2 kills in 2 cases, 2 wrong tokens, 1 cases failed; pause 0.25 s median, 0.25 s worst; 9 "
+        "s in all"
     )
     assert "1 leaks" in run.last_line([good], ["a holds KV"], 9.0)
-    assert run.table([good, bad]).splitlines()[2] == "| every step | fp32 | 2 | 2 | 0 | 2 | 1 | 1.62 s | 3.00 s |"
+    assert (
+        run.table([good, bad]).splitlines()[2]
+        == "| every step | fp32 | 2 | 2 | 0 | 2 | 1 | 1.62 s | 3.00 s |"
+    )
     page = tmp_path / "page.md"
     page.write_text(f"a\n\n{run.BEGIN}\n\nold\n\n{run.END}\nb\n")
     for _ in range(2):
@@ -108,7 +129,9 @@ def test_the_parts_of_a_pause_come_from_the_log_and_make_up_the_whole() -> None:
     ]
     parts = pauses.parts_of(begin + 0.75, begin + 3.0, lines)
     assert parts == pytest.approx({"detect": 0.25, "plan": 0.25, "load": 0.75, "rebuild": 1.0})
-    assert pauses.parts_of(begin + 1.1, begin + 3.0, lines) == {}, "without its first milestone nothing is known"
+    assert pauses.parts_of(begin + 1.1, begin + 3.0, lines) == {}, (
+        "without its first milestone nothing is known"
+    )
 
 
 def test_each_way_to_lose_a_node_is_tried_on_every_stage() -> None:

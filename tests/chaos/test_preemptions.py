@@ -1,4 +1,5 @@
-"""Requests are preempted while a node is killed: every client gets the tokens of an undisturbed run."""
+"""Requests are preempted while a node is killed: every client gets the tokens of an undisturbed
+run."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.support.checker import check, reference_of
 from tests.support.forms import one_in
 from tests.support.load import Stream
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
+pytestmark = pytest.mark.skipif(
+    not native_available(), reason="torch's operators do not promise the bits"
+)
 
 ASKS = [Ask(seed, prompt_tokens=20, new_tokens=90, sampled=seed % 2 == 0) for seed in range(5)]
 
@@ -44,7 +47,12 @@ async def test_a_preempted_request_continues_with_its_tokens_while_a_node_is_kil
     async with ChaosSite(tmp_path) as site:
         await site.deploy(speculation="off")
         wanted = [reference_of(stream.events) for stream in await answers(site, 1)]
-        tight = {"concurrency": 2, "prompt_tokens": 16, "new_tokens": 8, "kv_swap_bytes": swap_bytes}
+        tight = {
+            "concurrency": 2,
+            "prompt_tokens": 16,
+            "new_tokens": 8,
+            "kv_swap_bytes": swap_bytes,
+        }
 
         async def check_all() -> None:
             for stream, right in zip(await answers(site, len(ASKS)), wanted, strict=True):
@@ -54,7 +62,11 @@ async def test_a_preempted_request_continues_with_its_tokens_while_a_node_is_kil
             """Whether KV was set aside, or positions were run again."""
             head = (await site.client.deployment(DEPLOYMENT)).stages[0]
             once = sum(ask.prompt_tokens + ask.new_tokens - 1 for ask in ASKS)
-            return head.swap is not None and head.swap.swapped_out > 0 if swap_bytes else head.tokens_done > once
+            return (
+                head.swap is not None and head.swap.swapped_out > 0
+                if swap_bytes
+                else head.tokens_done > once
+            )
 
         await site.deploy(speculation="off", **tight)
         await check_all()

@@ -12,7 +12,8 @@ from tests.chaos.proxy import Proxy
 
 DEADLINE_S = 20.0
 QUIET_S = 0.1
-"""How long nothing may come to count as nothing; too short a wait could only let a fault pass unseen."""
+"""How long nothing may come to count as nothing; too short a wait could only let a fault pass
+unseen."""
 
 
 class Echo:
@@ -40,7 +41,9 @@ class Echo:
 
 
 class Rig:
-    def __init__(self, echo: Echo, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, echo: Echo, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.echo, self.proxy, self.reader, self.writer = echo, proxy, reader, writer
         self.link = proxy.link()
 

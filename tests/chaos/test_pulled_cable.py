@@ -26,7 +26,8 @@ PROMPT, PROMPT_TOKENS, NEW_TOKENS = "Once upon a time", 4, 40
 STARTUP_S = 120.0
 ANSWER_S = 120.0
 HELD_S = 5.0
-"""How long the node holds its step, so that the cable is out before it ends: far more than the test needs."""
+"""How long the node holds its step, so that the cable is out before it ends: far more than the test
+needs."""
 
 
 @dataclass
@@ -47,7 +48,15 @@ class Site:
         return dict(json.loads(ended.stdout))
 
     def pull(self, host: str) -> None:
-        command = ["ip", "-n", self.network.namespace(host), "link", "set", namespaces.DEVICE, "down"]
+        command = [
+            "ip",
+            "-n",
+            self.network.namespace(host),
+            "link",
+            "set",
+            namespaces.DEVICE,
+            "down",
+        ]
         subprocess.run(command, check=True, timeout=60)
 
 
@@ -70,25 +79,54 @@ def start(network: namespaces.Network, launcher: processes.Launcher, directory: 
     identities = Identities(directory)
     tls = {host: identities.host(host) for host in HOSTS}
     listen = {host: ("--listen", f"{network.address(host)}:0") for host in HOSTS}
-    running, ready = launcher.daemon("coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"])
+    running, ready = launcher.daemon(
+        "coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"]
+    )
     coordinator = processes.address_when_ready(running, ready, STARTUP_S)
     ours = ("--failpoints", str(directory), "--coordinator", coordinator, "--threads", "1")
     agents = [
-        launcher.daemon(name, "tests.chaos.agent", tls[name], "--name", name, *listen[name], *ours) for name in NODES
+        launcher.daemon(name, "tests.chaos.agent", tls[name], "--name", name, *listen[name], *ours)
+        for name in NODES
     ]
     for running, ready in agents:
         processes.address_when_ready(running, ready, STARTUP_S)
     site = Site(network, launcher, tls, coordinator, directory)
     site.ask("model", "add", str(DEMO_MODEL), "--name", MODEL)
-    site.ask("deploy", DEPLOYMENT, "--model", MODEL, "--layers", LAYERS, "--dtype", "float32", "--timeout", "100")
+    site.ask(
+        "deploy",
+        DEPLOYMENT,
+        "--model",
+        MODEL,
+        "--layers",
+        LAYERS,
+        "--dtype",
+        "float32",
+        "--timeout",
+        "100",
+    )
     return site
 
 
 @pytest.mark.long
 def test_an_answer_goes_on_when_a_cable_is_pulled(site: Site) -> None:
-    asked = ("generate", DEPLOYMENT, "--prompt", PROMPT, "--max-tokens", str(NEW_TOKENS), "--temperature", "0")
+    asked = (
+        "generate",
+        DEPLOYMENT,
+        "--prompt",
+        PROMPT,
+        "--max-tokens",
+        str(NEW_TOKENS),
+        "--temperature",
+        "0",
+    )
     right = site.ask(*asked)
-    held = Failpoint("held", Place.BEFORE_COMPUTE, position=PROMPT_TOKENS + 9, action=Action.SLEEP, seconds=HELD_S)
+    held = Failpoint(
+        "held",
+        Place.BEFORE_COMPUTE,
+        position=PROMPT_TOKENS + 9,
+        action=Action.SLEEP,
+        seconds=HELD_S,
+    )
     failpoints.arm(site.directory, "b", [held])
     running = site.edgectl(*asked, "-o", "json")
     processes.wait_until(lambda: "held" in failpoints.marks(site.directory), ANSWER_S, running.said)

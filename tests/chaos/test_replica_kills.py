@@ -32,7 +32,9 @@ async def test_a_killed_replica_costs_no_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_a_coordinator_that_is_killed_around_their_write_has_all_replicas_or_none(tmp_path: Path) -> None:
+async def test_a_coordinator_that_is_killed_around_their_write_has_all_replicas_or_none(
+    tmp_path: Path,
+) -> None:
     async with ChaosSite(tmp_path, NODES) as site:
         for place, count in ((Place.BEFORE_SAVE, 0), (Place.AFTER_SAVE, len(NODES))):
             site.arm(COORDINATOR, [Failpoint(f"killed {place}", place, what="new->loading")])

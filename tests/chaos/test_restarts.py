@@ -1,4 +1,5 @@
-"""Nodes that restart again and again leave nothing in their coordinator: no entry, connection, task, file or memory."""
+"""Nodes that restart again and again leave nothing in their coordinator: no entry, connection,
+task, file or memory."""
 
 from __future__ import annotations
 
@@ -34,12 +35,16 @@ async def restart(site: ChaosSite, names: list[str]) -> None:
 
 
 async def settled(site: ChaosSite) -> dict[str, int]:
-    """The coordinator's counts, once each node has its one connection; streams that ended are gone by then."""
+    """The coordinator's counts, once each node has its one connection; streams that ended are gone
+    by then."""
     counts: dict[str, int] = {}
 
     async def one_each() -> bool:
         counts.update(await site.census(COORDINATOR))
-        return all(counts[what] == len(NODES) for what in ("nodes", "connected", "streams", "streams alive"))
+        return all(
+            counts[what] == len(NODES)
+            for what in ("nodes", "connected", "streams", "streams alive")
+        )
 
     try:
         await site.until(one_each, SETTLED_S)
@@ -49,7 +54,9 @@ async def settled(site: ChaosSite) -> dict[str, int]:
 
 
 @pytest.mark.timeout(900)
-async def test_nodes_that_restart_leave_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_nodes_that_restart_leave_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chance, count = random.Random(5), int(os.environ.get(COUNT, in_form(15, 30)))
     async with ChaosSite(tmp_path, NODES) as site:
         ids = {node.name: node.node_id for node in await site.client.nodes()}
@@ -61,12 +68,26 @@ async def test_nodes_that_restart_leave_nothing_behind(tmp_path: Path, capsys: p
                 await restart(site, names)
                 done += len(names)
             counts = await settled(site)
-            samples.append((coordinator.memory_info().rss, coordinator.num_fds(), coordinator.num_threads(), counts))
+            samples.append(
+                (
+                    coordinator.memory_info().rss,
+                    coordinator.num_fds(),
+                    coordinator.num_threads(),
+                    counts,
+                )
+            )
         assert {node.name: node.node_id for node in await site.client.nodes()} == ids
     (rss, files, threads, before), (rss_after, files_after, threads_after, after) = samples
     with capsys.disabled():
-        say(f"\n{done} restarts: {(rss_after - rss) / MIB:+.1f} MiB, {files} and then {files_after} files")
+        say(
+            f"\n{done} restarts: {(rss_after - rss) / MIB:+.1f} MiB, {files} and then "
+            f"{files_after} files"
+        )
     assert rss_after - rss <= GROWTH_LIMIT_BYTES
-    assert files_after <= files + 3 and threads_after <= threads + 3 and after["tasks"] <= before["tasks"] + 3
+    assert (
+        files_after <= files + 3
+        and threads_after <= threads + 3
+        and after["tasks"] <= before["tasks"] + 3
+    )
     same = ("attachments", "attachments alive", "requests alive", "waiting for the state", "jobs")
     assert [after[what] for what in same] == [0] * len(same)

@@ -1,4 +1,5 @@
-"""A node that stands by takes a lost stage's layers from its memory: nothing is fetched, and no token changes."""
+"""A node that stands by takes a lost stage's layers from its memory: nothing is fetched, and no
+token changes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.support.checker import check, reference_of
 from tests.support.forms import one_in
 from tests.support.load import Stream
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
+pytestmark = pytest.mark.skipif(
+    not native_available(), reason="torch's operators do not promise the bits"
+)
 
 
 async def standbys(site: ChaosSite) -> dict[NodeName, str]:
@@ -31,7 +34,11 @@ async def standbys(site: ChaosSite) -> dict[NodeName, str]:
 
 
 def blobs(site: ChaosSite, name: str) -> set[Path]:
-    return {file for file in (site.directory / name).rglob("*") if file.is_file() and "blobs" in file.parts}
+    return {
+        file
+        for file in (site.directory / name).rglob("*")
+        if file.is_file() and "blobs" in file.parts
+    }
 
 
 async def answer(site: ChaosSite, victim: str = "") -> Stream:

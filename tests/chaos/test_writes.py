@@ -1,6 +1,8 @@
-"""A coordinator that is killed around a write loses nothing that it acknowledged, and ends nothing that runs.
+"""A coordinator that is killed around a write loses nothing that it acknowledged, and ends nothing
+that runs.
 
-All writes: `python -m tests.chaos.writes`, or EDGESHARD_CHAOS_WRITES=0. Here are some, chosen by a seed.
+All writes: `python -m tests.chaos.writes`, or EDGESHARD_CHAOS_WRITES=0. Here are some, chosen by a
+seed.
 """
 
 from __future__ import annotations
@@ -39,12 +41,19 @@ def test_every_way_between_phases_is_written_in_some_case() -> None:
 
 
 def test_whatever_is_written_can_be_hit_and_is() -> None:
-    """Methods of the store that change its file while a coordinator runs, and files of the model store."""
-    changing = {name for name, method in vars(StateStore).items() if "_transaction(" in _source(method)}
+    """Methods of the store that change its file while a coordinator runs, and files of the model
+    store."""
+    changing = {
+        name for name, method in vars(StateStore).items() if "_transaction(" in _source(method)
+    }
     changing.remove("_next_term")  # before it runs
     assert changing == DEPLOYMENTS | WRITES.keys()
     phases = "|".join(phase.value for phase in Phase)
-    others = {write.what for write in writes.WRITES if not re.fullmatch(f"(new|{phases})->(gone|{phases})", write.what)}
+    others = {
+        write.what
+        for write in writes.WRITES
+        if not re.fullmatch(f"(new|{phases})->(gone|{phases})", write.what)
+    }
     assert others == {*WRITES.values(), *FILES}
 
 
@@ -61,9 +70,14 @@ async def test_a_coordinator_killed_around_a_write_loses_nothing(
     chosen, count = list(writes.cases()), int(os.environ.get(COUNT, in_form(1, 6)))
     if count:
         seed = os.environ.get(SEED, "7")
-        chosen = sorted(random.Random(f"{seed} writes").sample(chosen, count), key=lambda case: case[0].name(case[1]))
+        chosen = sorted(
+            random.Random(f"{seed} writes").sample(chosen, count),
+            key=lambda case: case[0].name(case[1]),
+        )
     outcomes = await writes.run(chosen, tmp_path)
-    assert len(outcomes) == len(chosen) and not any(outcome.problems for outcome in outcomes), capsys.readouterr().out
+    assert len(outcomes) == len(chosen) and not any(outcome.problems for outcome in outcomes), (
+        capsys.readouterr().out
+    )
 
 
 def _source(method: object) -> str:

@@ -50,8 +50,8 @@ class Undisturbed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`problems` is empty when the case holds. `pause_s` is the longest wait of any request for a token, less its wait
-    when nothing goes wrong."""
+    """`problems` is empty when the case holds. `pause_s` is the longest wait of any request for a
+    token, less its wait when nothing goes wrong."""
 
     case: Case
     problems: tuple[str, ...]
@@ -65,7 +65,8 @@ class Outcome:
 
 
 class Trials:
-    """Runs cases one after the other; cases of one shape and dtype share a deployment, whose spec has `fields`."""
+    """Runs cases one after the other; cases of one shape and dtype share a deployment, whose spec
+    has `fields`."""
 
     def __init__(self, site: ChaosSite, **fields: object) -> None:
         self.site = site
@@ -108,7 +109,9 @@ class Trials:
         problems = await self._serve(case, streams, len(first), set(points))
         wall_s = time.monotonic() - began
         marked = self.site.marks()
-        problems += [f"the failpoint {point} did not act" for point in points if point not in marked]
+        problems += [
+            f"the failpoint {point} did not act" for point in points if point not in marked
+        ]
         if len(self._disturbed_at) < len(case.links):
             problems.append("a link's fault was never set")
         if any(link.up.flips_done == before for link, before in self._flips):
@@ -120,7 +123,9 @@ class Trials:
             wrong += verdict.wrong_tokens
             problems += [f"request {number}: {problem}" for problem in verdict.problems]
             if stream.error is not None:
-                problems.append(f"request {number} failed: {stream.error.reason}: {stream.error.message}")
+                problems.append(
+                    f"request {number} failed: {stream.error.reason}: {stream.error.message}"
+                )
         await self.site.killed(points)
         await self.site.restore()
         pause_s = max(
@@ -133,14 +138,19 @@ class Trials:
         kills = sum(points[point] is Action.KILL for point in points if point in marked)
         faults = [mark.at for point, mark in marked.items() if point in points] + self._disturbed_at
         fault_at = min(faults, default=0.0)
-        return Outcome(case, tuple(problems), wrong, kills, max(0.0, pause_s), wall_s, tuple(streams), fault_at)
+        return Outcome(
+            case, tuple(problems), wrong, kills, max(0.0, pause_s), wall_s, tuple(streams), fault_at
+        )
 
     async def nothing_left(self) -> list[str]:
-        """The faults of the site at rest: KV that a node still holds. A leak would stay for ever."""
+        """The faults of the site at rest: KV that a node still holds. A leak would stay for
+        ever."""
         try:
             await self.site.kv_gone(KV_GONE_S)
         except TimeoutError:
-            return [f"{name} holds KV" for name, held in (await self.site.kv_bytes()).items() if held]
+            return [
+                f"{name} holds KV" for name, held in (await self.site.kv_bytes()).items() if held
+            ]
         return []
 
     def forget_site(self, site: ChaosSite) -> None:
@@ -148,7 +158,8 @@ class Trials:
         self.site, self._deployed = site, None
 
     async def _deploy(self, case: Case) -> None:
-        """Three stages and a spare, as cases want them: with two nodes lost, those that are left share the layers."""
+        """Three stages and a spare, as cases want them: with two nodes lost, those that are left
+        share the layers."""
         wanted = case.shape, case.dtype
         if self._deployed != wanted or len(await self.site.stages()) != STAGES:
             fields = {} if case.shape is None else await self._add(case.shape)
@@ -156,7 +167,8 @@ class Trials:
             self._deployed = wanted
 
     async def _add(self, shape: Shape) -> dict[str, object]:
-        """Add the model of a shape to the site; return the fields of a deployment's spec that run it."""
+        """Add the model of a shape to the site; return the fields of a deployment's spec that run
+        it."""
         if ModelName(shape) not in {model.name for model in await self.site.client.stored_models()}:
             directory = self.site.directory / f"model of {shape}"
             save(shape, directory)
@@ -167,7 +179,9 @@ class Trials:
         key = case.shape, case.dtype, ask
         if key not in self._undisturbed:
             stream = await self._undisturbed_run(ask)
-            self._undisturbed[key] = Undisturbed(reference_of(stream.events), statistics.median(stream.waits_s[1:]))
+            self._undisturbed[key] = Undisturbed(
+                reference_of(stream.events), statistics.median(stream.waits_s[1:])
+            )
         return self._undisturbed[key]
 
     async def _undisturbed_run(self, ask: Ask) -> Stream:
@@ -175,7 +189,8 @@ class Trials:
             return await answered(self.site, ask)
 
     async def _arm(self, case: Case) -> dict[str, Action]:
-        """The failpoints of a case, in the processes that they are of now: their ids and actions."""
+        """The failpoints of a case, in the processes that they are of now: their ids and
+        actions."""
         placed = await self.site.placed()
         by_process: dict[str, list[Failpoint]] = {}
         for number, fault in enumerate(case.faults):
@@ -193,7 +208,9 @@ class Trials:
             self.site.arm(process, points)
         return {point.id: point.action for points in by_process.values() for point in points}
 
-    async def _serve(self, case: Case, streams: Sequence[Stream], first: int, points: set[str]) -> list[str]:
+    async def _serve(
+        self, case: Case, streams: Sequence[Stream], first: int, points: set[str]
+    ) -> list[str]:
         """Run the requests under the case's faults, to the end of all."""
         client = self.site.client
         running = [asyncio.create_task(stream.run(client)) for stream in streams[:first]]
@@ -205,7 +222,9 @@ class Trials:
             async with asyncio.timeout(REQUEST_S):
                 if first < len(streams):
                     await asyncio.gather(*(stream.has(2) for stream in streams[:first]))
-                    running += [asyncio.create_task(stream.run(client)) for stream in streams[first:]]
+                    running += [
+                        asyncio.create_task(stream.run(client)) for stream in streams[first:]
+                    ]
                 await asyncio.gather(*running)
         except TimeoutError:
             waiting = [str(number) for number, stream in enumerate(streams) if not stream.over]
@@ -218,7 +237,9 @@ class Trials:
             broken = [end for end in ends if isinstance(end, Exception)]
         return [f"the harness itself failed: {error!r}" for error in broken]
 
-    async def _bring_back(self, points: set[str] | None, names: Sequence[str], ended: asyncio.Event) -> None:
+    async def _bring_back(
+        self, points: set[str] | None, names: Sequence[str], ended: asyncio.Event
+    ) -> None:
         """A coordinator returns at once. If one spare is too few, nodes return when all that were
         to be lost are lost.
         """

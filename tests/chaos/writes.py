@@ -1,4 +1,5 @@
-"""The coordinator is killed around each of its writes, and must come back with all that it acknowledged.
+"""The coordinator is killed around each of its writes, and must come back with all that it
+acknowledged.
 
     python -m tests.chaos.writes [--only TEXT] [--keep DIR]
 
@@ -53,7 +54,8 @@ from tests.support.site import COORDINATOR
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`what` the coordinator writes, as `hooks.hook_coordinator` names it, and the story that brings it about.
+    """`what` the coordinator writes, as `hooks.hook_coordinator` names it, and the story that
+    brings it about.
 
     `edge` is the way between phases that is written so, as `core.deployments.transitions` has it.
     """
@@ -72,14 +74,30 @@ WRITES = (
     Write("new->loading", "deploy"),
     Write("loading->activating", "deploy", (Phase.LOADING, Trigger.ALL_PREPARED)),
     Write("activating->ready", "deploy", (Phase.ACTIVATING, Trigger.HEAD_READY)),
-    Write("loading->failed", "deploy, a node dies loading", (Phase.LOADING, Trigger.BROKE_BEFORE_READY)),
-    Write("activating->failed", "deploy, the head dies opening", (Phase.ACTIVATING, Trigger.BROKE_BEFORE_READY)),
+    Write(
+        "loading->failed",
+        "deploy, a node dies loading",
+        (Phase.LOADING, Trigger.BROKE_BEFORE_READY),
+    ),
+    Write(
+        "activating->failed",
+        "deploy, the head dies opening",
+        (Phase.ACTIVATING, Trigger.BROKE_BEFORE_READY),
+    ),
     Write("ready->waiting", "a node dies", (Phase.READY, Trigger.BROKE_AFTER_READY)),
     Write("waiting->loading", "a node dies", (Phase.WAITING, Trigger.REPLANNED)),
     Write("loading->activating", "a node dies"),
     Write("activating->ready", "a node dies"),
-    Write("loading->waiting", "a node dies, the spare dies loading", (Phase.LOADING, Trigger.BROKE_AFTER_READY)),
-    Write("activating->waiting", "a node dies, the head dies opening", (Phase.ACTIVATING, Trigger.BROKE_AFTER_READY)),
+    Write(
+        "loading->waiting",
+        "a node dies, the spare dies loading",
+        (Phase.LOADING, Trigger.BROKE_AFTER_READY),
+    ),
+    Write(
+        "activating->waiting",
+        "a node dies, the head dies opening",
+        (Phase.ACTIVATING, Trigger.BROKE_AFTER_READY),
+    ),
     Write("ready->activating", "the head's stream breaks", (Phase.READY, Trigger.HEAD_DETACHED)),
     Write("activating->ready", "the head's stream breaks"),
     Write("waiting->activating", "the coordinator restarts", (Phase.WAITING, Trigger.ADOPTED)),
@@ -116,7 +134,8 @@ def cases(only: str = "") -> Iterator[tuple[Write, Place]]:
 
 @dataclass(slots=True)
 class Outcome:
-    """`problems` is empty when the case holds; `answer_s` is from the restarted coordinator's start to its answer."""
+    """`problems` is empty when the case holds; `answer_s` is from the restarted coordinator's start
+    to its answer."""
 
     name: str
     problems: list[str] = field(default_factory=list)
@@ -146,14 +165,18 @@ class Writes:
         self._reference = reference_of(stream.events)
 
     async def run(self, write: Write, place: Place) -> Outcome:
-        """The outcome of a case. The site is whole afterwards. Raises TimeoutError when that takes too long."""
+        """The outcome of a case. The site is whole afterwards. Raises TimeoutError when that takes
+        too long."""
         self._count += 1
         outcome, began = Outcome(write.name(place)), time.monotonic()
         point = f"{self._count} {outcome.name}"
         story = Story(self.operator, write.story, self._count)
         async with asyncio.timeout(4 * LIMIT_S):
             await story.prepare()
-            streams = [await self._begin(STEADY), *([await self._begin(TRIED)] if story.begins_ready else [])]
+            streams = [
+                await self._begin(STEADY),
+                *([await self._begin(TRIED)] if story.begins_ready else []),
+            ]
             before = await self.operator.known()
             seen = self._log_size()
             self.site.arm(COORDINATOR, [Failpoint(point, place, what=write.what, time=write.time)])
@@ -168,12 +191,18 @@ class Writes:
             outcome.problems += story.lost(before, after, answered)
             await story.heal()
             for end in await asyncio.gather(acting, return_exceptions=True):
-                outcome.problems += [f"the call failed: {end!r}"] if isinstance(end, Exception) else []
-            outcome.problems += [problem for stream in streams for problem in await self._ended(*stream, story)]
+                outcome.problems += (
+                    [f"the call failed: {end!r}"] if isinstance(end, Exception) else []
+                )
+            outcome.problems += [
+                problem for stream in streams for problem in await self._ended(*stream, story)
+            ]
             outcome.problems += await story.finish(before)
             outcome.problems += self._released(seen)
         if outcome.answer_s > ANSWER_S:
-            outcome.problems.append(f"the coordinator answered {outcome.answer_s:.2f} s after its start")
+            outcome.problems.append(
+                f"the coordinator answered {outcome.answer_s:.2f} s after its start"
+            )
         outcome.wall_s = time.monotonic() - began
         return outcome
 
@@ -197,7 +226,9 @@ class Writes:
         await asyncio.wait_for(stream.has(2), LIMIT_S)
         return stream, running
 
-    async def _ended(self, stream: Stream, running: asyncio.Task[Stream], story: Story) -> list[str]:
+    async def _ended(
+        self, stream: Stream, running: asyncio.Task[Stream], story: Story
+    ) -> list[str]:
         assert self._reference is not None
         try:
             await asyncio.wait_for(running, LIMIT_S)
@@ -206,8 +237,15 @@ class Writes:
         if stream.error is not None:
             # A request on a deleted deployment ends with an error that reports it.
             allowed = story.deletes and stream.deployment == TRIED
-            return [] if allowed else [f"a request of {stream.deployment} failed: {stream.error.message}"]
-        return [f"{stream.deployment}: {problem}" for problem in check(stream.events, self._reference).problems]
+            return (
+                []
+                if allowed
+                else [f"a request of {stream.deployment} failed: {stream.error.message}"]
+            )
+        return [
+            f"{stream.deployment}: {problem}"
+            for problem in check(stream.events, self._reference).problems
+        ]
 
     def _log_size(self) -> int:
         return len(self.site.daemons[COORDINATOR].log_path.read_bytes())
@@ -216,8 +254,16 @@ class Writes:
         """Commands that would end what serves, in the coordinator's log from there on."""
         lines = self.site.daemons[COORDINATOR].log_path.read_bytes()[seen:].decode().splitlines()
         said = [json.loads(line) for line in lines if line.startswith("{")]
-        commands = [line for line in said if line.get("event") == "command_sent" and line.get("deployment") == STEADY]
-        return [f"node was sent {line['kind']} for {STEADY}" for line in commands if line["kind"] != "ActivateHead"]
+        commands = [
+            line
+            for line in said
+            if line.get("event") == "command_sent" and line.get("deployment") == STEADY
+        ]
+        return [
+            f"node was sent {line['kind']} for {STEADY}"
+            for line in commands
+            if line["kind"] != "ActivateHead"
+        ]
 
 
 async def run(chosen: Sequence[tuple[Write, Place]], directory: Path) -> list[Outcome]:
@@ -225,7 +271,9 @@ async def run(chosen: Sequence[tuple[Write, Place]], directory: Path) -> list[Ou
     outcomes: list[Outcome] = []
     async with ChaosSite(directory, NODES) as site:
         if not site.native:
-            raise SystemExit("The native kernels are not in use, and no other bits are promised: `make setup`.")
+            raise SystemExit(
+                "The native kernels are not in use, and no other bits are promised: `make setup`."
+            )
         trial = Writes(site)
         await trial.start()
         for write, place in chosen:
@@ -236,7 +284,10 @@ async def run(chosen: Sequence[tuple[Write, Place]], directory: Path) -> list[Ou
                 return outcomes
             outcomes.append(outcome)
             verdict = "FAIL" if outcome.problems else "ok"
-            say(f"{verdict:4} answer {outcome.answer_s:.2f} s, {outcome.wall_s:4.1f} s  {outcome.name}")
+            say(
+                f"{verdict:4} answer {outcome.answer_s:.2f} s, {outcome.wall_s:4.1f} s  "
+                f"{outcome.name}"
+            )
             for problem in outcome.problems:
                 say(f"    {problem}")
     return outcomes
@@ -246,18 +297,24 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     answers = [outcome.answer_s for outcome in outcomes]
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     return (
-        f"{len(outcomes)} kills, {failed} failed; from start to answer {statistics.median(answers):.2f} s in the "
-        f"median, {max(answers):.2f} s at most; {sum(outcome.wall_s for outcome in outcomes):.0f} s in all"
+        f"{len(outcomes)} kills, {failed} failed; from start to answer "
+        f"{statistics.median(answers):.2f} s in the "
+        f"median, {max(answers):.2f} s at most; {sum(outcome.wall_s for outcome in outcomes):.0f} "
+        "s in all"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="cases whose name has the text")
     parser.add_argument("--keep", type=Path, help="leave the logs here")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        directory = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        directory = arguments.keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        )
         directory.mkdir(parents=True, exist_ok=True)
         outcomes = asyncio.run(run(list(cases(arguments.only)), directory))
     say(summary(outcomes))

@@ -34,7 +34,10 @@ def rendered(model: ChatModel, conversation: Conversation = HELLO) -> str:
 
 
 def test_the_file_of_its_own_counts_then_the_settings_of_the_tokenizer() -> None:
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].function.name }}"}]
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
+    ]
     assert rendered(model_with({"chat_template": "inside"})) == "inside"
     assert rendered(model_with({"chat_template": "inside"}, "beside")) == "beside"
     both = model_with({"chat_template": named})
@@ -43,7 +46,11 @@ def test_the_file_of_its_own_counts_then_the_settings_of_the_tokenizer() -> None
 
 
 def test_special_tokens_are_named_and_become_their_ids() -> None:
-    settings = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "add_bos_token": True}
+    settings = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "special": True},
+        "add_bos_token": True,
+    }
     model = model_with(settings, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
     tokens = model.tokenize(rendered(model), special=False)
     assert (tokens[0], tokens[-1]) == (1, 2) and model.detokenize(tokens) == "<s>Hello</s>"
@@ -114,7 +121,9 @@ def test_the_template_says_how_answers_are_to_be_read(
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
     ],
 )  # fmt: skip
-def test_defaults_are_those_of_the_generation_config(values: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_defaults_are_those_of_the_generation_config(
+    values: dict[str, Any], expected: dict[str, Any]
+) -> None:
     assert model_with(**values).defaults == GenerationDefaults(**expected)
     assert model_with(**values).defaults.given() == expected
 
@@ -133,11 +142,15 @@ def test_defaults_are_those_of_the_generation_config(values: dict[str, Any], exp
     ],
 )
 def test_defaults_that_no_request_may_have_are_left_out(values: dict[str, Any]) -> None:
-    assert model_with(**values, repetition_penalty=1.25).defaults == GenerationDefaults(repetition_penalty=1.25)
+    assert model_with(**values, repetition_penalty=1.25).defaults == GenerationDefaults(
+        repetition_penalty=1.25
+    )
 
 
 def test_what_is_missing_is_said_with_what_to_do() -> None:
-    with pytest.raises(FailedPreconditionError, match=r"put a chat_template\.jinja into its directory") as caught:
+    with pytest.raises(
+        FailedPreconditionError, match=r"put a chat_template\.jinja into its directory"
+    ) as caught:
         model_with().render(HELLO)
     assert caught.value.reason == "NO_CHAT_TEMPLATE"
     with pytest.raises(FailedPreconditionError) as caught:
@@ -153,11 +166,19 @@ def test_what_is_missing_is_said_with_what_to_do() -> None:
 
 def test_the_demo_models_template_knows_tools() -> None:
     model = model_with({}, (DEMO / "chat_template.jinja").read_text(encoding="utf-8"))
-    talk: list[dict[str, Any]] = [{"role": "system", "content": "Once"}, {"role": "user", "content": "there lived"}]
+    talk: list[dict[str, Any]] = [
+        {"role": "system", "content": "Once"},
+        {"role": "user", "content": "there lived"},
+    ]
     assert rendered(model, Conversation(json.dumps(talk))) == "Once\n\nthere lived"
     call = {"function": {"name": "find", "arguments": '{"what": "<king>"}'}}
-    talk += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "a king"}]
-    tools = [{"type": "function", "function": {"name": "find", "description": "looks for somebody"}}]
+    talk += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "a king"},
+    ]
+    tools = [
+        {"type": "function", "function": {"name": "find", "description": "looks for somebody"}}
+    ]
     text, answer_format = model.render(Conversation(json.dumps(talk), json.dumps(tools)))
     called = '<tool_call>{"name": "find", "arguments": {"what": "<king>"}}</tool_call>'
     assert text == f"find: looks for somebody\n\nOnce\n\nthere lived\n\n{called}\n\na king"
@@ -165,4 +186,6 @@ def test_the_demo_models_template_knows_tools() -> None:
     ids = count()
     parser = AnswerParser(answer_format, tools, lambda: f"id{next(ids)}")
     deltas = [*parser.feed(called), *parser.finish()]
-    assert deltas == [ToolCall(0, "id0", "find", '{"what": "<king>"}')], "it is read as it is written"
+    assert deltas == [ToolCall(0, "id0", "find", '{"what": "<king>"}')], (
+        "it is read as it is written"
+    )

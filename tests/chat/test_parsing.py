@@ -41,7 +41,12 @@ FORMATS = {
     "minimax": tagged("<minimax:tool_call>", "</minimax:tool_call>", in_reasoning=True, **THINK),
     "nemotron": tagged("<TOOLCALL>", "</TOOLCALL>", **THINK),
     "kimi": tagged("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", **THINK),
-    "gemma": tagged("<|tool_call>", "<tool_call|>", reasoning_begin="<|channel>thought\n", reasoning_end="<channel|>"),
+    "gemma": tagged(
+        "<|tool_call>",
+        "<tool_call|>",
+        reasoning_begin="<|channel>thought\n",
+        reasoning_end="<channel|>",
+    ),
     "lfm": tagged("<|tool_call_start|>", "<|tool_call_end|>"),
     "cohere": tagged("<|START_ACTION|>", "<|END_ACTION|>"),
     "listed": AnswerFormat(ToolFormat.LISTED),
@@ -58,7 +63,8 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("tagged", "  \n", "  \n", "", []),
     ("tagged", "", "", "", []),
     ("tagged", f"<tool_call>\n{FIND}\n</tool_call>", "", "", ASKED),
-    ("tagged", f"Yes.\n<tool_call>{FIND}</tool_call>\n<tool_call>{FIND}</tool_call> Done.", "Yes.\nDone.", "",
+    ("tagged", f"Yes.\n<tool_call>{FIND}</tool_call>\n<tool_call>{FIND}</tool_call> "
+               "Done.", "Yes.\nDone.", "",
      ASKED * 2),
     ("tagged", f"<tool_call>{FIND}", "", "", ASKED),
     ("tagged", "<tool_call>{bad}</tool_call> so", "<tool_call>{bad}</tool_call> so", "", []),
@@ -86,16 +92,21 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
      "<arg_value>x</arg_value></tool_call>", "", "", [("set", {"text": None, "count": "x"})]),
     ("tagged", '<tool_call>{"name": "go", "arguments": {"far": "\\ud800"}}</tool_call>', "", "",
      [("go", {"far": "\ud800"})]),
-    ("minimax", 'hm</think>\n\nI look.\n<minimax:tool_call>\n<invoke name="find">\n<parameter name="what">7</parameter>'
-     '\n</invoke>\n<invoke name="go">\n<parameter name="far">[1, "é"]</parameter>\n</invoke>\n</minimax:tool_call>\n',
+    ("minimax", 'hm</think>\n\nI look.\n<minimax:tool_call>\n<invoke name="find">\n<parameter '
+                'name="what">7</parameter>'
+     '\n</invoke>\n<invoke name="go">\n<parameter name="far">[1, '
+     '"é"]</parameter>\n</invoke>\n</minimax:tool_call>\n',
      "I look.\n", "hm", [*ASKED, ("go", {"far": [1, "é"]})]),
-    ("minimax", '</think><minimax:tool_call><invoke name="go"></invoke></minimax:tool_call>', "", "", [("go", {})]),
-    ("minimax", '</think><minimax:tool_call><invoke name="go">', '<minimax:tool_call><invoke name="go">', "", []),
+    ("minimax", '</think><minimax:tool_call><invoke '
+                'name="go"></invoke></minimax:tool_call>', "", "", [("go", {})]),
+    ("minimax", '</think><minimax:tool_call><invoke '
+                'name="go">', '<minimax:tool_call><invoke name="go">', "", []),
     ("minimax", '</think><minimax:tool_call><invoke name="go"></invoke> so</minimax:tool_call>',
      '<minimax:tool_call><invoke name="go"></invoke> so</minimax:tool_call>', "", []),
     ("nemotron", f"<think>hm</think>\n<TOOLCALL>[{FIND}, {FIND}]</TOOLCALL>", "", "hm", ASKED * 2),
     ("kimi", "Yes<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>"
-     '{"what": "7"}<|tool_call_end|><|tool_call_begin|>functions.go:1 <|tool_call_argument_begin|>{}<|tool_call_end|>'
+     '{"what": "7"}<|tool_call_end|><|tool_call_begin|>functions.go:1 '
+     '<|tool_call_argument_begin|>{}<|tool_call_end|>'
      "<|tool_calls_section_end|>", "Yes", "", [("find", {"what": "7"}, "functions.find:0"),
      ("go", {}, "functions.go:1")]),
     ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>far<|tool_call_end|>"
@@ -103,25 +114,30 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
      "<|tool_call_end|><|tool_calls_section_end|>", "", []),
     ("gemma", '<|channel>thought\nhm\n<channel|><|tool_call>call:find{what:<|"|>7<|"|>}<tool_call|>', "", "hm\n",
      ASKED),
-    ("gemma", '<|tool_call>call:go{far:[1,-2.5,<|"|>{a}, "b"<|"|>],by:{<|"|>x y<|"|>:true,z:null}}<tool_call|>'
+    ("gemma", '<|tool_call>call:go{far:[1,-2.5,<|"|>{a}, "b"<|"|>],by:{<|"|>x '
+              'y<|"|>:true,z:null}}<tool_call|>'
      "<|tool_call>call:go{}<tool_call|>", "", "",
      [("go", {"far": [1, -2.5, '{a}, "b"'], "by": {"x y": True, "z": None}}), ("go", {})]),
     ("gemma", "<|tool_call>call:go{far}<tool_call|>", "<|tool_call>call:go{far}<tool_call|>", "", []),
     ("gemma", "<|channel>final", "<|channel>final", "", []),
-    ("lfm", 'Yes.<|tool_call_start|>[find(what="7"), go(far=[1, 2.5], by={"x": None, \'y\': (True,)})]'
+    ("lfm", 'Yes.<|tool_call_start|>[find(what="7"), go(far=[1, 2.5], by={"x": None, \'y\': '
+            '(True,)})]'
      "<|tool_call_end|>So.",
      "Yes.So.", "", [*ASKED, ("go", {"far": [1, 2.5], "by": {"x": None, "y": [True]}})]),
-    ("lfm", "<|tool_call_start|>[go(far='it\\'s\\n\\u00e9 \\d', by=\"\"\"a \"b\" \"\"\")]<|tool_call_end|>", "", "",
+    ("lfm", "<|tool_call_start|>[go(far='it\\'s\\n\\u00e9 \\d', by=\"\"\"a \"b\" "
+            "\"\"\")]<|tool_call_end|>", "", "",
      [("go", {"far": "it's\né \\d", "by": 'a "b" '})]),
     ("lfm", f"<|tool_call_start|>[{FIND}]<|tool_call_end|>", "", "", ASKED),
     ("lfm", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "", []),
     ("lfm", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>",
      "", []),
-    ("cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", "parameters": {"what": "7"}}\n]'
+    ("cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", "parameters": '
+               '{"what": "7"}}\n]'
      "<|END_ACTION|>", "", "", ASKED),
     ("listed", f"[TOOL_CALLS] [{FIND}]", "", "", ASKED),
     ("listed", f"Yes [TOOL_CALLS][{FIND}, {FIND}]", "Yes ", "", ASKED * 2),
-    ("listed", '[TOOL_CALLS]find[ARGS]{"what": "7"}[TOOL_CALLS]go{"far": 7}', "", "", [*ASKED, ("go", {"far": 7})]),
+    ("listed", '[TOOL_CALLS]find[ARGS]{"what": "7"}[TOOL_CALLS]go{"far": '
+               '7}', "", "", [*ASKED, ("go", {"far": 7})]),
     ("listed", "\n[TOOL_CALLS]nothing", "\n[TOOL_CALLS]nothing", "", []),
     ("listed", "[TOOL_CALLS]nothing", "[TOOL_CALLS]nothing", "", []),
     ("listed", "[TOOL_", "[TOOL_", "", []),
@@ -136,10 +152,13 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
      []),
     ("channels", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
      "Yes", "hm", []),
-    ("channels", "<|channel|>commentary to=functions.find <|constrain|>json<|message|>" '{"what": "7"}<|call|>', "", "",
+    ("channels", "<|channel|>commentary to=functions.find "
+                 "<|constrain|>json<|message|>" '{"what": "7"}<|call|>', "", "",
      ASKED),
-    ("channels", '<|channel|>commentary to=functions.find<|constrain|>json<|message|>{"what": "7"}', "", "", ASKED),
-    ("channels", ' to=functions.find<|channel|>commentary<|message|>{"what": "7"}<|call|>', "", "", ASKED),
+    ("channels", '<|channel|>commentary to=functions.find<|constrain|>json<|message|>{"what": '
+                 '"7"}', "", "", ASKED),
+    ("channels", ' to=functions.find<|channel|>commentary<|message|>{"what": '
+                 '"7"}<|call|>', "", "", ASKED),
     ("channels", "<|channel|>commentary<|message|>I look.<|end|>", "I look.", "", []),
     ("channels", "no channels at all", "no channels at all", "", []),
     *(
@@ -177,11 +196,16 @@ def joined(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, Any]]]:
     calls = [delta for delta in deltas if isinstance(delta, ToolCall)]
     assert [call.index for call in calls] == list(range(len(calls)))
     own = [call.id for call in calls if not call.id.startswith("id")]  # some forms have one
-    assert [call.id for call in calls if call.id not in own] == [f"id{n}" for n in range(len(calls) - len(own))]
+    assert [call.id for call in calls if call.id not in own] == [
+        f"id{n}" for n in range(len(calls) - len(own))
+    ]
     return (
         "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
         "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
-        [(call.name, strict_json(call.arguments), *([call.id] if call.id in own else [])) for call in calls],
+        [
+            (call.name, strict_json(call.arguments), *([call.id] if call.id in own else []))
+            for call in calls
+        ],
     )
 
 
@@ -233,11 +257,15 @@ def test_no_piece_of_an_answer_holds_the_beginning_of_a_marker(
 @example("listed", ["\n", "[TOOL_CALLS]", "find"], [2])
 @example("tagged", ["Yes", "\n", "<tool_call>", FIND, "</tool_call>"], [3])
 @example("bare", [" ", "<", "find"], [2])
-def test_any_text_ends_and_comes_out_alike_in_any_pieces(form: str, parts: list[str], cuts: list[int]) -> None:
+def test_any_text_ends_and_comes_out_alike_in_any_pieces(
+    form: str, parts: list[str], cuts: list[int]
+) -> None:
     """`cuts` are places in the text; a place after its end counts as the end."""
     text = "".join(parts)
     places = sorted(min(cut, len(text)) for cut in cuts)
-    pieces = [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
+    pieces = [
+        text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)
+    ]
     assert joined(parsed(form, pieces)) == joined(parsed(form, [text]))
 
 
@@ -249,9 +277,16 @@ def test_without_tools_nothing_is_a_call() -> None:
 
 def test_markers_that_the_text_leaves_out_come_by_their_tokens() -> None:
     """As special tokens do, which are no text."""
-    answer_format = AnswerFormat(ToolFormat.LISTED, markers=(Marker(5, "[TOOL_CALLS]"), Marker(6, "[ARGS]")))
+    answer_format = AnswerFormat(
+        ToolFormat.LISTED, markers=(Marker(5, "[TOOL_CALLS]"), Marker(6, "[ARGS]"))
+    )
     parser = AnswerParser(answer_format, TOOLS)
-    deltas = [*parser.feed("Yes", 1), *parser.feed("", 5), *parser.feed("find", 2), *parser.feed("", 6)]
+    deltas = [
+        *parser.feed("Yes", 1),
+        *parser.feed("", 5),
+        *parser.feed("find", 2),
+        *parser.feed("", 6),
+    ]
     deltas += [*parser.feed('{"what": "7"}', 3), *parser.finish()]
     assert deltas[0] == ContentDelta("Yes")
     assert [(call.name, call.arguments) for call in deltas[1:] if isinstance(call, ToolCall)] == [

@@ -34,8 +34,9 @@ pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
 HELLO = Conversation(json.dumps([{"role": "user", "content": "Once upon a time"}]))
 GOOD = "{{ messages[0].content }}"
-ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}" + (
-    "{% endfor %}{% endfor %}"
+ENDLESS = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}"
+    + ("{% endfor %}{% endfor %}")
 )
 REASONS = {"TEMPLATE_EXHAUSTED", "BAD_TEMPLATE", "PROMPT_TOO_LONG"}
 HOSTILE = {
@@ -47,7 +48,8 @@ HOSTILE = {
     "a macro without an end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "a long string": "{{ 'x' * 10**11 }}",
     "a string doubled": (
-        "{% set n = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+        "{% set n = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% "
+        "endfor %}"
     ),
     "a constant power, which Jinja computes while it compiles": "{{ 7 ** (7 ** 10) }}",
     "a power": "{% set n = messages | length + 6 %}{{ n ** (n ** 10) }}",
@@ -63,7 +65,9 @@ def files_of(folder: Path, template: str) -> ModelFiles:
     digest = hashlib.sha256(template.encode()).hexdigest()
     path = folder / digest
     path.write_text(template, encoding="utf-8")
-    return ModelFiles(Digest(digest), {"tokenizer.json": DEMO / "tokenizer.json", "chat_template.jinja": path})
+    return ModelFiles(
+        Digest(digest), {"tokenizer.json": DEMO / "tokenizer.json", "chat_template.jinja": path}
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -83,12 +87,17 @@ async def test_a_hostile_template_ends_and_the_next_one_is_served(
         await chats.prompt(files_of(tmp_path, HOSTILE[what]), HELLO)
     used = os.times()
     assert caught.value.reason in REASONS
-    assert used.children_user + used.children_system - before.children_user - before.children_system < 2.0
+    assert (
+        used.children_user + used.children_system - before.children_user - before.children_system
+        < 2.0
+    )
     prompt = await chats.prompt(files_of(tmp_path, GOOD), HELLO)
     assert await chats.detokenize(files_of(tmp_path, GOOD), prompt.tokens) == "Once upon a time"
 
 
-async def test_nobody_stands_still_while_a_template_runs(chats: ChatProcess, tmp_path: Path) -> None:
+async def test_nobody_stands_still_while_a_template_runs(
+    chats: ChatProcess, tmp_path: Path
+) -> None:
     endless = asyncio.create_task(chats.prompt(files_of(tmp_path, ENDLESS), HELLO))
     turns = 0
     while not endless.done():
@@ -97,7 +106,9 @@ async def test_nobody_stands_still_while_a_template_runs(chats: ChatProcess, tmp
     assert turns > 100 and isinstance(endless.exception(), EdgeShardError)
 
 
-async def test_who_leaves_before_the_answer_leaves_it_to_nobody(chats: ChatProcess, tmp_path: Path) -> None:
+async def test_who_leaves_before_the_answer_leaves_it_to_nobody(
+    chats: ChatProcess, tmp_path: Path
+) -> None:
     files = files_of(tmp_path, GOOD)
     left = asyncio.create_task(chats.tokenize(files, "one"))
     await asyncio.sleep(0)
@@ -105,7 +116,9 @@ async def test_who_leaves_before_the_answer_leaves_it_to_nobody(chats: ChatProce
     assert await chats.detokenize(files, await chats.tokenize(files, "two")) == "two"
 
 
-async def test_who_leaves_before_its_turn_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_before_its_turn_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[object] = []
     start = lane._start
 
@@ -156,7 +169,9 @@ LONG = "word " * 40_000
 async def test_a_short_text_does_not_wait_for_long_ones(chats: ChatProcess, tmp_path: Path) -> None:
     """One key's long texts, and another's short one: counted in answers, not in seconds."""
     files = files_of(tmp_path, GOOD)
-    await asyncio.gather(chats.tokenize(files, "x"), chats.tokenize(files, LONG))  # so that both processes are there
+    await asyncio.gather(
+        chats.tokenize(files, "x"), chats.tokenize(files, LONG)
+    )  # so that both processes are there
     order: list[str] = []
 
     async def ask(who: str, text: str) -> None:
@@ -173,7 +188,9 @@ async def test_a_short_text_does_not_wait_for_long_ones(chats: ChatProcess, tmp_
 
 
 @pytest.mark.long
-async def test_a_text_of_which_the_tokenizer_makes_too_much_is_refused(chats: ChatProcess, tmp_path: Path) -> None:
+async def test_a_text_of_which_the_tokenizer_makes_too_much_is_refused(
+    chats: ChatProcess, tmp_path: Path
+) -> None:
     """Six doublings of a megabyte want 8 GB of memory."""
     path = write_tokenizer(tmp_path / "tokenizer.json", **tokenizer_growth.chains(6)["replaced"])
     grows = ModelFiles(Digest("6" * 64), {"tokenizer.json": path})
@@ -183,7 +200,9 @@ async def test_a_text_of_which_the_tokenizer_makes_too_much_is_refused(chats: Ch
     assert await chats.tokenize(grows, "1") == (1,), "the next one is served"
 
 
-async def test_what_certainly_exceeds_the_context_is_never_begun(chats: ChatProcess, tmp_path: Path) -> None:
+async def test_what_certainly_exceeds_the_context_is_never_begun(
+    chats: ChatProcess, tmp_path: Path
+) -> None:
     small = replace(files_of(tmp_path, GOOD), max_context=16)
     for asked in (
         chats.tokenize(small, LONG),
@@ -200,11 +219,15 @@ async def test_a_long_variable_is_refused_before_anybody_renders_it(tmp_path: Pa
     chats = ChatProcess()
     variables = json.dumps({"x": "y" * (64 << 10)})
     with pytest.raises(InvalidArgumentError) as caught:
-        await chats.prompt(files_of(tmp_path, GOOD), Conversation(HELLO.messages, variables=variables))
+        await chats.prompt(
+            files_of(tmp_path, GOOD), Conversation(HELLO.messages, variables=variables)
+        )
     assert caught.value.field == "variables" and chats.pid is None
 
 
-async def test_a_vocabulary_is_what_ids_mean_and_not_how_it_is_written(chats: ChatProcess, tmp_path: Path) -> None:
+async def test_a_vocabulary_is_what_ids_mean_and_not_how_it_is_written(
+    chats: ChatProcess, tmp_path: Path
+) -> None:
     ways: dict[str, dict[str, object]] = {
         "plain": {},
         "another order": {"model": bpe({"01": 3, "2": 2, "1": 1, "0": 0})},
@@ -214,7 +237,9 @@ async def test_a_vocabulary_is_what_ids_mean_and_not_how_it_is_written(chats: Ch
     found = {}
     for number, (name, parts) in enumerate(ways.items()):
         path = write_tokenizer(tmp_path / f"{number}.json", **parts)
-        found[name] = await chats.vocabulary(ModelFiles(Digest(f"{number:064}"), {"tokenizer.json": path}))
+        found[name] = await chats.vocabulary(
+            ModelFiles(Digest(f"{number:064}"), {"tokenizer.json": path})
+        )
     assert found["plain"] == found["another order"]
     assert len(set(found.values())) == 3
     with pytest.raises(FailedPreconditionError):

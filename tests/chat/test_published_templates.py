@@ -1,7 +1,8 @@
 """With published chat templates, prompts equal transformers' prompts.
 
-The templates are those that the package trl ships, as their models' repositories have them; `make clients` installs it.
-docs/http.md lists the differences from transformers. `Reads` and `expected` repeat them as code.
+The templates are those that the package trl ships, as their models' repositories have them;
+`make clients` installs it. docs/http.md lists the differences from transformers. `Reads` and
+`expected` repeat them as code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from edgeshard.domain.requests.conversation import Conversation
 from tests.support.chat_models import model_with
 from tests.support.clients import CLIENTS
 
-TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+TOKENS: dict[str, Any] = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,12 @@ PUBLISHED = {
 
 ASKED = {"role": "user", "content": "Where is the castle?"}
 BRIEF = {"role": "system", "content": "Be brief."}
-FOUND = {"role": "tool", "tool_call_id": "abcdefghi", "name": "find_castle", "content": "on the hill"}
+FOUND = {
+    "role": "tool",
+    "tool_call_id": "abcdefghi",
+    "name": "find_castle",
+    "content": "on the hill",
+}
 THANKS = {"role": "user", "content": "Thanks. Which hill?"}
 TOOL = {
     "type": "function",
@@ -90,7 +101,10 @@ TOOL = {
         "description": "Finds <a> castle & a 'way'.",
         "parameters": {
             "type": "object",
-            "properties": {"kingdom": {"type": "string", "description": "Its kingdom"}, "miles": {"type": "integer"}},
+            "properties": {
+                "kingdom": {"type": "string", "description": "Its kingdom"},
+                "miles": {"type": "integer"},
+            },
             "required": ["kingdom"],
         },
     },
@@ -103,7 +117,11 @@ def said(content: Any, **more: Any) -> dict[str, Any]:
 
 
 def call(arguments: Any = SENT, number: str = "abcdefghi") -> dict[str, Any]:
-    return {"id": number, "type": "function", "function": {"name": "find_castle", "arguments": arguments}}
+    return {
+        "id": number,
+        "type": "function",
+        "function": {"name": "find_castle", "arguments": arguments},
+    }
 
 
 def parts(*texts: str) -> list[dict[str, str]]:
@@ -128,12 +146,16 @@ TALKS = {
     "a question": Talk([ASKED]),
     "a system": Talk([BRIEF, ASKED]),
     "three turns": Talk([ASKED, said("On the hill."), THANKS]),
-    "a system and five turns": Talk([BRIEF, ASKED, said("On the hill."), THANKS, said("The high one."), ASKED]),
+    "a system and five turns": Talk(
+        [BRIEF, ASKED, said("On the hill."), THANKS, said("The high one."), ASKED]
+    ),
     "an answer": Talk([ASKED, said("On the hill.")], asks=False),
     "the beginning of an answer": Talk([ASKED, said("On the")]),
     "parts": Talk([{**ASKED, "content": parts("Where is", " the castle?")}]),
     "parts of a system": Talk([{**BRIEF, "content": parts("Be brief.")}, ASKED]),
-    "other letters and marks": Talk([{**ASKED, "content": "Où est le château? 城 <b>&amp;</b> 'x' \"y\" {{ z }}"}]),
+    "other letters and marks": Talk(
+        [{**ASKED, "content": "Où est le château? 城 <b>&amp;</b> 'x' \"y\" {{ z }}"}]
+    ),
     "white space": Talk([{**ASKED, "content": "  Where?\n\n"}, said("\n There. "), THANKS]),
     "a developer": Talk([{**BRIEF, "role": "developer"}, ASKED]),
     "a variable": Talk([ASKED], variables={"enable_thinking": False}),
@@ -142,21 +164,32 @@ TALKS = {
     "a system and a tool": Talk([BRIEF, ASKED], has_tools=True),
     "a call": with_tools(said("", tool_calls=[call()]), FOUND),
     "a call and null": with_tools(said(None, tool_calls=[call()]), FOUND),
-    "a call with an object": with_tools(said("", tool_calls=[call({"kingdom": "North", "miles": 3})]), FOUND),
+    "a call with an object": with_tools(
+        said("", tool_calls=[call({"kingdom": "North", "miles": 3})]), FOUND
+    ),
     "a call with nothing": with_tools(said("", tool_calls=[call("{}")]), FOUND),
     "a call with objects inside": with_tools(
-        said("", tool_calls=[call('{"kingdom": "Nörth", "miles": {"x": [1, 2.5, null, true]}}')]), FOUND
+        said("", tool_calls=[call('{"kingdom": "Nörth", "miles": {"x": [1, 2.5, null, true]}}')]),
+        FOUND,
     ),
-    "a call and text, then more": with_tools(said("I look.", tool_calls=[call()]), FOUND, said("On the hill."), THANKS),
+    "a call and text, then more": with_tools(
+        said("I look.", tool_calls=[call()]), FOUND, said("On the hill."), THANKS
+    ),
     "two calls": with_tools(
         said("", tool_calls=[call(), call('{"kingdom": "South"}', "ABCDEFGHI")]),
         FOUND,
         {**FOUND, "tool_call_id": "ABCDEFGHI"},
     ),
-    "a call that was cut off": with_tools(said("", tool_calls=[call('{"kingdom": "Nor')]), FOUND, THANKS),
+    "a call that was cut off": with_tools(
+        said("", tool_calls=[call('{"kingdom": "Nor')]), FOUND, THANKS
+    ),
     "a call with null": with_tools(said("", tool_calls=[call(None)]), FOUND, THANKS),
-    "a thought and a call": with_tools(said("", reasoning="Hills are high.", tool_calls=[call()]), FOUND),
-    "a thought with another name": with_tools(said("", thinking="Hills are high.", tool_calls=[call()]), FOUND),
+    "a thought and a call": with_tools(
+        said("", reasoning="Hills are high.", tool_calls=[call()]), FOUND
+    ),
+    "a thought with another name": with_tools(
+        said("", thinking="Hills are high.", tool_calls=[call()]), FOUND
+    ),
     "a thought, text and a call": with_tools(
         said("I look.", reasoning_content="Hills are high.", tool_calls=[call()]), FOUND
     ),
@@ -164,9 +197,13 @@ TALKS = {
 
 
 def expected(source: str, reads: Reads, talk: Talk) -> str | None:
-    """Transformers' prompt for a conversation in the form that a template reads; None if it refuses each form."""
+    """Transformers' prompt for a conversation in the form that a template reads; None if it refuses
+    each form."""
     for empties, thinks in ((False, True), (True, True), (True, False)):
-        messages = [adapted(message, source, reads, empties, thinks) for message in copy.deepcopy(talk.messages)]
+        messages = [
+            adapted(message, source, reads, empties, thinks)
+            for message in copy.deepcopy(talk.messages)
+        ]
         try:
             rendered = render_jinja_template(
                 [messages],
@@ -182,19 +219,25 @@ def expected(source: str, reads: Reads, talk: Talk) -> str | None:
     return None
 
 
-def adapted(message: dict[str, Any], source: str, reads: Reads, empties: bool, thinks: bool) -> dict[str, Any]:
+def adapted(
+    message: dict[str, Any], source: str, reads: Reads, empties: bool, thinks: bool
+) -> dict[str, Any]:
     if message["role"] == "developer" and "developer" not in source:
         message["role"] = "system"
     if isinstance(message["content"], list):
         message["content"] = "".join(part["text"] for part in message["content"])
-    message["content"] = message["content"] or ("" if "tool_calls" not in message or not reads.null else None)
+    message["content"] = message["content"] or (
+        "" if "tool_calls" not in message or not reads.null else None
+    )
     if reads.parts:
         message["content"] = parts(*filter(None, [message["content"]]))
     thoughts = [message.pop(name) for name in REASONING_NAMES if name in message]
     if thoughts and thinks and reads.reasoning:
         message[reads.reasoning] = thoughts[0]
     for one in message.get("tool_calls", ()):
-        one["function"]["arguments"] = adapted_arguments(one["function"]["arguments"], reads, empties)
+        one["function"]["arguments"] = adapted_arguments(
+            one["function"]["arguments"], reads, empties
+        )
     return message
 
 
@@ -225,7 +268,11 @@ def published(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * bool(n % 4)) for n, name in enumerate(PUBLISHED)]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * bool(n % 4))
+        for n, name in enumerate(PUBLISHED)
+    ],
 )
 def test_prompts_are_those_of_transformers(name: str) -> None:
     source, reads = published(name), PUBLISHED[name]

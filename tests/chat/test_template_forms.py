@@ -24,7 +24,11 @@ def rendered(template: str, *messages: dict[str, Any]) -> str:
 
 
 def called(content: str | None = None, arguments: str = SENT, **more: Any) -> dict[str, Any]:
-    call = {"id": "call00001", "type": "function", "function": {"name": "find", "arguments": arguments}}
+    call = {
+        "id": "call00001",
+        "type": "function",
+        "function": {"name": "find", "arguments": arguments},
+    }
     return {"role": "assistant", "content": content, "tool_calls": [call], **more}
 
 
@@ -55,21 +59,38 @@ def test_a_template_that_goes_through_names_gets_one_of_them() -> None:
 
 @pytest.mark.parametrize("sent", REASONING_NAMES)
 def test_reasoning_is_a_part_of_the_content_if_the_template_reads_it_there(sent: str) -> None:
-    part = "{% if part.type == 'thinking' %}[{{ part['thinking'] }}]{% else %}{{ part.text }}{% endif %}"
-    either = "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    part = (
+        "{% if part.type == 'thinking' %}[{{ part['thinking'] }}]{% else %}{{ part.text }}{% "
+        "endif %}"
+    )
+    either = (
+        "{% if message.content is string %}{{ message.content }}{% else %}{% for part in "
+        "message.content %}"
+    )
     template = EACH + either + part + "{% endfor %}{% endif %}{% endfor %}"
     answer = {"role": "assistant", "content": "On the hill.", sent: THOUGHT}
-    assert rendered(template, {"role": "user", "content": "Where?"}, answer) == f"Where?[{THOUGHT}]On the hill."
+    assert (
+        rendered(template, {"role": "user", "content": "Where?"}, answer)
+        == f"Where?[{THOUGHT}]On the hill."
+    )
     assert rendered(template, called(**{sent: THOUGHT})) == f"[{THOUGHT}]"
 
 
 def test_reasoning_keeps_its_name_if_the_template_reads_it_and_is_given_once() -> None:
-    both = EACH + "{% for name in message %}{{ name }} {% endfor %}{# #}" + "{{ message.thinking ~ message.reasoning }}"
+    both = (
+        EACH
+        + "{% for name in message %}{{ name }} {% endfor %}{# #}"
+        + "{{ message.thinking ~ message.reasoning }}"
+    )
     answer = {"role": "assistant", "content": "x", "reasoning": THOUGHT}
     assert rendered(both + "{% endfor %}", answer).count("reasoning") == 1
     none = EACH + "{{ message | tojson }}{% endfor %}"
-    assert json.loads(rendered(none, answer)) == answer, "a template that reads none gets what was sent"
-    twice = rendered(both + "{% endfor %}", {**answer, "thinking": THOUGHT, "reasoning_content": THOUGHT})
+    assert json.loads(rendered(none, answer)) == answer, (
+        "a template that reads none gets what was sent"
+    )
+    twice = rendered(
+        both + "{% endfor %}", {**answer, "thinking": THOUGHT, "reasoning_content": THOUGHT}
+    )
     assert twice.count(THOUGHT) == 1
 
 
@@ -92,13 +113,22 @@ def test_a_template_that_joins_arguments_gets_the_text_that_was_sent(joined: str
 @pytest.mark.parametrize(
     ("walked", "expected"),
     [
-        ("{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}", "kingdom=Nörth;n=1.0;"),
-        ("{% for k, v in call.function.arguments | items %}{{ k }}={{ v }};{% endfor %}", "kingdom=Nörth;n=1.0;"),
+        (
+            "{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}",
+            "kingdom=Nörth;n=1.0;",
+        ),
+        (
+            "{% for k, v in call.function.arguments | items %}{{ k }}={{ v }};{% endfor %}",
+            "kingdom=Nörth;n=1.0;",
+        ),
         ("{% for k, v in call.function.arguments | dictsort %}{{ k }}{% endfor %}", "kingdomn"),
         ("{% for k in call.function.arguments %}{{ k }}{% endfor %}", "kingdomn"),
         ("{{ call.function.arguments.kingdom }}", "Nörth"),
         ("{{ call.function.arguments | tojson }}", '{"kingdom": "Nörth", "n": 1.0}'),
-        ("{{ call.function.arguments if call.function.arguments is string else 'object' }}", "object"),
+        (
+            "{{ call.function.arguments if call.function.arguments is string else 'object' }}",
+            "object",
+        ),
         ("{{ 'object' if call.function.arguments is mapping }}", "object"),
     ],
 )
@@ -128,28 +158,48 @@ def test_a_template_that_tests_for_none_gets_it_with_calls(test: str, content: s
 
 
 def test_no_other_template_gets_none() -> None:
-    assert rendered(EACH + "{{ message.content }}{{ tools is none }}{% endfor %}", called()) == "True"
-    mixed = EACH + "{% if message.content is none %}-{% endif %}{{ message.content + '!' }}{% endfor %}"
+    assert (
+        rendered(EACH + "{{ message.content }}{{ tools is none }}{% endfor %}", called()) == "True"
+    )
+    mixed = (
+        EACH + "{% if message.content is none %}-{% endif %}{{ message.content + '!' }}{% endfor %}"
+    )
     assert rendered(mixed, called()) == "!", "one that tests for it and cannot bear it"
 
 
-PARTS = EACH + "{% for part in message.content %}{{ part.type and part.text }}{% endfor %}{% endfor %}"
+PARTS = (
+    EACH + "{% for part in message.content %}{{ part.type and part.text }}{% endfor %}{% endfor %}"
+)
 """As in templates of models that see: a text is found in no other form."""
 
 
 def test_a_template_that_reads_parts_only_gets_parts() -> None:
-    talk = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Where?"}, called("")]
+    talk = [
+        {"role": "system", "content": "Be brief. "},
+        {"role": "user", "content": "Where?"},
+        called(""),
+    ]
     assert rendered(PARTS, *talk) == "Be brief. Where?"
-    selects = EACH + "{% for x in message.content | selectattr('type', 'equalto', 'text') %}{{ x.text }}{% endfor %}"
+    selects = (
+        EACH
+        + "{% for x in message.content | selectattr('type', 'equalto', 'text') %}{{ x.text }}{% "
+        "endfor %}"
+    )
     assert rendered(selects + "{% endfor %}", *talk) == "Be brief. Where?"
     system = "{{ messages[0].content[0].text + messages[1].content[0].text }}"
     assert rendered(system, *talk) == "Be brief. Where?", "one that fails on text"
-    either = EACH + "{% if message.content is string %}{{ message.content }}{% else %}parts{% endif %}{% endfor %}"
+    either = (
+        EACH
+        + "{% if message.content is string %}{{ message.content }}{% else %}parts{% endif %}{% "
+        "endfor %}"
+    )
     assert rendered(either, *talk) == "Be brief. Where?"
 
 
 def test_reasoning_that_a_template_refuses_is_left_out() -> None:
-    refuses = "{% if message.content and message.thinking %}{{ raise_exception('not both') }}{% endif %}"
+    refuses = (
+        "{% if message.content and message.thinking %}{{ raise_exception('not both') }}{% endif %}"
+    )
     template = EACH + refuses + "{{ message.thinking }}{{ message.content }}{% endfor %}"
     assert rendered(template, called(reasoning=THOUGHT)) == THOUGHT
     assert rendered(template, called("I look.", reasoning=THOUGHT)) == "I look."
@@ -157,7 +207,10 @@ def test_reasoning_that_a_template_refuses_is_left_out() -> None:
 
 def test_the_first_failure_is_the_one_that_is_raised() -> None:
     with pytest.raises(UnsupportedModelError, match="'objects' is undefined"):
-        rendered(CALLS + "{{ objects.x if call.function.arguments is mapping else texts.x }}" + END, called())
+        rendered(
+            CALLS + "{{ objects.x if call.function.arguments is mapping else texts.x }}" + END,
+            called(),
+        )
     with pytest.raises(InvalidArgumentError, match="roles alternate"):
         rendered("{{ raise_exception('roles alternate') }}", called())
     with pytest.raises(UnsupportedModelError, match="is not a valid template"):
@@ -182,10 +235,16 @@ CUT = '{"kingdom": "Nor'
         ("{{ call.function.arguments if call.function.arguments is string else 'object' }}", CUT),
         ("({% for k, v in call.function.arguments | items %}{{ k }}{% endfor %})", "()"),
         ("({% for k, v in call.function.arguments.items() %}{{ k }}{% endfor %})", "()"),
-        ("{% if call.function.arguments is not mapping %}{{ raise_exception('no object') }}{% endif %}", ""),
+        (
+            "{% if call.function.arguments is not mapping %}{{ raise_exception('no object') }}{% "
+            "endif %}",
+            "",
+        ),
     ],
 )
-def test_arguments_that_were_cut_off_are_text_or_an_empty_object(template: str, expected: str) -> None:
+def test_arguments_that_were_cut_off_are_text_or_an_empty_object(
+    template: str, expected: str
+) -> None:
     assert rendered(CALLS + template + END, called(arguments=CUT)) == expected
     walks = "{% for k, v in call.function.arguments | items %}{{ k }};{% endfor %}"
     assert rendered(CALLS + walks + END, called(), called(arguments=CUT)) == "kingdom;n;"

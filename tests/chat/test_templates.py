@@ -13,11 +13,21 @@ from edgeshard.chat.templates import SOURCE_LIMIT_BYTES, ChatTemplate
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 
 TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
-TOOL = {"type": "function", "function": {"name": "find", "description": "é <b>", "parameters": {"type": "object"}}}
-CALL = {"id": "123456789", "type": "function", "function": {"name": "find", "arguments": '{"what": "é"}'}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "find", "description": "é <b>", "parameters": {"type": "object"}},
+}
+CALL = {
+    "id": "123456789",
+    "type": "function",
+    "function": {"name": "find", "arguments": '{"what": "é"}'},
+}
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "Find "}, {"type": "text", "text": "<it> & 'that'"}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "Find "}, {"type": "text", "text": "<it> & 'that'"}],
+    },
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "123456789", "content": "here"},
     {"role": "assistant", "content": "Here.", "reasoning_content": "easy"},
@@ -80,10 +90,16 @@ def test_the_date_is_there() -> None:
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "BAD_TEMPLATE", UnsupportedModelError),
         ("{% include 'x' %}", "BAD_TEMPLATE", UnsupportedModelError),
         ("x" * (SOURCE_LIMIT_BYTES + 1), "BAD_TEMPLATE", UnsupportedModelError),
-        ("{% for i in range(99) %}{{ 'x' * 99999 }}{% endfor %}", "PROMPT_TOO_LONG", InvalidArgumentError),
+        (
+            "{% for i in range(99) %}{{ 'x' * 99999 }}{% endfor %}",
+            "PROMPT_TOO_LONG",
+            InvalidArgumentError,
+        ),
     ],
 )
-def test_a_template_that_refuses_or_breaks_says_so(source: str, reason: str, kind: type[Exception]) -> None:
+def test_a_template_that_refuses_or_breaks_says_so(
+    source: str, reason: str, kind: type[Exception]
+) -> None:
     with pytest.raises(kind) as caught:
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
     assert getattr(caught.value, "reason", "") == reason and type(caught.value) is kind
@@ -98,7 +114,8 @@ def test_messages_take_the_form_that_templates_expect() -> None:
 BAD = {
     "messages": ["{", "{}", "[]", "null", '["x"' + "," * (1 << 22) + "]"],
     "messages[0]": ["[1]"],
-    "messages[0].role": ['[{"role": [], "content": ""}]', '[{"role": "x", "content": ""}]', '[{"content": ""}]'],
+    "messages[0].role": ['[{"role": [], "content": ""}]', '[{"role": "x", "content": '
+                                                          '""}]', '[{"content": ""}]'],
     "messages[0].content": ['[{"role": "user"}]', '[{"role": "user", "content": 1}]',
                             '[{"role": "user", "content": "\\ud800"}]'],
     "messages[0].content[0].type": ['[{"role": "user", "content": [{"type": "image_url"}]}]',
@@ -111,17 +128,24 @@ PAST_CALLS: dict[str, tuple[Any, list[Any], str]] = {
     "null as text": ([{"function": {"name": "x", "arguments": "null"}}], [{}], ""),
     "a list": ([{"function": {"name": "x", "arguments": "[1]"}}], ["[1]"], ""),
     "a value": ([{"function": {"name": "x", "arguments": [1]}}], ["[1]"], ""),
-    "another tool": ([{"type": "custom", "custom": {"name": "x", "input": "+a"}}], [{"input": "+a"}], ""),
+    "another tool": (
+        [{"type": "custom", "custom": {"name": "x", "input": "+a"}}],
+        [{"input": "+a"}],
+        "",
+    ),
     "no call": (1, [], "1"),
     "no name": ([{"function": {}}], [], '{"function": {}}'),
 }
-"""Calls of a message, the arguments that a template gets of them, and the text for those that are none."""
+"""Calls of a message, the arguments that a template gets of them, and the text for those that are
+none."""
 
 
 @pytest.mark.parametrize("name", PAST_CALLS)
 def test_a_call_that_a_model_wrote_wrongly_is_passed_on(name: str) -> None:
     calls, arguments, text = PAST_CALLS[name]
-    (message,) = parse_messages(json.dumps([{"role": "assistant", "content": None, "tool_calls": calls}]))
+    (message,) = parse_messages(
+        json.dumps([{"role": "assistant", "content": None, "tool_calls": calls}])
+    )
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == arguments
     assert message["content"] == text
     assert all(call["type"] == "function" and "id" not in call for call in message["tool_calls"])
@@ -138,7 +162,10 @@ def test_the_older_form_of_a_call_becomes_the_newer() -> None:
 
 
 def test_nulls_and_fields_of_other_servers_are_ignored() -> None:
-    message = {"role": "assistant", "content": [{"type": "text", "text": "a", "annotations": None}, {"type": "audio"}]}
+    message = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "a", "annotations": None}, {"type": "audio"}],
+    }
     others: dict[str, Any] = {
         "annotations": [],
         "audio": None,
@@ -146,12 +173,20 @@ def test_nulls_and_fields_of_other_servers_are_ignored() -> None:
         "reasoning": {"effort": "low"},
         "name": None,
     }
-    assert parse_messages(json.dumps([{**message, **others}])) == [{"role": "assistant", "content": "a"}]
-    tool = {"type": None, "strict": None, "function": {"name": "x", "description": None, "parameters": None}}
+    assert parse_messages(json.dumps([{**message, **others}])) == [
+        {"role": "assistant", "content": "a"}
+    ]
+    tool = {
+        "type": None,
+        "strict": None,
+        "function": {"name": "x", "description": None, "parameters": None},
+    }
     assert parse_tools(json.dumps([tool])) == [{"function": {"name": "x"}}]
 
 
-@pytest.mark.parametrize(("field", "text"), [(field, text) for field, texts in BAD.items() for text in texts])
+@pytest.mark.parametrize(
+    ("field", "text"), [(field, text) for field, texts in BAD.items() for text in texts]
+)
 def test_what_is_no_message_is_refused_by_name(field: str, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse_messages(text)

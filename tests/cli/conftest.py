@@ -28,7 +28,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def edgectl(site: Any) -> Edgectl:
-    """Runs edgectl in this process against the scripted site; the result has exit_code, stdout and stderr."""
+    """Runs edgectl in this process against the scripted site; the result has exit_code, stdout and
+    stderr."""
 
     def invoke(*arguments: str, stdin: str | None = None) -> Any:
         return CliRunner().invoke(app, ["--coordinator", site.address, *arguments], input=stdin)

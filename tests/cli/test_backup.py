@@ -1,4 +1,5 @@
-"""edgectl backup, restore and set-coordinator on files; tests/system/test_restored_site.py runs a site."""
+"""edgectl backup, restore and set-coordinator on files; tests/system/test_restored_site.py runs a
+site."""
 
 from __future__ import annotations
 
@@ -75,7 +76,12 @@ def test_a_site_is_restored_in_other_directories(mill: Path, home: Path) -> None
     assert (home / "mill.backup").stat().st_mode & 0o777 == 0o600
     with tarfile.open("mill.backup") as tar:
         names = tar.getnames()
-    assert {"site/ca.key", "site/a/key.pem", "site/quotas.toml", "state/audit/operators.jsonl"} <= set(names)
+    assert {
+        "site/ca.key",
+        "site/a/key.pem",
+        "site/quotas.toml",
+        "state/audit/operators.jsonl",
+    } <= set(names)
     assert not any("weights" in name or "wal" in name or "lock" in name for name in names)
     printed = done("restore", "mill.backup", "-d", "again", "--state-dir", "other/state")
     assert "edgectl node revoke" in printed and "edgectl set-coordinator" in printed
@@ -103,7 +109,8 @@ def test_a_site_is_restored_in_other_directories(mill: Path, home: Path) -> None
 
 
 def test_the_term_is_above_all_that_the_site_had(mill: Path, home: Path) -> None:
-    """A coordinator takes one more at each start, and may have been restored from the same backup before."""
+    """A coordinator takes one more at each start, and may have been restored from the same backup
+    before."""
     done("backup", "mill.backup")
     done("restore", "mill.backup", "-d", "again", "--state-dir", "first")
     assert term(home / "first") > term(mill) + 1_000_000
@@ -142,7 +149,9 @@ def test_a_changed_byte_changes_nothing(mill: Path, home: Path) -> None:
     done("backup", "mill.backup")
     content = (home / "mill.backup").read_bytes()
     where = content.index(b"BEGIN CERTIFICATE") + 40
-    (home / "mill.backup").write_bytes(content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :])
+    (home / "mill.backup").write_bytes(
+        content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :]
+    )
     before = sorted(home.rglob("*"))
     result = edgectl("restore", "mill.backup", "-d", "again", "--state-dir", "other")
     assert result.exit_code == 1 and "use another copy" in result.output
@@ -151,7 +160,10 @@ def test_a_changed_byte_changes_nothing(mill: Path, home: Path) -> None:
 
 @pytest.mark.parametrize(
     ("statement", "said"),
-    [("PRAGMA user_version=99", "newer edgeshard-coordinator"), ("DROP TABLE term", "is not a coordinator's state")],
+    [
+        ("PRAGMA user_version=99", "newer edgeshard-coordinator"),
+        ("DROP TABLE term", "is not a coordinator's state"),
+    ],
 )
 def test_a_state_that_no_coordinator_could_open_is_not_put_in_place(
     mill: Path, home: Path, statement: str, said: str
@@ -188,27 +200,38 @@ def test_the_installed_coordinator_is_found(
     etc = home / "etc"
     etc.mkdir()
     monkeypatch.setattr(installation, "config_path", lambda daemon: str(etc / f"{daemon}.toml"))
-    monkeypatch.setattr(installation, "record_path", lambda daemon: str(etc / f"{daemon}.installed.json"))
+    monkeypatch.setattr(
+        installation, "record_path", lambda daemon: str(etc / f"{daemon}.installed.json")
+    )
     monkeypatch.setattr(installation, "state_directory", lambda daemon: str(mill))
     (etc / "coordinator.toml").write_text('[coordinator]\nlisten = "127.0.0.1:7600"\n')
     shutil.copytree(home / "pki/coordinator", etc / "tls")
     (home / "pki").rename(home / "site")
     if has_record:
         options = InstallOptions(
-            "127.0.0.1:7600", "/bin", credentials=f"{home}/site/coordinator", ca_key=f"{home}/site/ca.key"
+            "127.0.0.1:7600",
+            "/bin",
+            credentials=f"{home}/site/coordinator",
+            ca_key=f"{home}/site/ca.key",
         )
         record = installation.to_text(Record(options))
         (etc / "coordinator.installed.json").write_text(record)
     printed = done("backup", "mill.backup")
     assert "site mill" in printed and ("the authority's key" in printed) is not has_record
     done("restore", "mill.backup", "--state-dir", "other")
-    assert (home / "pki/coordinator/key.pem").read_bytes() == (home / "site/coordinator/key.pem").read_bytes()
+    assert (home / "pki/coordinator/key.pem").read_bytes() == (
+        home / "site/coordinator/key.pem"
+    ).read_bytes()
     assert (home / "pki/ca.key").exists() is has_record
 
 
 def test_without_a_site_the_error_names_the_options(home: Path) -> None:
     result = edgectl("backup", "mill.backup")
-    assert result.exit_code == 3 and "--config FILE" in result.output and "--state-dir" in result.output
+    assert (
+        result.exit_code == 3
+        and "--config FILE" in result.output
+        and "--state-dir" in result.output
+    )
     result = edgectl("backup", "mill.backup", "--config", "absent.toml")
     assert result.exit_code == 2 and "absent.toml" in result.output
     result = edgectl("restore", "absent")
@@ -223,7 +246,9 @@ def test_a_file_that_cannot_be_written_is_a_typed_error(mill: Path, home: Path) 
 def test_the_address_changes_and_all_else_stays(mill: Path, home: Path) -> None:
     agent = home / "state/edgeshard/a/agent.toml"
     agent.parent.mkdir()
-    agent.write_text('# mine\n[agent]\nname = "a"\ncoordinator = "10.0.0.2:7600"\nlisten = "10.0.0.3:7610"\n')
+    agent.write_text(
+        '# mine\n[agent]\nname = "a"\ncoordinator = "10.0.0.2:7600"\nlisten = "10.0.0.3:7610"\n'
+    )
     agent.chmod(0o600)
     printed = done("set-coordinator", "10.0.0.9:7601")
     restart = printed.splitlines()[-1].split()

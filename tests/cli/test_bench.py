@@ -32,22 +32,38 @@ pytestmark = pytest.mark.timing
 
 
 def test_the_same_seed_draws_the_same_load_in_the_lengths_asked_for() -> None:
-    first, again, other = (list(islice(drawn(s, LengthRange(4, 9), LengthRange(2, 5)), 40)) for s in (1, 1, 2))
+    first, again, other = (
+        list(islice(drawn(s, LengthRange(4, 9), LengthRange(2, 5)), 40)) for s in (1, 1, 2)
+    )
     assert first == again != other
-    assert {len(one.prompt) for one in first} == set(range(4, 10)) and {one.new_tokens for one in first} == {2, 3, 4, 5}
-    assert len({one.prompt for one in first}) == 40, "no prompt begins as another, so that none is cached"
+    assert {len(one.prompt) for one in first} == set(range(4, 10)) and {
+        one.new_tokens for one in first
+    } == {2, 3, 4, 5}
+    assert len({one.prompt for one in first}) == 40, (
+        "no prompt begins as another, so that none is cached"
+    )
 
 
 def test_texts_of_a_file_are_taken_in_turn() -> None:
-    assert [one.prompt for one in islice(drawn(0, ["x", "y"], LengthRange(1, 1)), 3)] == ["x", "y", "x"]
+    assert [one.prompt for one in islice(drawn(0, ["x", "y"], LengthRange(1, 1)), 3)] == [
+        "x",
+        "y",
+        "x",
+    ]
 
 
 def test_requests_arrive_at_their_rate_by_seed() -> None:
     times = list(islice(arrivals(3, 10.0), 2001))
-    assert times == list(islice(arrivals(3, 10.0), 2001)) and times[0] == 0.0 and times == sorted(times)
+    assert (
+        times == list(islice(arrivals(3, 10.0), 2001))
+        and times[0] == 0.0
+        and times == sorted(times)
+    )
     assert 190 < times[-1] < 210, "2,000 at 10 a second"
     gaps = [after - before for before, after in pairwise(times)]
-    assert 0.33 < sum(1 for gap in gaps if gap > 0.1) / len(gaps) < 0.41, "1/e of them longer than the mean"
+    assert 0.33 < sum(1 for gap in gaps if gap > 0.1) / len(gaps) < 0.41, (
+        "1/e of them longer than the mean"
+    )
 
 
 @pytest.mark.parametrize("text", ["0", "", "8:4", "x", "1:2:3", "-1", "9999999"])
@@ -98,7 +114,9 @@ async def test_a_closed_loop_has_so_many_at_a_time_and_an_open_one_does_not_wait
 async def test_none_begins_after_the_duration() -> None:
     service = Service()
     service.go.set()
-    assert len((await put(OfferedLoad(1000, 0.0, 1.0, 1), service)).served) == 1, "the one at the beginning"
+    assert len((await put(OfferedLoad(1000, 0.0, 1.0, 1), service)).served) == 1, (
+        "the one at the beginning"
+    )
 
 
 async def test_an_interrupted_load_gives_what_it_has() -> None:
@@ -114,8 +132,15 @@ def test_figures_leave_errors_out_and_count_what_keeps_the_goal() -> None:
     quick = Served(0.0, 2.0, 0.1, 5, 3, (0.1, 0.3))
     slow = Served(1.0, 9.0, 3.0, 5, 2, (6.0,))
     refused = Served(1.0, 0.0, error="OVERLOADED")
-    found = report("tales", "a load", 0, [quick, slow, refused], 1, Goal(ttft_s=1.0, inter_token_s=0.25))
-    assert (found.requests, found.answered, found.unfinished, found.errors) == (4, 2, 1, {"OVERLOADED": 1})
+    found = report(
+        "tales", "a load", 0, [quick, slow, refused], 1, Goal(ttft_s=1.0, inter_token_s=0.25)
+    )
+    assert (found.requests, found.answered, found.unfinished, found.errors) == (
+        4,
+        2,
+        1,
+        {"OVERLOADED": 1},
+    )
     assert (found.seconds, found.new_tokens, found.new_tokens_per_s) == (10.0, 5, 0.5)
     assert found.goodput == 0.1 and found.good_share == pytest.approx(1 / 3)
     assert found.ttft_s is not None and found.ttft_s.most == 3.0
@@ -129,16 +154,29 @@ def test_the_command_prints_a_table_and_draws(edgectl: Any, site: Any, tmp_path:
     assert result.exit_code == 0, result.stderr
     assert "3 answered of 3" in result.stdout and "OVERLOADED" not in result.stdout
     assert "within the goal, 100 % of them" in result.stdout
-    assert [line.split()[0] for line in result.stdout.splitlines()[-3:]] == ["first", "between", "request"]
+    assert [line.split()[0] for line in result.stdout.splitlines()[-3:]] == [
+        "first",
+        "between",
+        "request",
+    ]
     ElementTree.fromstring(file.read_text())
     assert "first token" in file.read_text()
 
 
 def test_json_has_every_figure(edgectl: Any, site: Any) -> None:
-    result = edgectl("bench", "tales", "--requests", "2", "--rate", "500", "--seed", "7", "-o", "json")
+    result = edgectl(
+        "bench", "tales", "--requests", "2", "--rate", "500", "--seed", "7", "-o", "json"
+    )
     found = json.loads(result.stdout)
-    assert (found["deployment"], found["answered"], found["new_tokens"], found["seed"]) == ("tales", 2, 10, 7)
-    assert set(found["ttft_s"]) == {"mean", "p50", "p90", "p99", "most"} and found["goodput"] is None
+    assert (found["deployment"], found["answered"], found["new_tokens"], found["seed"]) == (
+        "tales",
+        2,
+        10,
+        7,
+    )
+    assert (
+        set(found["ttft_s"]) == {"mean", "p50", "p90", "p99", "most"} and found["goodput"] is None
+    )
 
 
 def test_a_load_that_nobody_answers_fails(edgectl: Any, site: Any) -> None:
@@ -157,7 +195,9 @@ def test_a_load_that_nobody_answers_fails(edgectl: Any, site: Any) -> None:
         (("--prompts", "/nowhere"), 2, "/nowhere"),
     ],
 )
-def test_what_cannot_be_is_named(edgectl: Any, site: Any, arguments: tuple[str, ...], code: int, field: str) -> None:
+def test_what_cannot_be_is_named(
+    edgectl: Any, site: Any, arguments: tuple[str, ...], code: int, field: str
+) -> None:
     result = edgectl("bench", *arguments)
     assert result.exit_code == code and field in result.stderr
 
@@ -167,13 +207,27 @@ def test_prompts_of_a_file_are_sent(edgectl: Any, site: Any, tmp_path: Path) -> 
     file.write_text('Once upon\n\n{"prompt": "There was"}\n{"other": 1}\n')
     assert edgectl("bench", "--requests", "3", "--prompts", str(file)).exit_code == 0
     asked = [request.generation for request in site.requests if hasattr(request, "generation")]
-    assert [generation.prompt for generation in asked] == ["Once upon", "There was", '{"other": 1}', "Once upon"]
+    assert [generation.prompt for generation in asked] == [
+        "Once upon",
+        "There was",
+        '{"other": 1}',
+        "Once upon",
+    ]
 
 
 def test_an_interrupt_ends_it_with_what_was_measured(site: Any) -> None:
-    program = [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", site.address, "--plaintext"]
+    program = [
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        "--coordinator",
+        site.address,
+        "--plaintext",
+    ]
     process = subprocess.Popen(
-        [*program, "bench", "--requests", "100000", "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*program, "bench", "--requests", "100000", "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     while sum(1 for request in site.requests if hasattr(request, "generation")) < 5:
         assert process.poll() is None

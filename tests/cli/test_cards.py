@@ -51,7 +51,9 @@ def test_each_card_is_planned_or_refused_by_its_config_alone(name: str, cluster:
         return
     problem, _ = offline_problem(cluster, Asked(str(path), options={"objective": "latency"}))
     found = best_plan(problem)
-    assert found.prediction is not None and found.prediction.cut.ends[-1] == problem.model.layer_count
+    assert (
+        found.prediction is not None and found.prediction.cut.ends[-1] == problem.model.layer_count
+    )
 
 
 @pytest.mark.one_in(3)
@@ -68,7 +70,17 @@ def test_both_commands_answer_alike(edgectl: Any, cluster: Path, tmp_path: Path,
     stored = "note: its weights would be stored as "
     assert (stored in planned.stderr) == ("as bfloat16 its weights take" not in added.stderr)
     assert stored in planned.stderr or name != "minimax-m2.7", "whose weights are FP8"
-    whole = edgectl("plan", "--cluster", str(cluster), "--model", str(path.parent), "--quantise", "int4", "-o", "json")
+    whole = edgectl(
+        "plan",
+        "--cluster",
+        str(cluster),
+        "--model",
+        str(path.parent),
+        "--quantise",
+        "int4",
+        "-o",
+        "json",
+    )
     assert whole.exit_code == 0 and stored not in whole.stderr
 
 
@@ -76,7 +88,10 @@ def test_a_refused_model_is_refused_by_both(edgectl: Any, cluster: Path) -> None
     path = str(PUBLISHED / "gemma-4-e4b.json")
     for command in (("plan", "--model"), ("model", "add", "--dry-run")):
         result = edgectl(*command, path, "--cluster", str(cluster))
-        assert result.exit_code == 2 and "text_config.hidden_size_per_layer_input is 256" in result.stderr
+        assert (
+            result.exit_code == 2
+            and "text_config.hidden_size_per_layer_input is 256" in result.stderr
+        )
 
 
 def test_a_model_of_the_hub_is_planned_before_it_is_fetched(
@@ -89,7 +104,9 @@ def test_a_model_of_the_hub_is_planned_before_it_is_fetched(
     with serving() as hub:
         hub.repositories["someone/Llama-3.2-1B"] = repository
         point_at(hub.address, tmp_path / "cache", monkeypatch)
-        offline = edgectl("plan", "--cluster", str(cluster), "--model", "someone/Llama-3.2-1B", "-o", "json")
+        offline = edgectl(
+            "plan", "--cluster", str(cluster), "--model", "someone/Llama-3.2-1B", "-o", "json"
+        )
         assert offline.exit_code == 0, offline.output
         assert json.loads(offline.stdout)["model"] == "llama-3.2-1b"
         assert edgectl("plan", "--cluster", str(cluster), "--model", "someone/else").exit_code == 3
@@ -103,7 +120,9 @@ def test_a_model_of_the_hub_is_planned_before_it_is_fetched(
     assert [request.model for request in site.sent(admin_pb2.GetSiteRequest)] == [""]
 
 
-def test_options_of_a_plan_hold_for_a_model_that_is_not_in_the_store(edgectl: Any, site: Any) -> None:
+def test_options_of_a_plan_hold_for_a_model_that_is_not_in_the_store(
+    edgectl: Any, site: Any
+) -> None:
     site.measured(a=1e-3, b=5e-4)
     model = ("plan", "--model", str(PUBLISHED / "qwen3-0.6b.json"))
     alone = edgectl(*model, "--source", "a", "--exclude", "b", "-o", "name")
@@ -114,8 +133,13 @@ def test_options_of_a_plan_hold_for_a_model_that_is_not_in_the_store(edgectl: An
         assert result.exit_code in (2, 3) and option[0].strip("-")[:6] in result.stderr
 
 
-def test_nodes_that_nobody_measured_are_named_with_what_can_be_done(edgectl: Any, site: Any) -> None:
+def test_nodes_that_nobody_measured_are_named_with_what_can_be_done(
+    edgectl: Any, site: Any
+) -> None:
     site.measured(a=1e-3)
     result = edgectl("plan", "--model", str(PUBLISHED / "qwen3-0.6b.json"))
     assert result.exit_code == 0
-    assert "note: b: left out, not measured for any model; run `edgectl profile b --model NAME`" in result.stderr
+    assert (
+        "note: b: left out, not measured for any model; run `edgectl profile b --model NAME`"
+        in result.stderr
+    )

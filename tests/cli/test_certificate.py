@@ -33,7 +33,10 @@ def edgectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_site_is_made_with_an_operator_and_a_coordinator(edgectl: Any, tmp_path: Path) -> None:
     assert edgectl("init", "mill").exit_code == 0
     assert edgectl("certificate", "agent", "node-a").exit_code == 0
-    made = {"coordinator": coordinator_of("mill"), "admin": Principal("mill", Role.OPERATOR, "admin")}
+    made = {
+        "coordinator": coordinator_of("mill"),
+        "admin": Principal("mill", Role.OPERATOR, "admin"),
+    }
     made["node-a"] = Principal("mill", Role.AGENT, "node-a")
     for name, principal in made.items():
         files = tls_files(tmp_path / "pki" / name)
@@ -71,10 +74,14 @@ def test_without_an_authority_nothing_is_made(edgectl: Any, tmp_path: Path) -> N
     assert ended.exit_code != 0 and not list(tmp_path.iterdir())
 
 
-def test_init_leaves_what_starts_a_coordinator_and_makes_this_user_the_operator(edgectl: Any, tmp_path: Path) -> None:
+def test_init_leaves_what_starts_a_coordinator_and_makes_this_user_the_operator(
+    edgectl: Any, tmp_path: Path
+) -> None:
     assert edgectl("init", "mill", "--listen", "127.0.0.1:7777").exit_code == 0
     settings = load_settings(
-        CoordinatorSettings, "edgeshard-coordinator", ["--config", str(tmp_path / "pki" / "coordinator.toml")]
+        CoordinatorSettings,
+        "edgeshard-coordinator",
+        ["--config", str(tmp_path / "pki" / "coordinator.toml")],
     )
     assert (settings.listen, settings.enrol_listen) == ("127.0.0.1:7777", "127.0.0.1:7778")
     files = settings.tls()
@@ -95,17 +102,26 @@ def test_init_leaves_an_operator_of_another_site_alone(edgectl: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("0.0.0.0:8443", "0.0.0.0:8443 over TLS, by a certificate of")],
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
+        ("0.0.0.0:8443", "0.0.0.0:8443 over TLS, by a certificate of"),
+    ],
 )
-def test_init_leaves_a_coordinator_with_a_gateway(edgectl: Any, tmp_path: Path, address: str, said: str) -> None:
+def test_init_leaves_a_coordinator_with_a_gateway(
+    edgectl: Any, tmp_path: Path, address: str, said: str
+) -> None:
     ended = edgectl("init", "mill", "--http-listen", address)
     assert ended.exit_code == 0 and said in ended.output
     config = str(tmp_path / "pki" / "coordinator.toml")
     settings = load_settings(CoordinatorSettings, "edgeshard-coordinator", ["--config", config])
     listen, certificate = _http_listen(settings, _site(settings))
     assert listen is not None and listen.address == address
-    assert (certificate is None) == listen.is_local, "it makes a certificate of its own beyond loopback"
+    assert (certificate is None) == listen.is_local, (
+        "it makes a certificate of its own beyond loopback"
+    )
 
 
 def test_an_address_of_the_gateway_that_is_none_makes_no_site(edgectl: Any, tmp_path: Path) -> None:
-    assert edgectl("init", "mill", "--http-listen", "8000").exit_code != 0 and not list(tmp_path.iterdir())
+    assert edgectl("init", "mill", "--http-listen", "8000").exit_code != 0 and not list(
+        tmp_path.iterdir()
+    )

@@ -31,7 +31,10 @@ ROOT = Path(__file__).parents[2]
 def messages(site: Any) -> list[list[tuple[str, str]]]:
     """Role and content of the messages in each prompt."""
     asked = site.sent(inference_pb2.RenderChatRequest)
-    return [[(m["role"], m["content"]) for m in json.loads(request.conversation.messages)] for request in asked]
+    return [
+        [(m["role"], m["content"]) for m in json.loads(request.conversation.messages)]
+        for request in asked
+    ]
 
 
 def test_what_is_piped_in_is_one_message(edgectl: Any, site: Any) -> None:
@@ -40,12 +43,18 @@ def test_what_is_piped_in_is_one_message(edgectl: Any, site: Any) -> None:
     assert messages(site) == [[("system", "Be brief."), ("user", "Two\nlines\n")]]
 
 
-def test_only_options_that_are_given_replace_what_the_model_recommends(edgectl: Any, site: Any) -> None:
+def test_only_options_that_are_given_replace_what_the_model_recommends(
+    edgectl: Any, site: Any
+) -> None:
     edgectl("chat", stdin="Hello")
     edgectl("chat", "--temperature", "0", "--max-tokens", "9", "--stop", "end", stdin="Hello")
     first, second = (request.generation for request in site.sent(inference_pb2.GenerateRequest))
     assert (first.sampling.temperature, first.max_new_tokens) == (0.5, 100)
-    assert (second.sampling.temperature, second.max_new_tokens, list(second.stop_strings)) == (0.0, 9, ["end"])
+    assert (second.sampling.temperature, second.max_new_tokens, list(second.stop_strings)) == (
+        0.0,
+        9,
+        ["end"],
+    )
 
 
 def test_an_error_ends_a_run_without_a_terminal(edgectl: Any, site: Any) -> None:
@@ -81,7 +90,12 @@ class Terminal:
     def __init__(self, address: str) -> None:
         self._main, other = pty.openpty()
         self.read = ""
-        environment = {**os.environ, "TERM": "dumb", "EDGESHARD__CLIENT__PLAINTEXT": "true", "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            "TERM": "dumb",
+            "EDGESHARD__CLIENT__PLAINTEXT": "true",
+            "PYTHONPATH": str(ROOT),
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address, "chat", "tales"],
             stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True,
@@ -108,7 +122,8 @@ class Terminal:
         self.process.send_signal(signal.SIGINT)
 
     def interrupt_until(self, done: Callable[[float], bool]) -> None:
-        """Repeated as often as needed: Python notices a Ctrl-C between prompt and waiting only with the next key."""
+        """Repeated as often as needed: Python notices a Ctrl-C between prompt and waiting only with
+        the next key."""
         for _ in range(6):
             self.interrupt()
             if done(time.monotonic() + 10):
@@ -148,7 +163,16 @@ def test_a_conversation_remembers_what_was_said(terminal: Terminal, site: Any) -
     terminal.type("Hello")
     assert ANSWER in terminal.until(">>> ")
     terminal.type(
-        "/system Be brief.", "One \\", "two", '"""three', "four", '"""', "/clear", "Bye", "/nonsense", "/help"
+        "/system Be brief.",
+        "One \\",
+        "two",
+        '"""three',
+        "four",
+        '"""',
+        "/clear",
+        "Bye",
+        "/nonsense",
+        "/help",
     )
     assert "/nonsense is not a command" in terminal.until("Ctrl-C stops an answer")
     terminal.type("/quit")
@@ -163,7 +187,9 @@ def test_a_conversation_remembers_what_was_said(terminal: Terminal, site: Any) -
     ]
 
 
-def test_ctrl_c_stops_the_answer_alone_and_at_the_prompt_leaves(terminal: Terminal, site: Any) -> None:
+def test_ctrl_c_stops_the_answer_alone_and_at_the_prompt_leaves(
+    terminal: Terminal, site: Any
+) -> None:
     site.hold_after(2)
     terminal.type("Hello")
     terminal.until("Once upon")

@@ -49,7 +49,10 @@ def test_options_become_the_spec_and_phases_go_to_stderr(edgectl: Any, site: Any
     assert result.exit_code == 0, result.stderr
     spec = spec_sent(site)
     assert (spec.name, spec.model, spec.source) == ("tales", "fairy-tales", "a")
-    assert [(s.node, s.layers.first, s.layers.end) for s in spec.layers] == [("a", 0, 4), ("b", 4, 9)]
+    assert [(s.node, s.layers.first, s.layers.end) for s in spec.layers] == [
+        ("a", 0, 4),
+        ("b", 4, 9),
+    ]
     assert spec.dtype == common_pb2.DATA_TYPE_FLOAT16
     assert (spec.max_context, spec.max_new_tokens, spec.concurrency) == (256, 99, 3)
     assert [line for line in result.stderr.splitlines() if line.startswith("tales: ")] == [
@@ -57,7 +60,13 @@ def test_options_become_the_spec_and_phases_go_to_stderr(edgectl: Any, site: Any
         "tales: activating",
         "tales: ready",
     ]
-    assert result.stdout.splitlines()[1].split() == ["tales", "ready", "fairy-tales", "a=0:4,b=4:9", "0"]
+    assert result.stdout.splitlines()[1].split() == [
+        "tales",
+        "ready",
+        "fairy-tales",
+        "a=0:4,b=4:9",
+        "0",
+    ]
 
 
 def test_how_far_a_stage_is_with_loading_is_said_in_words() -> None:
@@ -66,15 +75,22 @@ def test_how_far_a_stage_is_with_loading_is_said_in_words() -> None:
         return loading_text(scripted_deployment(DeploymentPhase.LOADING, stages=(fetching,)))
 
     assert text(50, None) == "loading: a fetching 50 B of 100 B"
-    assert text(100, StageFilling(WeightLoadingWork.PACKING, 0, 1 << 20)) == "loading: a packing 0 B of 1 MiB"
+    assert (
+        text(100, StageFilling(WeightLoadingWork.PACKING, 0, 1 << 20))
+        == "loading: a packing 0 B of 1 MiB"
+    )
     assert (
         text(100, StageFilling(WeightLoadingWork.READING, 1 << 19, 1 << 20, 11.4))
         == "loading: a reading 512 KiB of 1 MiB, about 12 s left"
     )
-    assert text(100, StageFilling(WeightLoadingWork.CONVERTING, 1, 2, 630.0)).endswith(", about 10 min left")
+    assert text(100, StageFilling(WeightLoadingWork.CONVERTING, 1, 2, 630.0)).endswith(
+        ", about 10 min left"
+    )
 
 
-def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(loading, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
@@ -94,8 +110,13 @@ def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(monke
 
     on_a_terminal = shown(True)
     # One of two stages is half fetched: a twentieth of the whole in 4 s, and 17 of them are left.
-    assert re.search(r"━+.* about 68 s left +loading: a fetching 60 B of 100 B", on_a_terminal), on_a_terminal
-    assert shown(False).splitlines() == ["tales: loading", "tales: loading: a fetching 60 B of 100 B"]
+    assert re.search(r"━+.* about 68 s left +loading: a fetching 60 B of 100 B", on_a_terminal), (
+        on_a_terminal
+    )
+    assert shown(False).splitlines() == [
+        "tales: loading",
+        "tales: loading: a fetching 60 B of 100 B",
+    ]
 
 
 def test_the_pace_tells_what_is_left() -> None:
@@ -162,14 +183,22 @@ def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> N
     ],
 )
 def test_a_wrong_option_is_named(edgectl: Any, site: Any, arguments: str, message: str) -> None:
-    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", *arguments.split())
+    result = edgectl(
+        "deploy", "tales", "--model", "fairy-tales", "--source", "a", *arguments.split()
+    )
     assert (result.exit_code, site.requests) == (2, [])
     assert result.stderr.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize("name", ["spec.toml", "spec.json"])
 def test_a_spec_file(edgectl: Any, site: Any, tmp_path: Path, name: str) -> None:
-    values = {"name": "tales", "model": "fairy-tales", "source": "a", "layers": "a=0:4,b=4:9", "concurrency": 2}
+    values = {
+        "name": "tales",
+        "model": "fairy-tales",
+        "source": "a",
+        "layers": "a=0:4,b=4:9",
+        "concurrency": 2,
+    }
     toml = "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
     (tmp_path / name).write_text(toml if name.endswith("toml") else json.dumps(values))
     result = edgectl("deploy", "--file", str(tmp_path / name), "-o", "json")
@@ -186,7 +215,9 @@ def test_a_spec_file(edgectl: Any, site: Any, tmp_path: Path, name: str) -> None
         ('name = "t"\nsource = "a"', "model: is missing"),
     ],
 )
-def test_a_wrong_spec_file_names_the_field(edgectl: Any, site: Any, tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_spec_file_names_the_field(
+    edgectl: Any, site: Any, tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(text)
     result = edgectl("deploy", "--file", str(file))
@@ -212,13 +243,18 @@ def test_dry_run_prints_the_placement_and_deploys_nothing(edgectl: Any, site: An
 
 def test_no_wait_returns_while_it_is_loading(edgectl: Any, site: Any) -> None:
     site.states = [site.deployment_in(DeploymentPhase.LOADING)]
-    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--no-wait", "-o", "json")
+    result = edgectl(
+        "deploy", "tales", "--model", "fairy-tales", "--source", "a", "--no-wait", "-o", "json"
+    )
     assert json.loads(result.stdout)["phase"] == "loading"
 
 
 def test_a_deployment_that_fails_to_load_exits_by_its_reason(edgectl: Any, site: Any) -> None:
     failure = ResourceExhaustedError("node b lacks 2 GiB", field="b")
-    site.states = [site.deployment_in(DeploymentPhase.LOADING), site.deployment_in(DeploymentPhase.FAILED, failure)]
+    site.states = [
+        site.deployment_in(DeploymentPhase.LOADING),
+        site.deployment_in(DeploymentPhase.FAILED, failure),
+    ]
     result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error: node b lacks 2 GiB" in result.stderr
@@ -226,15 +262,22 @@ def test_a_deployment_that_fails_to_load_exits_by_its_reason(edgectl: Any, site:
 
 def test_a_deployment_that_takes_too_long_exits_6(edgectl: Any, site: Any) -> None:
     site.states = [site.deployment_in(DeploymentPhase.LOADING)]
-    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--timeout", "0.1")
+    result = edgectl(
+        "deploy", "tales", "--model", "fairy-tales", "--source", "a", "--timeout", "0.1"
+    )
     assert result.exit_code == 6
     assert "edgectl describe deployment tales" in result.stderr
 
 
 def test_a_placement_with_a_gap_exits_2(edgectl: Any, site: Any) -> None:
-    site.failures["Deploy"] = PlacementError("layers: no node holds layers 4:5", field="layers", reason="LAYER_GAP")
+    site.failures["Deploy"] = PlacementError(
+        "layers: no node holds layers 4:5", field="layers", reason="LAYER_GAP"
+    )
     result = edgectl("deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=5:9")
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "error: layers: no node holds layers 4:5")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        2,
+        "error: layers: no node holds layers 4:5",
+    )
 
 
 def test_delete(edgectl: Any, site: Any) -> None:
@@ -287,7 +330,9 @@ def test_model_add(edgectl: Any, site: Any, tmp_path: Path) -> None:
     assert {tensor.name for tensor in request.manifest.tensors} == set(SHAPES)
 
 
-def test_a_directory_is_put_into_the_store_before_it_is_deployed(edgectl: Any, site: Any, tmp_path: Path) -> None:
+def test_a_directory_is_put_into_the_store_before_it_is_deployed(
+    edgectl: Any, site: Any, tmp_path: Path
+) -> None:
     write_model(tmp_path / "Tiny")
     site.states = [site.deployment_in(DeploymentPhase.READY)]
     result = edgectl("deploy", "tales", "--model", str(tmp_path / "Tiny"))
@@ -296,7 +341,9 @@ def test_a_directory_is_put_into_the_store_before_it_is_deployed(edgectl: Any, s
     assert added.manifest.name == spec_sent(site).model == "tiny"
 
 
-def test_model_add_of_a_directory_without_a_model_exits_with_a_reason(edgectl: Any, site: Any, tmp_path: Path) -> None:
+def test_model_add_of_a_directory_without_a_model_exits_with_a_reason(
+    edgectl: Any, site: Any, tmp_path: Path
+) -> None:
     result = edgectl("model", "add", str(tmp_path))
     assert result.exit_code in (2, 3)
     assert result.stderr.startswith("error: ") and not site.sent(store_pb2.RegisterModelRequest)

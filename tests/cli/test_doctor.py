@@ -50,7 +50,9 @@ async def test_a_name_that_nobody_knows_is_said_in_words(host: str) -> None:
     assert HERE in why and "error -" not in why
 
 
-def facts(site: Any, condition: Condition = SOUND, link: LinkProfile = QUICK, **changes: Any) -> Facts:
+def facts(
+    site: Any, condition: Condition = SOUND, link: LinkProfile = QUICK, **changes: Any
+) -> Facts:
     """A site of the scripted nodes, all in `condition`."""
     nodes = tuple(replace(node, connected=True, condition=condition) for node in site.nodes)
     links = (StoredLink(MeasuredLink(nodes[0].node_id, nodes[1].node_id, link), 10.0),)
@@ -59,7 +61,12 @@ def facts(site: Any, condition: Condition = SOUND, link: LinkProfile = QUICK, **
 
 
 def test_a_sound_site_has_no_faults(site: Any) -> None:
-    assert diagnose(facts(site, here=SOUND, ports=(TriedPort("a", "x:1"),), keys=(KeyFile("k", 0o600),))) == ()
+    assert (
+        diagnose(
+            facts(site, here=SOUND, ports=(TriedPort("a", "x:1"),), keys=(KeyFile("k", 0o600),))
+        )
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,10 @@ def test_a_sound_site_has_no_faults(site: Any) -> None:
     [
         ({"clock_ahead_s": -5.0}, Fault.CLOCK_SKEW),
         ({"certificate_ends_s": NOW_S - 60}, Fault.CERTIFICATE_EXPIRED),
-        ({"certificate_ends_s": NOW_S + 60, "certificate_due_s": NOW_S - 120}, Fault.CERTIFICATE_ENDS),
+        (
+            {"certificate_ends_s": NOW_S + 60, "certificate_due_s": NOW_S - 120},
+            Fault.CERTIFICATE_ENDS,
+        ),
         ({"version": "0.9"}, Fault.VERSION_SKEW),
         ({"disk_free_bytes": 4 << 30}, Fault.DISK_FULL),
         ({"disk_write_bps": 5e6}, Fault.DISK_SLOW),
@@ -79,9 +89,13 @@ def test_a_sound_site_has_no_faults(site: Any) -> None:
         ({"cpu_quota": 1.5}, Fault.CPU_QUOTA),
     ],
 )
-def test_a_fault_of_the_nodes_is_found_once_for_each(site: Any, changes: dict[str, Any], fault: Fault) -> None:
+def test_a_fault_of_the_nodes_is_found_once_for_each(
+    site: Any, changes: dict[str, Any], fault: Fault
+) -> None:
     found = diagnose(facts(site, replace(SOUND, **changes)))
-    assert [(finding.fault, finding.where) for finding in found] == [(fault, node.name) for node in site.nodes]
+    assert [(finding.fault, finding.where) for finding in found] == [
+        (fault, node.name) for node in site.nodes
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +111,9 @@ def test_a_fault_of_the_nodes_is_found_once_for_each(site: Any, changes: dict[st
         ({"link": replace(QUICK, latency_s=0.08)}, Fault.LINK_SLOW, "a -> b"),
     ],
 )
-def test_a_fault_beside_the_nodes_is_found(site: Any, changes: dict[str, Any], fault: Fault, where: str) -> None:
+def test_a_fault_beside_the_nodes_is_found(
+    site: Any, changes: dict[str, Any], fault: Fault, where: str
+) -> None:
     (found,) = diagnose(facts(site, **changes))
     assert (found.fault, found.where) == (fault, where)
 
@@ -120,14 +136,23 @@ def test_nodes_away_deployments_and_pages_are_looked_at(site: Any) -> None:
     assert known.site is not None
     first, second = known.site.nodes
     pages = HugePages(1 << 30, 1 << 20)
-    nodes = (replace(first, connected=False, heartbeat_age_s=40.0), replace(second, huge_pages=pages))
+    nodes = (
+        replace(first, connected=False, heartbeat_age_s=40.0),
+        replace(second, huge_pages=pages),
+    )
     waiting = site.deployment_in(DeploymentPhase.WAITING, UnavailableError("node a is away"))
     found = diagnose(replace(known, site=replace(known.site, nodes=nodes), deployments=(waiting,)))
-    assert [finding.fault for finding in found] == [Fault.NODE_AWAY, Fault.DEPLOYMENT_NOT_READY, Fault.HUGE_PAGES_OFF]
+    assert [finding.fault for finding in found] == [
+        Fault.NODE_AWAY,
+        Fault.DEPLOYMENT_NOT_READY,
+        Fault.HUGE_PAGES_OFF,
+    ]
     assert "node a is away" in found[1].found
 
 
-@pytest.mark.parametrize(("theirs_s", "ahead_s"), [(11.0, 0.0), (13.0, 0.0), (20.0, 7.0), (5.0, -5.0)])
+@pytest.mark.parametrize(
+    ("theirs_s", "ahead_s"), [(11.0, 0.0), (13.0, 0.0), (20.0, 7.0), (5.0, -5.0)]
+)
 def test_a_slow_answer_does_not_make_a_clock_wrong(theirs_s: float, ahead_s: float) -> None:
     assert beyond(theirs_s, 10.0, 13.0) == ahead_s
 
@@ -138,7 +163,8 @@ def test_each_fault_has_advice() -> None:
 
 @pytest.fixture
 def ailing(site: Any) -> Any:
-    """One node is in swap; the test's own machine may have faults too, which its own port has not."""
+    """One node is in swap; the test's own machine may have faults too, which its own port has
+    not."""
     port = site.address
     nodes = [replace(node, connected=True, address=port, condition=SOUND) for node in site.nodes]
     site.nodes = [replace(nodes[0], condition=replace(SOUND, swap_used_bytes=1 << 30)), *nodes[1:]]

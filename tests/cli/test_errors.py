@@ -34,7 +34,9 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("kind", EXIT_CODES, ids=lambda kind: kind.__name__)
-def test_every_error_has_its_exit_code(edgectl: Any, site: Any, kind: type[errors.EdgeShardError]) -> None:
+def test_every_error_has_its_exit_code(
+    edgectl: Any, site: Any, kind: type[errors.EdgeShardError]
+) -> None:
     site.failures["Generate"] = kind("prompt is too long by 7 tokens", field="prompt")
     result = edgectl("generate", "tales", "--prompt", "x", "-o", "json")
     assert result.exit_code == EXIT_CODES[kind]
@@ -52,7 +54,9 @@ def test_an_unreachable_coordinator_exits_5_quickly() -> None:
         taken.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{taken.getsockname()[1]}"
         began = time.monotonic()
-        result = CliRunner().invoke(app, ["get", "nodes"], env={"EDGESHARD__CLIENT__COORDINATOR": target})
+        result = CliRunner().invoke(
+            app, ["get", "nodes"], env={"EDGESHARD__CLIENT__COORDINATOR": target}
+        )
     assert result.exit_code == 5
     assert f"error: cannot reach {target}" in result.stderr
     assert time.monotonic() - began < 25, "a call that nothing answers takes 30 s"
@@ -98,7 +102,9 @@ def test_half_of_the_tls_options_exits_2() -> None:
         ["get", "nodes", "--coordinator", "nowhere"],
     ],
 )
-def test_wrong_usage_exits_2_and_asks_nothing_of_the_site(edgectl: Any, site: Any, arguments: list[str]) -> None:
+def test_wrong_usage_exits_2_and_asks_nothing_of_the_site(
+    edgectl: Any, site: Any, arguments: list[str]
+) -> None:
     result = edgectl(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == "" and result.stderr != ""
@@ -109,9 +115,28 @@ def test_global_options_may_stand_anywhere() -> None:
     hoisted = hoist_global_options(
         ["get", "nodes", "--coordinator", "x:1", "-o", "json", "--tls-ca=f", "--", "--tls-key"]
     )
-    assert hoisted == ["--coordinator", "x:1", "--tls-ca=f", "get", "nodes", "-o", "json", "--", "--tls-key"]
+    assert hoisted == [
+        "--coordinator",
+        "x:1",
+        "--tls-ca=f",
+        "get",
+        "nodes",
+        "-o",
+        "json",
+        "--",
+        "--tls-key",
+    ]
 
 
 def test_a_global_option_after_the_command_wins(site: Any) -> None:
-    arguments = ["--coordinator", "127.0.0.1:1", "get", "nodes", "-o", "name", "--coordinator", site.address]
+    arguments = [
+        "--coordinator",
+        "127.0.0.1:1",
+        "get",
+        "nodes",
+        "-o",
+        "name",
+        "--coordinator",
+        site.address,
+    ]
     assert CliRunner().invoke(app, arguments).stdout == "a\nb\n"

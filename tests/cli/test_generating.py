@@ -42,7 +42,11 @@ def test_options_reach_the_server(edgectl: Any, site: Any) -> None:
     assert (request.request_id, generation.prompt, generation.max_new_tokens) == ("mine", "Once", 9)
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.5)
     assert (sampling.repetition_penalty, sampling.seed) == (1.5, 7)
-    assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -0.5, 2)
+    assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (
+        0.25,
+        -0.5,
+        2,
+    )
     assert dict(sampling.logit_bias) == {7: -100, 300: 1.5}
     assert (list(generation.stop_strings), generation.ignore_eos) == (["end", "fin"], True)
     assert generation.priority == 3
@@ -77,7 +81,9 @@ def test_a_guide_reaches_the_server(
     assert (guide.kind, guide.text) == (getattr(common_pb2, f"GUIDE_KIND_{kind}"), text or "")
 
 
-def test_two_guides_and_a_file_that_is_not_there_are_refused_by_their_options(edgectl: Any, site: Any) -> None:
+def test_two_guides_and_a_file_that_is_not_there_are_refused_by_their_options(
+    edgectl: Any, site: Any
+) -> None:
     for arguments, named in (
         (("--json", "--regex", "a"), "--regex: an answer has one guide"),
         (("--json-schema", "nowhere.json"), "--json-schema: nowhere.json cannot be read"),
@@ -92,7 +98,11 @@ def test_aliases_of_options_and_no_limit_of_its_own(edgectl: Any, site: Any) -> 
     edgectl("generate", "tales", "--prompt", "x", "--max-new-tokens", "9", "--stop-strings", "end")
     edgectl("generate", "tales", "--prompt", "x")
     first, second = (request.generation for request in site.sent(inference_pb2.GenerateRequest))
-    assert (first.max_new_tokens, first.clip_new_tokens, list(first.stop_strings)) == (9, True, ["end"])
+    assert (first.max_new_tokens, first.clip_new_tokens, list(first.stop_strings)) == (
+        9,
+        True,
+        ["end"],
+    )
     assert (second.max_new_tokens, second.clip_new_tokens) == (128, True)
 
 
@@ -102,7 +112,9 @@ def test_a_dash_reads_the_prompt_from_stdin(edgectl: Any, site: Any) -> None:
 
 
 def test_json_holds_the_whole_result(edgectl: Any) -> None:
-    value = json.loads(edgectl("generate", "tales", "--prompt", "Once", "--logprobs", "-o", "json").stdout)
+    value = json.loads(
+        edgectl("generate", "tales", "--prompt", "Once", "--logprobs", "-o", "json").stdout
+    )
     assert (value["text"], value["token_ids"]) == ("Once upon a time é!", [10, 11, 12, 13, 14])
     assert (value["prompt_token_ids"], value["finish_reason"]) == ([5, 6, 7], "length")
     assert value["placement"][0] == {"node": "a", "layers": "0:4", "bytes": 1 << 20}
@@ -149,7 +161,9 @@ def test_a_pipe_gets_each_token_as_it_comes_and_ctrl_c_cancels(site: Any) -> Non
 
 def test_sigterm_cancels_too(site: Any) -> None:
     site.hold_after(1)
-    with subprocess.Popen(command(site), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command(site), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             assert site.held.wait(60)
             process.terminate()
@@ -162,7 +176,9 @@ def test_sigterm_cancels_too(site: Any) -> None:
 def test_a_reader_that_goes_away_cancels(site: Any) -> None:
     site.hold_after(1)
     site.script.insert(4, site.Hold(for_ever=True))
-    with subprocess.Popen(command(site), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command(site), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.read(4) == b"Once"
@@ -182,7 +198,9 @@ def test_a_terminal_gets_each_token_as_it_comes_but_no_control_characters(site: 
     site.script[1] = replace(site.script[1], text="On\x1b[31mce\x07")
     site.hold_after(2)
     ours, theirs = pty.openpty()
-    with subprocess.Popen(command(site), stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command(site), stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL
+    ) as process:
         os.close(theirs)
         try:
             assert read_until(ours, b"upon") == b"On[31mce upon"
@@ -197,7 +215,10 @@ def test_a_terminal_gets_each_token_as_it_comes_but_no_control_characters(site: 
 def read_until(file: int, end: bytes, seconds: float = 60.0) -> bytes:
     """Bytes of a terminal up to `end`, or all that arrived in time."""
     text, deadline = b"", time.monotonic() + seconds
-    while not text.endswith(end) and select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    while (
+        not text.endswith(end)
+        and select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]
+    ):
         text += os.read(file, 1)
     return text
 

@@ -28,13 +28,20 @@ pytestmark = [pytest.mark.timing, pytest.mark.in_order]
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITES = os.environ.get("EDGESHARD_GOLDEN") == "write"
-SPEC = {"name": "tales", "model": "fairy-tales", "dtype": "float32", "concurrency": 2, "layers": "a=0:6,b=6:12"}
+SPEC = {
+    "name": "tales",
+    "model": "fairy-tales",
+    "dtype": "float32",
+    "concurrency": 2,
+    "layers": "a=0:6,b=6:12",
+}
 TESTBED = Path(__file__).parents[2] / "deploy" / "examples" / "paper-testbed.toml"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line; `{dir}` is a directory of the test's own. `json` is whether it has `-o json`, too."""
+    """A command line; `{dir}` is a directory of the test's own. `json` is whether it has `-o json`,
+    too."""
 
     line: str
     json: bool = True
@@ -76,7 +83,11 @@ CASES = [
     Case("trace tales --seconds 0.1", TEXT_ONLY, exit_code=1),
     Case("apply -f {dir}/tales.toml"),
     Case("deploy cellar --model cellar --source b --dry-run"),
-    Case("deploy cellar --model cellar --layers b=0:12 --max-context 64 --concurrency 1 --measure 200", twice=False),
+    Case(
+        "deploy cellar --model cellar --layers b=0:12 --max-context 64 --concurrency 1 --measure "
+        "200",
+        twice=False,
+    ),
     Case("logs coordinator --lines 0 --directory {dir}", TEXT_ONLY),
     Case("debug dump -o {dir}/site.json --force", TEXT_ONLY),
     Case("debug replay {dir}/site.json", TEXT_ONLY),
@@ -140,12 +151,14 @@ ALL = sorted(commands(typer.main.get_command(app)))
 
 
 class Site:
-    """A coordinator and two nodes with the demo model deployed, run by an event loop in a thread of its own, so that
-    commands can have theirs in the test's."""
+    """A coordinator and two nodes with the demo model deployed, run by an event loop in a thread of
+    its own, so that commands can have theirs in the test's."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.cluster = LocalCluster(directory, ("a", "b"), agent_arguments=("--memory", "1GiB"), secure=True)
+        self.cluster = LocalCluster(
+            directory, ("a", "b"), agent_arguments=("--memory", "1GiB"), secure=True
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -158,7 +171,9 @@ class Site:
         await self.cluster.start()
         async with self.cluster.client() as client:
             await client.add_model(self.model, "fairy-tales")
-            async for _ in client.profile():  # links: a site measures unmeasured links at some time by itself
+            async for (
+                _
+            ) in client.profile():  # links: a site measures unmeasured links at some time by itself
                 pass
             await client.deploy(parse_spec(SPEC), timeout_s=120)
             await client.complete("tales", "Once upon a time", max_new_tokens=4)
@@ -169,10 +184,15 @@ class Site:
         self._thread.join()
 
     def edgectl(self, line: str, *more: str) -> Any:
-        words = [word.format(dir=self.directory, model=self.model, testbed=TESTBED) for word in line.split()]
+        words = [
+            word.format(dir=self.directory, model=self.model, testbed=TESTBED)
+            for word in line.split()
+        ]
         pki = self.directory / "pki" / "operator-admin"
         options = [f"--tls-{name}={pki / name}.pem" for name in ("ca", "cert", "key")]
-        return CliRunner().invoke(app, ["--coordinator", self.cluster.address, *options, *words, *more])
+        return CliRunner().invoke(
+            app, ["--coordinator", self.cluster.address, *options, *words, *more]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +202,9 @@ def live(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> Iter
         environment.setenv("XDG_CONFIG_HOME", str(directory / "config"))
         environment.setenv("XDG_STATE_HOME", str(directory / "state"))
         (directory / "site.toml").write_text('[coordinator]\nlog_level = "debug"\n')
-        (directory / "tales.toml").write_text("".join(f"{key} = {value!r}\n" for key, value in SPEC.items()))
+        (directory / "tales.toml").write_text(
+            "".join(f"{key} = {value!r}\n" for key, value in SPEC.items())
+        )
         site = Site(directory)
         try:
             site.run(site.start())
@@ -211,7 +233,9 @@ def test_what_a_command_prints(live: Site, case: Case) -> None:
     file = GOLDEN / f"{file_name(case)}.txt"
     if WRITES:
         file.write_text(printed)
-    assert printed == file.read_text(), f"{file}: EDGESHARD_GOLDEN=write renews it; unmasked:\n{said}"
+    assert printed == file.read_text(), (
+        f"{file}: EDGESHARD_GOLDEN=write renews it; unmasked:\n{said}"
+    )
 
 
 def file_name(case: Case) -> str:
@@ -224,7 +248,9 @@ def file_name(case: Case) -> str:
 def test_every_command_has_its_output_looked_at() -> None:
     there = {" ".join(command) for command in ALL}
     looked_at = {case.command for case in CASES}
-    assert there == looked_at | ELSEWHERE.keys(), "a new command is a line of CASES, or of ELSEWHERE"
+    assert there == looked_at | ELSEWHERE.keys(), (
+        "a new command is a line of CASES, or of ELSEWHERE"
+    )
     assert not looked_at & ELSEWHERE.keys()
 
 

@@ -30,7 +30,15 @@ pytestmark = pytest.mark.timing
 
 EVENTS = [
     SiteEvent(1, "2026-01-02T03:04:05.678+00:00", Subject.NODE, "a", "joined", "127.0.0.1:7001"),
-    SiteEvent(2, "2026-01-02T03:04:06.678+00:00", Subject.DEPLOYMENT, "tales", "waiting", "node a is away", True),
+    SiteEvent(
+        2,
+        "2026-01-02T03:04:06.678+00:00",
+        Subject.DEPLOYMENT,
+        "tales",
+        "waiting",
+        "node a is away",
+        True,
+    ),
 ]
 
 
@@ -51,7 +59,9 @@ EVENTS = [
 def test_short_names(edgectl: Any, site: Any, short: list[str], long: list[str]) -> None:
     site.events = list(EVENTS)
     first, second = edgectl(*short), edgectl(*long)
-    assert (first.exit_code, first.stdout) == (second.exit_code, second.stdout) == (0, second.stdout)
+    assert (
+        (first.exit_code, first.stdout) == (second.exit_code, second.stdout) == (0, second.stdout)
+    )
 
 
 def test_generate_takes_the_prompt_behind_the_model(edgectl: Any, site: Any) -> None:
@@ -71,9 +81,21 @@ def test_events_are_listed(edgectl: Any, site: Any) -> None:
     header, first, second = edgectl("get", "events", "--limit", "7").stdout.splitlines()
     assert header.split() == ["TIME", "WHAT", "DETAIL"]
     assert first.split() == ["2026-01-02T03:04:05Z", "node", "a", "joined", "127.0.0.1:7001"]
-    assert second.split() == ["2026-01-02T03:04:06Z", "!", "deployment", "tales", "waiting", "node", "a", "is", "away"]
+    assert second.split() == [
+        "2026-01-02T03:04:06Z",
+        "!",
+        "deployment",
+        "tales",
+        "waiting",
+        "node",
+        "a",
+        "is",
+        "away",
+    ]
     assert site.sent(admin_pb2.ListEventsRequest)[-1].limit == 7
-    assert [event["what"] for event in json.loads(edgectl("get", "events", "-o", "json").stdout)] == [
+    assert [
+        event["what"] for event in json.loads(edgectl("get", "events", "-o", "json").stdout)
+    ] == [
         "joined",
         "waiting",
     ]
@@ -81,8 +103,17 @@ def test_events_are_listed(edgectl: Any, site: Any) -> None:
 
 @contextmanager
 def watching(site: Any, *arguments: str) -> Iterator[Any]:
-    command = [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", site.address, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        "--coordinator",
+        site.address,
+        *arguments,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -104,7 +135,9 @@ def test_a_list_that_stays_prints_what_changes(site: Any) -> None:
     with watching(site, "get", "deployments", "-w", "-o", "json") as process:
         assert json.loads(process.stdout.readline())["phase"] == "ready"
         site.states = [site.deployment_in(DeploymentPhase.WAITING)]
-        assert json.loads(process.stdout.readline())["phase"] == "waiting", "one object a line, and no line between"
+        assert json.loads(process.stdout.readline())["phase"] == "waiting", (
+            "one object a line, and no line between"
+        )
         site.states = []
         assert process.stderr.readline() == "tales is gone\n"
 
@@ -141,7 +174,10 @@ def test_run_generates_with_what_is_deployed(edgectl: Any, site: Any) -> None:
 def test_run_deploys_what_is_in_the_store(edgectl: Any, site: Any) -> None:
     site.models = [*site.models, site.stored_model("fables")]
     site.states = []
-    site.on_deploy = [site.deployment_in(DeploymentPhase.LOADING), site.deployment_in(DeploymentPhase.READY)]
+    site.on_deploy = [
+        site.deployment_in(DeploymentPhase.LOADING),
+        site.deployment_in(DeploymentPhase.READY),
+    ]
     result = edgectl("run", "fables", stdin="Once")
     assert (result.exit_code, result.stdout) == (0, "Once upon a time é!\n"), result.stderr
     (request,) = site.sent(admin_pb2.DeployRequest)
@@ -149,10 +185,14 @@ def test_run_deploys_what_is_in_the_store(edgectl: Any, site: Any) -> None:
     assert "fables: loading" in result.stderr
 
 
-def test_run_does_not_say_of_a_deployment_that_failed_that_it_goes_on(edgectl: Any, site: Any) -> None:
+def test_run_does_not_say_of_a_deployment_that_failed_that_it_goes_on(
+    edgectl: Any, site: Any
+) -> None:
     site.models = [*site.models, site.stored_model("fables")]
     site.states = []
-    failed = replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("node a has no memory"))
+    failed = replace(
+        site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("node a has no memory")
+    )
     site.on_deploy = [site.deployment_in(DeploymentPhase.LOADING), failed]
     result = edgectl("run", "fables", "Once")
     assert result.exit_code == 3 and "node a has no memory" in result.stderr
@@ -181,7 +221,10 @@ def test_run_without_a_prompt_hands_over_to_chat(talks: bool) -> None:
     if talks:
         assert result.stdout == "chat with tales\n"
     else:
-        assert isinstance(result.exception, InvalidArgumentError) and result.exception.field == "prompt"
+        assert (
+            isinstance(result.exception, InvalidArgumentError)
+            and result.exception.field == "prompt"
+        )
 
 
 def test_logs_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +244,17 @@ def test_logs_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_log_is_printed(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("one\ntwo\nthree\n")
-    command = [sys.executable, "-m", "edgeshard.cli.main", "logs", "a", "-n", "2", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        "logs",
+        "a",
+        "-n",
+        "2",
+        "--directory",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "two\nthree\n"), done.stderr
 
@@ -210,7 +263,9 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_log_that_is_followed_ends_with_the_command_and_outlives_its_terminal(tmp_path: Path) -> None:
+def test_a_log_that_is_followed_ends_with_the_command_and_outlives_its_terminal(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.log").write_text("one\n")
     # As `nohup` begins it.
     command = ["env", "--ignore-signal=HUP", sys.executable, "-m", "edgeshard.cli.main"]
@@ -235,7 +290,11 @@ def test_a_log_that_is_followed_ends_with_the_command_and_outlives_its_terminal(
 def completed(site: Any, line: str) -> list[str]:
     """The completions that bash gets for a line whose last word is being typed."""
     words = line.split(" ")
-    asked = {"_EDGECTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    asked = {
+        "_EDGECTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
     asked["EDGESHARD__CLIENT__COORDINATOR"] = site if isinstance(site, str) else site.address
     result = CliRunner().invoke(app, [], prog_name="edgectl", env=asked)
     assert (result.exit_code, result.stderr) == (0, ""), result.exception
@@ -263,7 +322,9 @@ def test_the_shell_completes_live_names(site: Any, line: str, names: list[str]) 
 def test_completion_is_silent_without_a_coordinator(site: Any, free_port: int) -> None:
     assert completed(f"127.0.0.1:{free_port}", "edgectl describe node ") == []
     assert completed("nonsense", "edgectl describe node ") == []
-    assert completed(f"127.0.0.1:{free_port}", f"edgectl --coordinator {site.address} describe node ") == ["a", "b"]
+    assert completed(
+        f"127.0.0.1:{free_port}", f"edgectl --coordinator {site.address} describe node "
+    ) == ["a", "b"]
 
 
 def spec_file(directory: Path, text: str) -> str:
@@ -292,16 +353,25 @@ def test_apply_creates_what_is_missing(edgectl: Any, site: Any, tmp_path: Path) 
     assert len(site.sent(admin_pb2.DeployRequest)) == 1
 
 
-def test_apply_names_the_fields_that_cannot_change_and_changes_nothing(edgectl: Any, site: Any, tmp_path: Path) -> None:
+def test_apply_names_the_fields_that_cannot_change_and_changes_nothing(
+    edgectl: Any, site: Any, tmp_path: Path
+) -> None:
     file = spec_file(tmp_path, SAME + 'concurrency = 2\nsource = "b"\n')
     result = edgectl("apply", "-f", file)
     assert result.exit_code == 1
     assert "source is a and would become b; concurrency is 8 and would become 2" in result.stderr
     assert "edgectl delete deployment tales" in result.stderr and "--replace" in result.stderr
     dry = edgectl("apply", "-f", file, "--dry-run")
-    assert dry.exit_code == 1 and dry.stdout.splitlines()[1].split() == ["tales", "refused", "source,concurrency", "-"]
+    assert dry.exit_code == 1 and dry.stdout.splitlines()[1].split() == [
+        "tales",
+        "refused",
+        "source,concurrency",
+        "-",
+    ]
     assert "tales: concurrency is 8 and would become 2" in dry.stderr
-    assert not site.sent(admin_pb2.DeployRequest) and not site.sent(admin_pb2.DeleteDeploymentRequest)
+    assert not site.sent(admin_pb2.DeployRequest) and not site.sent(
+        admin_pb2.DeleteDeploymentRequest
+    )
 
 
 def test_apply_replaces_where_it_is_told_to(edgectl: Any, site: Any, tmp_path: Path) -> None:
@@ -309,7 +379,11 @@ def test_apply_replaces_where_it_is_told_to(edgectl: Any, site: Any, tmp_path: P
     result = edgectl("apply", "-f", spec_file(tmp_path, SAME + "concurrency = 2\n"), "--replace")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[1].split()[:3] == ["tales", "replaced", "concurrency"]
-    assert len(site.sent(admin_pb2.DeleteDeploymentRequest)) == len(site.sent(admin_pb2.DeployRequest)) == 1
+    assert (
+        len(site.sent(admin_pb2.DeleteDeploymentRequest))
+        == len(site.sent(admin_pb2.DeployRequest))
+        == 1
+    )
 
 
 def test_a_dry_run_of_apply_shows_the_plan(edgectl: Any, site: Any, tmp_path: Path) -> None:
@@ -328,10 +402,16 @@ def test_apply_brings_back_a_replica_that_is_gone_and_leaves_the_others(
         site.requests.clear()
         file = spec_file(tmp_path, SAME + f"replicas = {number}\n")
         dry = edgectl("apply", "-f", file, "--dry-run")
-        assert dry.stdout.splitlines()[1].split() == ["tales", "restored", "-", "a=0:4,b=4:9"], dry.output
+        assert dry.stdout.splitlines()[1].split() == ["tales", "restored", "-", "a=0:4,b=4:9"], (
+            dry.output
+        )
         assert [request.spec.name for request in site.sent(admin_pb2.PlanRequest)] == ["tales.2"]
         result = edgectl("apply", "-f", file)
-        assert result.exit_code == 0 and result.stdout.splitlines()[1].split()[:3] == ["tales", "restored", "-"]
+        assert result.exit_code == 0 and result.stdout.splitlines()[1].split()[:3] == [
+            "tales",
+            "restored",
+            "-",
+        ]
         (request,) = site.sent(admin_pb2.DeployRequest)
         spec = request.spec
         assert (spec.name, spec.replica, spec.replicas, spec.source) == ("tales.2", 2, 3, "")
@@ -341,7 +421,9 @@ def test_apply_brings_back_a_replica_that_is_gone_and_leaves_the_others(
         assert len(site.sent(admin_pb2.DeployRequest)) == 1
 
 
-def test_apply_refuses_where_one_replica_has_failed(edgectl: Any, site: Any, tmp_path: Path) -> None:
+def test_apply_refuses_where_one_replica_has_failed(
+    edgectl: Any, site: Any, tmp_path: Path
+) -> None:
     site.replicate(2)
     site.replicas[1] = replace(site.replicas[1], phase=DeploymentPhase.FAILED)
     result = edgectl("apply", "-f", spec_file(tmp_path, SAME + "replicas = 2\n"))
@@ -349,8 +431,15 @@ def test_apply_refuses_where_one_replica_has_failed(edgectl: Any, site: Any, tmp
     assert not site.sent(admin_pb2.DeployRequest)
 
 
-def test_apply_does_not_take_a_dead_deployment_for_a_good_one(edgectl: Any, site: Any, tmp_path: Path) -> None:
-    site.states = [replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("node a has no memory"))]
+def test_apply_does_not_take_a_dead_deployment_for_a_good_one(
+    edgectl: Any, site: Any, tmp_path: Path
+) -> None:
+    site.states = [
+        replace(
+            site.deployment_in(DeploymentPhase.FAILED),
+            failure=NotFoundError("node a has no memory"),
+        )
+    ]
     result = edgectl("apply", "-f", spec_file(tmp_path, SAME))
     assert result.exit_code == 1 and "tales is failed: node a has no memory" in result.stderr
 
@@ -358,7 +447,10 @@ def test_apply_does_not_take_a_dead_deployment_for_a_good_one(edgectl: Any, site
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('name = "t"\nmode = "fast"\nconcurrency = 0', ("model: is missing", "mode: ", "concurrency: ")),
+        (
+            'name = "t"\nmode = "fast"\nconcurrency = 0',
+            ("model: is missing", "mode: ", "concurrency: "),
+        ),
         ('colour = 1\n[[deployment]]\nname = "t"\nmodel = "m"', ("may contain nothing else",)),
         ('[[deployment]]\nname = "t"\nmodel = "m"\n' * 2, ("there are two deployments t",)),
         ('deployment = ["tales"]', ("may contain nothing else",)),

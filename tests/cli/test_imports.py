@@ -1,4 +1,5 @@
-"""The imports of the bare library: nothing heavy, so that help and version are quick on any machine."""
+"""The imports of the bare library: nothing heavy, so that help and version are quick on any
+machine."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ import pytest
 from edgeshard.cli.main import COMMANDS, Lazy
 
 HEAVY = ("torch", "transformers", "ortools", "fastapi", "grpc", "google.protobuf", "numpy")
-OWN_AT_START = {"edgeshard", "edgeshard.cli", "edgeshard.cli.connect", "edgeshard.cli.main", "edgeshard.cli.usage"} | {
-    *("edgeshard.domain", "edgeshard.domain.errors", "edgeshard.rpc", "edgeshard.rpc.environment")
-}
+OWN_AT_START = {
+    "edgeshard",
+    "edgeshard.cli",
+    "edgeshard.cli.connect",
+    "edgeshard.cli.main",
+    "edgeshard.cli.usage",
+} | {*("edgeshard.domain", "edgeshard.domain.errors", "edgeshard.rpc", "edgeshard.rpc.environment")}
 """Modules of EdgeShard that the list of commands needs."""
 
 PROGRAM = """
@@ -28,7 +33,9 @@ print("MODULES", json.dumps(sorted(sys.modules)))
 
 def modules_after(statement: str) -> tuple[set[str], str]:
     program = PROGRAM.format(statement=statement)
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     text, _, modules = output.stdout.partition("MODULES")
     return set(json.loads(modules)), text
 
@@ -74,12 +81,16 @@ def test_import_edgeshard_loads_nothing_heavy() -> None:
 
 
 def test_the_errors_of_the_sdk_are_there_without_anything_heavy() -> None:
-    modules, _ = modules_after("from edgeshard import errors; assert issubclass(errors.NotFoundError, Exception)")
+    modules, _ = modules_after(
+        "from edgeshard import errors; assert issubclass(errors.NotFoundError, Exception)"
+    )
     assert not modules & set(HEAVY)
 
 
 def test_the_client_is_there_on_first_use_without_torch() -> None:
-    modules, _ = modules_after("from edgeshard import Client, SyncClient; assert Client and SyncClient")
+    modules, _ = modules_after(
+        "from edgeshard import Client, SyncClient; assert Client and SyncClient"
+    )
     assert "grpc" in modules and not modules & {"torch", "transformers", "ortools", "fastapi"}
 
 
@@ -93,7 +104,11 @@ def test_an_unknown_attribute_is_an_attribute_error() -> None:
 def test_help_fits_in_80_columns_and_names_every_command() -> None:
     _, text = modules_after("import edgeshard.cli.main as m; m.app(['--help'])")
     assert max(map(len, text.splitlines())) <= 80
-    commands = {line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.startswith("  ")}
+    commands = {
+        line.split()[0]
+        for line in text.partition("Commands:")[2].splitlines()
+        if line.startswith("  ")
+    }
     assert {
         "get",
         "describe",

@@ -1,4 +1,5 @@
-"""edgectl install and uninstall, below a directory; tests/system/test_services.py starts the installed services."""
+"""edgectl install and uninstall, below a directory; tests/system/test_services.py starts the
+installed services."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_the_daemons_read_what_is_laid_out(tmp_path: Path) -> None:
     given = ("--state-dir", "state")
     node = load_settings(AgentSettings, "agent", ("--config", str(config / "agent.toml"), *given))
     assert (node.name, node.listen, node.coordinator) == ("a", "10.0.0.5:7610", "10.0.0.2:7600")
-    site = load_settings(CoordinatorSettings, "coordinator", ("--config", str(config / "coordinator.toml"), *given))
+    site = load_settings(
+        CoordinatorSettings, "coordinator", ("--config", str(config / "coordinator.toml"), *given)
+    )
     assert site.listen == "10.0.0.2:7600"
     for path in tmp_path.rglob("*.service"):
         assert path.stat().st_mode & 0o777 == 0o644
@@ -42,7 +45,17 @@ def test_the_daemons_read_what_is_laid_out(tmp_path: Path) -> None:
 
 def test_what_is_not_given_stays_as_at_the_last_time(tmp_path: Path) -> None:
     where = ("--root", str(tmp_path))
-    edgectl("install", "agent", "--plaintext", "--name", "a", "--coordinator", "127.0.0.1:7999", *BIN, *where)
+    edgectl(
+        "install",
+        "agent",
+        "--plaintext",
+        "--name",
+        "a",
+        "--coordinator",
+        "127.0.0.1:7999",
+        *BIN,
+        *where,
+    )
     result = edgectl("install", "agent", "--listen", "127.0.0.1:7610", *where)
     assert result.exit_code == 0 and "/etc/edgeshard/agent.toml" in result.stdout
     values = tomllib.loads((tmp_path / "etc/edgeshard/agent.toml").read_text())["agent"]
@@ -55,7 +68,9 @@ def test_a_configuration_that_was_edited_is_left_and_said_so(tmp_path: Path) -> 
     config = tmp_path / "etc/edgeshard/agent.toml"
     config.write_text(config.read_text() + "threads = 2\n")
     assert f"leave   /{config.relative_to(tmp_path)}" in edgectl("install", "agent", *where).stdout
-    assert f"leave   /{config.relative_to(tmp_path)}" in edgectl("uninstall", "agent", *where).stdout
+    assert (
+        f"leave   /{config.relative_to(tmp_path)}" in edgectl("uninstall", "agent", *where).stdout
+    )
     assert "threads = 2" in config.read_text()
     assert edgectl("uninstall", "agent", "--purge", *where).exit_code == 0
     assert list(tmp_path.iterdir()) == []
@@ -100,7 +115,11 @@ def test_enabling_is_undone(tmp_path: Path) -> None:
             4,
             "give --credentials DIR",
         ),
-        (("install", "coordinator", "--plaintext", "--listen", "0.0.0.0:7600"), 4, "give --credentials DIR"),
+        (
+            ("install", "coordinator", "--plaintext", "--listen", "0.0.0.0:7600"),
+            4,
+            "give --credentials DIR",
+        ),
         (("install", "coordinator", "--plaintext", "--listen", "nonsense"), 2, "listen"),
         (("install", "coordinator", "--credentials", "/a b"), 2, "--credentials"),
     ],
@@ -113,8 +132,11 @@ def test_what_no_daemon_could_start_with_is_refused_and_nothing_laid_out(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plaintext_is_said_on_the_command_line_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting for the user's own calls installs no service; an installed one is kept up without it."""
+def test_plaintext_is_said_on_the_command_line_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting for the user's own calls installs no service; an installed one is kept up without
+    it."""
     where = ("--root", str(tmp_path))
     monkeypatch.setenv("EDGESHARD__CLIENT__PLAINTEXT", "1")
     assert edgectl("install", "agent", "--name", "a", *BIN, *where).exit_code == 2
@@ -135,7 +157,9 @@ def test_a_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "--root" in result.stderr
 
 
-def test_a_machine_without_systemd_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_systemd_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(install, "_RUNS_SYSTEMD", tmp_path / "nothing")
     for command in ("install", "uninstall"):
         result = edgectl(command, "coordinator")
@@ -166,7 +190,9 @@ def test_a_unit_names_the_programs_of_install_sh_by_the_link_that_stays(tmp_path
 
 def test_a_coordinator_is_given_wheels(tmp_path: Path) -> None:
     tls = ("--credentials", "/etc/edgeshard/tls")
-    result = edgectl("install", "coordinator", "--wheels", "/srv/wheels", "--root", str(tmp_path), *tls, *BIN)
+    result = edgectl(
+        "install", "coordinator", "--wheels", "/srv/wheels", "--root", str(tmp_path), *tls, *BIN
+    )
     assert result.exit_code == 0, result.output
     values = tomllib.loads((tmp_path / "etc/edgeshard/coordinator.toml").read_text())["coordinator"]
     assert values["wheels"] == "/srv/wheels"

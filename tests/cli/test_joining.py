@@ -1,4 +1,5 @@
-"""Joining and leaving as people do it: edgectl in processes of its own, against a coordinator's real process."""
+"""Joining and leaving as people do it: edgectl in processes of its own, against a coordinator's
+real process."""
 
 from __future__ import annotations
 
@@ -37,8 +38,13 @@ async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secure
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
     """The environment of a user who has joined nothing."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDGESHARD__")}
-    return clean | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith("EDGESHARD__")
+    }
+    return clean | {
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
 
 
 @pytest.fixture
@@ -56,7 +62,11 @@ def admin(mill: SecureSite, run: Run) -> Run:
     """edgectl of the site's operator."""
 
     async def call(*arguments: str) -> Any:
-        options = ["--coordinator", mill.coordinator.address, *tls_options(mill.identities.of(Role.OPERATOR, "admin"))]
+        options = [
+            "--coordinator",
+            mill.coordinator.address,
+            *tls_options(mill.identities.of(Role.OPERATOR, "admin")),
+        ]
         return await run(*options, *arguments)
 
     return call
@@ -67,7 +77,13 @@ async def serving(home: dict[str, str], line: str, *options: str) -> tuple[Any, 
     words = line.split()
     assert words[:2] == ["edgectl", "join"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard.cli.main", *words[1:], *options, env=home, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        *words[1:],
+        *options,
+        env=home,
+        stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
     said = b""
@@ -105,20 +121,30 @@ async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
             said += await process.stderr.readline()
     assert b"killed ended by signal 9: it starts again\n" in said
     after = await told()
-    assert after["connected"] and (after["node_id"], after["address"]) == (before["node_id"], before["address"])
+    assert after["connected"] and (after["node_id"], after["address"]) == (
+        before["node_id"],
+        before["address"],
+    )
     assert await ended(process) == 0
     assert (await admin("delete", "node", "killed"))[0] == 0
 
 
-async def test_a_node_joins_by_one_line_and_leaves_by_one(mill: SecureSite, admin: Run, home: dict[str, str]) -> None:
+async def test_a_node_joins_by_one_line_and_leaves_by_one(
+    mill: SecureSite, admin: Run, home: dict[str, str]
+) -> None:
     code, line, said = await admin("token", "create", "--node", "b")
     assert code == 0 and "within 15m" in said
     assert len(line.removeprefix("edgectl join ").strip()) <= 120
     first, _ = await serving(home, line, "--listen", "127.0.0.1:0", "--memory", "1GiB")
     (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
-    assert (node["name"], node["connected"], node["facts"]["memory_budget_bytes"]) == ("b", True, 1 << 30)
+    assert (node["name"], node["connected"], node["facts"]["memory_budget_bytes"]) == (
+        "b",
+        True,
+        1 << 30,
+    )
     assert await ended(first) == 0
-    # The same line again, although the token was used: the node has its certificate. Another one has its port.
+    # The same line again, although the token was used: the node has its certificate. Another one
+    # has its port.
     with ExitStack() as held:
         with suppress(OSError):  # a process of this machine has it
             held.enter_context(socket.create_server(("127.0.0.1", AGENT_PORT)))
@@ -149,8 +175,13 @@ async def test_an_operator_joins_and_needs_no_options_any_more(
     assert code == 4 and "was revoked" in said
 
 
-async def test_credentials_are_not_replaced_by_accident(mill: SecureSite, admin: Run, run: Run) -> None:
-    tokens = [(await admin("token", "create", "--role", "client", "--name", name, "-q"))[1].strip() for name in "xy"]
+async def test_credentials_are_not_replaced_by_accident(
+    mill: SecureSite, admin: Run, run: Run
+) -> None:
+    tokens = [
+        (await admin("token", "create", "--role", "client", "--name", name, "-q"))[1].strip()
+        for name in "xy"
+    ]
     assert (await run("join", tokens[0]))[0] == 0
     code, _, said = await run("join", tokens[1])
     assert code == 1 and "--force" in said
@@ -168,7 +199,9 @@ async def test_credentials_are_not_replaced_by_accident(mill: SecureSite, admin:
         (("--node", "b", "--host", "a b"), 2, "is not a host"),
     ],
 )
-async def test_tokens_that_cannot_be(admin: Run, arguments: tuple[str, ...], code: int, says: str) -> None:
+async def test_tokens_that_cannot_be(
+    admin: Run, arguments: tuple[str, ...], code: int, says: str
+) -> None:
     ended, _, said = await admin("token", "create", *arguments)
     assert (ended, says in said) == (code, True), said
 
@@ -180,7 +213,9 @@ async def test_what_is_no_token_changes_nothing(run: Run, token: str, tmp_path: 
     assert not (tmp_path / "config").exists() and not (tmp_path / "state").exists()
 
 
-async def test_a_token_that_was_used_says_so(mill: SecureSite, admin: Run, run: Run, home: dict[str, str]) -> None:
+async def test_a_token_that_was_used_says_so(
+    mill: SecureSite, admin: Run, run: Run, home: dict[str, str]
+) -> None:
     async with mill.client_of() as operator:
         text = invitation_to_text((await operator.create_token(Role.CLIENT, "z")).invitation)
     assert (await run("join", text))[0] == 0
@@ -189,7 +224,9 @@ async def test_a_token_that_was_used_says_so(mill: SecureSite, admin: Run, run: 
     assert code == 4 and "was used already" in said
 
 
-async def test_a_token_is_listed_and_revoked(mill: SecureSite, admin: Run, run: Run, tmp_path: Path) -> None:
+async def test_a_token_is_listed_and_revoked(
+    mill: SecureSite, admin: Run, run: Run, tmp_path: Path
+) -> None:
     async with mill.client_of(name="eva") as operator:
         token = await operator.create_token(Role.AGENT, "listed")
         text = invitation_to_text(token.invitation)
@@ -203,7 +240,9 @@ async def test_a_token_is_listed_and_revoked(mill: SecureSite, admin: Run, run: 
     (row,) = (line for line in table.splitlines() if line.startswith(token.token_id))
     assert row.split()[1:3] == ["agent", "listed"] and row.endswith("operator/eva")
     for shown in (printed, table):
-        assert token.secret.hex() not in shown and text.removeprefix("edgeshard2-")[-20:] not in shown
+        assert (
+            token.secret.hex() not in shown and text.removeprefix("edgeshard2-")[-20:] not in shown
+        )
     assert (await admin("token", "revoke", token.token_id))[0] == 0
     code, _, said = await run("join", text)
     assert code == 4 and "the token is unknown here" in said
@@ -252,10 +291,17 @@ async def test_as_root_under_systemd_the_same_line_installs_a_service(
     assert process.returncode == 0, said.decode()
     assert "node b runs as edgeshard-agent.service" in said.decode()
     config = tomllib.loads((root / "etc/edgeshard/agent.toml").read_text())["agent"]
-    assert (config["name"], config["coordinator"], config["memory"]) == ("b", mill.coordinator.address, "2GiB")
+    assert (config["name"], config["coordinator"], config["memory"]) == (
+        "b",
+        mill.coordinator.address,
+        "2GiB",
+    )
     assert config["listen"] == "127.0.0.1:7610"
     unit = (root / "etc/systemd/system/edgeshard-agent.service").read_text()
-    assert f"LoadCredential=key.pem:{root}/etc/edgeshard/agent-pki/key.pem" in unit and "--plaintext" not in unit
+    assert (
+        f"LoadCredential=key.pem:{root}/etc/edgeshard/agent-pki/key.pem" in unit
+        and "--plaintext" not in unit
+    )
     files = tls_files(root / "etc/edgeshard/agent-pki")
     files.check()
     assert files.principal() == Principal("mill", Role.AGENT, "b")

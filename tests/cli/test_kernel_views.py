@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from edgeshard.cli.commands.observing.doctor_checks import Facts, Fault, diagnose
-from edgeshard.cli.render.kernel_views import kernel_lines, kernel_problem, kernel_text, kernel_warnings
+from edgeshard.cli.render.kernel_views import (
+    kernel_lines,
+    kernel_problem,
+    kernel_text,
+    kernel_warnings,
+)
 from edgeshard.cli.render.views import node_fields
 from edgeshard.client import Site
 from edgeshard.domain.nodes.kernels import KernelSpeed
@@ -21,13 +26,15 @@ LESSER = replace(SOUND, best_name="avxvnni")
 
 def with_kernels(site: Any, speed: KernelSpeed | None) -> tuple[Any, ...]:
     return tuple(
-        replace(node, connected=True, condition=None, facts=replace(node.facts, kernels=speed)) for node in site.nodes
+        replace(node, connected=True, condition=None, facts=replace(node.facts, kernels=speed))
+        for node in site.nodes
     )
 
 
 def test_the_text_has_set_compiler_and_shares() -> None:
     expected = (
-        "avx2 by gcc 12.2.0, one row 75% of the read rate (12.0 GB/s), many rows 67% of the FMA rate (90 GFLOP/s)"
+        "avx2 by gcc 12.2.0, one row 75% of the read rate (12.0 GB/s), many rows 67% of the "
+        "FMA rate (90 GFLOP/s)"
     )
     assert kernel_text(SOUND) == expected
     assert "torch" in kernel_text(MISSING)

@@ -37,7 +37,8 @@ RENAME = "os.rename(path + '.tmp', path)\n"
 
 @pytest.fixture(autouse=True)
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon here is a module of the test's directory, which no daemon finds by standing there."""
+    """A daemon here is a module of the test's directory, which no daemon finds by standing
+    there."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -66,7 +67,10 @@ async def test_it_is_ready_when_its_file_says_so_and_sigterm_ends_it(tmp_path: P
 
 
 async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    node = daemon(tmp_path, READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RENAME + "time.sleep(60)\n")
+    node = daemon(
+        tmp_path,
+        READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RENAME + "time.sleep(60)\n",
+    )
     await node.start()
     await node.wait_ready(60)
     pid = node.pid
@@ -133,12 +137,17 @@ if number >= lives:
 """
 
 
-async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
-    """A process that is ready and ends by itself at once, `lives` times; then it ends before it is ready."""
+async def supervised(
+    directory: Path, lives: int, proven: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, ...]:
+    """A process that is ready and ends by itself at once, `lives` times; then it ends before it is
+    ready."""
     monkeypatch.setattr(child_daemons, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(child_daemons, "WINDOW_S", 0.1)
     (directory / "node.log").write_text("of an earlier time\n")
-    node = daemon(directory, f"import os, sys\nlives = {lives}\n{SHORT_LIVED}{READY}{RENAME}os.abort()\n")
+    node = daemon(
+        directory, f"import os, sys\nlives = {lives}\n{SHORT_LIVED}{READY}{RENAME}os.abort()\n"
+    )
     await node.start()
     await node.wait_ready(60)
     said: list[str] = []
@@ -147,11 +156,15 @@ async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pyt
     return node, said, node.error_of(code).message
 
 
-async def test_one_that_ends_comes_back_until_it_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_ends_comes_back_until_it_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node, said, message = await supervised(tmp_path, 7, True, monkeypatch)
     assert node.starts == 7 + child_daemons.MOST_STARTS
     assert said[:2] == ["node ended by signal 6: it starts again", "node runs again"]
-    assert "before it was ready" in message and message.endswith("with:\nthis is life 11\nthe disk is gone")
+    assert "before it was ready" in message and message.endswith(
+        "with:\nthis is life 11\nthe disk is gone"
+    )
 
 
 async def test_what_has_not_worked_yet_is_given_up_although_it_starts(
@@ -205,18 +218,27 @@ async def test_it_takes_its_ports_again_on_the_addresses_it_was_given(tmp_path: 
 
 
 async def test_an_error_is_no_port_that_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "scripted.py").write_text("open('tries', 'a').write('x')\nprint('error: no'); raise SystemExit(5)\n")
+    (tmp_path / "scripted.py").write_text(
+        "open('tries', 'a').write('x')\nprint('error: no'); raise SystemExit(5)\n"
+    )
     for listen, tries in (("127.0.0.1:0", 1), ("127.0.0.1:7600", 2)):
         (tmp_path / "tries").unlink(missing_ok=True)
         with pytest.raises(UnavailableError):
-            await ChildDaemon("node", "scripted", [], tmp_path, listen={"--listen": listen}).start_anywhere(60)
+            await ChildDaemon(
+                "node", "scripted", [], tmp_path, listen={"--listen": listen}
+            ).start_anywhere(60)
         assert len((tmp_path / "tries").read_text()) == tries
 
 
-async def test_the_operators_daemon_settings_do_not_leak_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_operators_daemon_settings_do_not_leak_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EDGESHARD__AGENT__MEMORY", "1GiB")
     monkeypatch.setenv("UNRELATED_SETTING", "kept")
-    node = daemon(tmp_path, "import os\nprint(sorted(k for k in os.environ if 'E' in k))\nraise SystemExit(1)\n")
+    node = daemon(
+        tmp_path,
+        "import os\nprint(sorted(k for k in os.environ if 'E' in k))\nraise SystemExit(1)\n",
+    )
     await node.start()
     with pytest.raises(FailedPreconditionError) as caught:
         await node.wait_ready(60)
@@ -232,10 +254,16 @@ def test_even_layers_cover_the_model(layer_count: int) -> None:
 
 
 def test_twelve_layers_are_split_in_fours() -> None:
-    assert [str(stage.layers) for stage in demo.even_layers(12, ("a", "b", "c"))] == ["0:4", "4:8", "8:12"]
+    assert [str(stage.layers) for stage in demo.even_layers(12, ("a", "b", "c"))] == [
+        "0:4",
+        "4:8",
+        "8:12",
+    ]
 
 
-def test_a_given_model_directory_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_model_directory_becomes_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "m").mkdir()
     monkeypatch.chdir(tmp_path)
     with demo.model_directory(Path("m")) as directory:

@@ -1,4 +1,5 @@
-"""edgectl model list --found: models of other programs on this disk, and whether they fit the site."""
+"""edgectl model list --found: models of other programs on this disk, and whether they fit the
+site."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from tests.support.gguf_files import DEMO, mixed, write_demo_gguf
 from tests.support.model_stores import OllamaFolder
 
-NAMES = ("OLLAMA_MODELS", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "XDG_CACHE_HOME")
+NAMES = (
+    "OLLAMA_MODELS",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "LLAMA_CACHE",
+    "XDG_CACHE_HOME",
+)
 
 
 @pytest.fixture
@@ -52,7 +60,9 @@ def rows(result: Any) -> dict[str, dict[str, Any]]:
     return {row["model"]: row for row in json.loads(result.stdout)}
 
 
-def test_models_of_other_programs_are_listed_with_what_fits(disk: Path, edgectl: Callable[..., Any]) -> None:
+def test_models_of_other_programs_are_listed_with_what_fits(
+    disk: Path, edgectl: Callable[..., Any]
+) -> None:
     found = rows(edgectl("model", "list", "--found", "-o", "json"))
     llama = str(disk / ".cache/llama.cpp/ann_tales-IQ4_XS.gguf")
     size = (disk / "demo.gguf").stat().st_size
@@ -79,10 +89,20 @@ def test_without_a_site_it_is_not_known_what_fits(disk: Path, free_port: int) ->
     assert {row["fits"] for row in rows(result).values()} == {None}
     assert "no site answers, so it is not known what fits" in result.stderr
     table = CliRunner().invoke(app, arguments).stdout
-    assert table.splitlines()[0].split() == ["MODEL", "PROGRAM", "SIZE", "TYPE", "FITS", "CONTEXT", "NOTE"]
+    assert table.splitlines()[0].split() == [
+        "MODEL",
+        "PROGRAM",
+        "SIZE",
+        "TYPE",
+        "FITS",
+        "CONTEXT",
+        "NOTE",
+    ]
 
 
-def test_an_empty_disk_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgectl: Callable[..., Any]) -> None:
+def test_an_empty_disk_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgectl: Callable[..., Any]
+) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -126,7 +146,8 @@ def test_memory_bounds_the_context_and_nodes_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(10_000, 1000), (999, 992), (512, 512), (513, 512), (600, 592), (511, None)]
+    ("limit", "expected"),
+    [(10_000, 1000), (999, 992), (512, 512), (513, 512), (600, 592), (511, None)],
 )
 def test_the_longest_context_is_searched(limit: int, expected: int | None) -> None:
     assert largest_that_fits(512, 1000, lambda tokens: tokens <= limit) == expected

@@ -60,22 +60,32 @@ def files_in(folder: Path) -> TlsFiles:
     return files
 
 
-def test_a_node_that_joined_runs_where_its_folder_was_moved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_joined_runs_where_its_folder_was_moved_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def served(*_: object) -> int:
         return 0
 
     monkeypatch.setattr(join, "_enrol_once", lambda _, directory: files_in(directory))
     monkeypatch.setattr(join, "_serve", served)
-    invitation = Invitation(b"d" * 32, Principal("mill", Role.AGENT, "pi"), "127.0.0.1:1", "127.0.0.1:2", b"s" * 16)
+    invitation = Invitation(
+        b"d" * 32, Principal("mill", Role.AGENT, "pi"), "127.0.0.1:1", "127.0.0.1:2", b"s" * 16
+    )
     with pytest.raises(typer.Exit):
         join._join_here(invitation, "127.0.0.1:0", tmp_path / "first", {})
     (tmp_path / "first").rename(tmp_path / "second")
-    moved = load_settings(AgentSettings, "edgeshard-agent", ["--config", str(tmp_path / "second/agent.toml")])
+    moved = load_settings(
+        AgentSettings, "edgeshard-agent", ["--config", str(tmp_path / "second/agent.toml")]
+    )
     assert moved.state_dir == tmp_path / "second"
-    assert TlsFiles(moved.tls_ca, moved.tls_cert, moved.tls_key) == tls_files(tmp_path / "second/pki")  # type: ignore[arg-type]
+    assert TlsFiles(moved.tls_ca, moved.tls_cert, moved.tls_key) == tls_files(
+        tmp_path / "second/pki"
+    )  # type: ignore[arg-type]
 
 
-def test_a_site_of_init_runs_where_its_folder_was_moved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_of_init_runs_where_its_folder_was_moved_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     certificate.init("mill", Path("first"))

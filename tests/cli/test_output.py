@@ -41,7 +41,9 @@ def test_bytes(count: int, text: str) -> None:
     assert human_bytes(count) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(7, "7"), (6_520_000, "6.52M"), (8_030_000_000, "8.03B"), (12_000, "12K")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(7, "7"), (6_520_000, "6.52M"), (8_030_000_000, "8.03B"), (12_000, "12K")]
+)
 def test_counts(count: int, text: str) -> None:
     assert human_count(count) == text
 
@@ -51,7 +53,8 @@ def test_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"), [(800, "800 b/s"), (64_000, "64 Kb/s"), (93.6e6, "93.6 Mb/s"), (9.41e9, "9.41 Gb/s")]
+    ("rate", "text"),
+    [(800, "800 b/s"), (64_000, "64 Kb/s"), (93.6e6, "93.6 Mb/s"), (9.41e9, "9.41 Gb/s")],
 )
 def test_rates(rate: float, text: str) -> None:
     assert human_rate(rate) == text
@@ -59,7 +62,13 @@ def test_rates(rate: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0 s ago"), (59.9, "59 s ago"), (60, "1 min ago"), (7199, "1 h ago"), (200_000, "2 d ago")],
+    [
+        (0.4, "0 s ago"),
+        (59.9, "59 s ago"),
+        (60, "1 min ago"),
+        (7199, "1 h ago"),
+        (200_000, "2 d ago"),
+    ],
 )
 def test_ages(seconds: float, text: str) -> None:
     assert human_age(seconds) == text
@@ -74,7 +83,9 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
 
 
 def test_a_spec_becomes_json_types() -> None:
-    spec = parse_spec({"name": "t", "model": "m", "source": "a", "layers": "a=0:4", "reserve": {"a": 5}})
+    spec = parse_spec(
+        {"name": "t", "model": "m", "source": "a", "layers": "a=0:4", "reserve": {"a": 5}}
+    )
     value = plain(spec)
     assert value["layers"] == [{"node": "a", "layers": "0:4"}]
     assert (value["dtype"], value["reserve"], value["kv_dtype"]) == ("bfloat16", {"a": 5}, None)
@@ -83,7 +94,9 @@ def test_a_spec_becomes_json_types() -> None:
 def test_a_table_wider_than_the_terminal_keeps_one_line_a_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeshard.cli.render.output.stdout_console", lambda: Console(width=40, force_terminal=True))
+    monkeypatch.setattr(
+        "edgeshard.cli.render.output.stdout_console", lambda: Console(width=40, force_terminal=True)
+    )
     columns: list[Column[str]] = [Column(f"COLUMN {i}", lambda item: item * 3) for i in range(6)]
     print_table(table(["a long cell ", "b"], columns))
     lines = capsys.readouterr().out.splitlines()
@@ -91,13 +104,24 @@ def test_a_table_wider_than_the_terminal_keeps_one_line_a_row(
     assert lines[1].count("a long cell a long cell a long cell") == 6
 
 
-def test_a_narrow_terminal_gets_folded_cells_and_a_pipe_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns: list[Column[str]] = [Column("NAME", lambda text: text), Column("DETAIL", lambda text: "word " * 30)]
+def test_a_narrow_terminal_gets_folded_cells_and_a_pipe_whole_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    columns: list[Column[str]] = [
+        Column("NAME", lambda text: text),
+        Column("DETAIL", lambda text: "word " * 30),
+    ]
     for terminal, wide, longest in ((True, False, 80), (True, True, 200), (False, False, 200)):
         screen = io.StringIO()
-        console = Console(file=screen, force_terminal=terminal, width=80 if terminal else 1000, color_system=None)
-        monkeypatch.setattr("edgeshard.cli.render.output.stdout_console", lambda console=console: console)
+        console = Console(
+            file=screen, force_terminal=terminal, width=80 if terminal else 1000, color_system=None
+        )
+        monkeypatch.setattr(
+            "edgeshard.cli.render.output.stdout_console", lambda console=console: console
+        )
         print_table(table(["a"], columns), wide)
         lines = [line.rstrip() for line in screen.getvalue().splitlines()]
         assert max(map(len, lines)) <= longest
-        assert (len(lines) > 2) is (longest == 80), "a row of several lines where there is no room, and only there"
+        assert (len(lines) > 2) is (longest == 80), (
+            "a row of several lines where there is no room, and only there"
+        )

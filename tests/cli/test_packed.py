@@ -10,8 +10,12 @@ import pytest
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.models.packed_units import PackedUnit
 
-IDLE = PackedUnit("00000000000000aa", "0123456789ab", "layer-3", "int8", 4 << 20, False, "fairy-tales")
-USED = PackedUnit("00000000000000bb", "0123456789ab", "layer-4", "int8", 2 << 20, True, "fairy-tales")
+IDLE = PackedUnit(
+    "00000000000000aa", "0123456789ab", "layer-3", "int8", 4 << 20, False, "fairy-tales"
+)
+USED = PackedUnit(
+    "00000000000000bb", "0123456789ab", "layer-4", "int8", 2 << 20, True, "fairy-tales"
+)
 OTHER = PackedUnit("00000000000000cc", "ba9876543210", "head", "bfloat16", 1 << 20, False)
 
 
@@ -26,11 +30,21 @@ def test_describe_node_lists_them(edgectl: Any, site: Any) -> None:
     lines = shown.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("ID"))
     assert lines[first].split() == ["ID", "MODEL", "UNIT", "FORM", "SIZE", "IN", "USE"]
-    assert lines[first + 2].split() == [USED.id, "fairy-tales", "layer-4", "int8", "2", "MiB", "yes"]
+    assert lines[first + 2].split() == [
+        USED.id,
+        "fairy-tales",
+        "layer-4",
+        "int8",
+        "2",
+        "MiB",
+        "yes",
+    ]
     assert "ba9876543210" in lines[first + 3]
     assert max(len(line.rstrip()) for line in lines[first : first + 4]) <= 80
     data = json.loads(edgectl("describe", "node", "a", "-o", "json").stdout)["packed"]
-    assert [unit["id"] for unit in data] == [IDLE.id, USED.id, OTHER.id] and data[1]["in_use"] is True
+    assert [unit["id"] for unit in data] == [IDLE.id, USED.id, OTHER.id] and data[1][
+        "in_use"
+    ] is True
 
 
 def test_a_node_that_cannot_be_asked_is_described_without_them(edgectl: Any, site: Any) -> None:
@@ -42,7 +56,9 @@ def test_a_node_that_cannot_be_asked_is_described_without_them(edgectl: Any, sit
 
 def test_those_that_are_not_in_use_are_deleted(edgectl: Any, site: Any) -> None:
     result = edgectl("delete", "packed", "a", "--unused")
-    assert result.exit_code == 0 and result.stdout == "2 packed units of node a deleted: 5 MiB freed\n"
+    assert (
+        result.exit_code == 0 and result.stdout == "2 packed units of node a deleted: 5 MiB freed\n"
+    )
     assert site.packed == [USED]
 
 

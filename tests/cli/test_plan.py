@@ -1,4 +1,5 @@
-"""edgectl plan, offline: it queries no site, loads nothing heavy, and names wrong input with exit code 2."""
+"""edgectl plan, offline: it queries no site, loads nothing heavy, and names wrong input with exit
+code 2."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ ROW_FIELDS = (
 
 
 def run(*arguments: str, cluster: Path | str = TESTBED, model: str = "llama2-7b") -> Any:
-    """For one request's tokens, unless another objective is given: the test bed's file has several requests."""
+    """For one request's tokens, unless another objective is given: the test bed's file has several
+    requests."""
     objective = () if "--objective" in arguments else ("--objective", "latency")
-    return CliRunner().invoke(app, ["plan", "--cluster", str(cluster), "--model", model, *objective, *arguments])
+    return CliRunner().invoke(
+        app, ["plan", "--cluster", str(cluster), "--model", model, *objective, *arguments]
+    )
 
 
 def data(*arguments: str, **more: Any) -> Any:
@@ -62,7 +66,9 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
     ]
     assert all(tuple(row) == ROW_FIELDS for row in rows)
     assert all(row["feasible"] for row in rows)
-    assert not {row["strategy"] for row in data("--compare", model="llama2-70b") if row["feasible"]} & {
+    assert not {
+        row["strategy"] for row in data("--compare", model="llama2-70b") if row["feasible"]
+    } & {
         "edge-solo",
         "cloud-edge-even",
         "cloud-edge-opt",
@@ -85,7 +91,9 @@ def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
     wide = run(*loaded, "-o", "wide", cluster=path)
     assert "a=0:32 x4 | b=0:32 x4" in wide.stdout and wide.stderr == ""
     words = wide.stdout.splitlines()[-1]
-    assert words.startswith("Do not split it: the model whole on each of 2 nodes (a=0:32 x4 | b=0:32 x4) gives ")
+    assert words.startswith(
+        "Do not split it: the model whole on each of 2 nodes (a=0:32 x4 | b=0:32 x4) gives "
+    )
     assert "Splitting would be better with up to 1 requests at once." in words
     assert "Splitting would be better if no node had more than " in words
     listed = run(*loaded, "-o", "json", cluster=path)
@@ -100,7 +108,12 @@ def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Pat
     section = (ROOT / "docs/planning/split.md").read_text()
     path = tmp_path / "two.toml"
     path.write_text(section.partition("<<'END'\n")[2].partition("END\n")[0])
-    command = section.partition("edgectl plan --cluster two.toml ")[2].partition("```")[0].replace("\\", "").split()
+    command = (
+        section.partition("edgectl plan --cluster two.toml ")[2]
+        .partition("```")[0]
+        .replace("\\", "")
+        .split()
+    )
     result = CliRunner().invoke(app, ["plan", "--cluster", str(path), *command])
     shown = section.partition("```text\n")[2].partition("```")[0].splitlines()
     printed = [line.rstrip() for line in result.stdout.splitlines()]
@@ -110,7 +123,12 @@ def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Pat
 
 
 def test_the_documented_first_plan_is_what_its_command_says(tmp_path: Path) -> None:
-    section = (ROOT / "docs/planning.md").read_text().partition("## A first plan")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs/planning.md")
+        .read_text()
+        .partition("## A first plan")[2]
+        .partition("\n## ")[0]
+    )
     path = tmp_path / "home.toml"
     path.write_text(section.partition("<<'END'\n")[2].partition("END\n")[0])
     command = section.partition("edgectl plan --cluster home.toml ")[2].partition("```")[0].split()
@@ -121,17 +139,29 @@ def test_the_documented_first_plan_is_what_its_command_says(tmp_path: Path) -> N
 
 
 def test_the_reference_has_every_option() -> None:
-    section = (ROOT / "docs/planning-reference.md").read_text().partition("## Options")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs/planning-reference.md")
+        .read_text()
+        .partition("## Options")[2]
+        .partition("\n## ")[0]
+    )
     options = re.findall(r"--[a-z-]+", run("--help").stdout)
-    spelled = {option.replace("quantize", "quantise").replace("quantization", "quantisation") for option in options}
+    spelled = {
+        option.replace("quantize", "quantise").replace("quantization", "quantisation")
+        for option in options
+    }
     assert spelled - {"--help", "--output"} <= set(re.findall(r"`(--[a-z-]+)", section))
 
 
-def test_a_plan_says_when_the_whole_model_on_each_node_would_be_clearly_better(tmp_path: Path) -> None:
+def test_a_plan_says_when_the_whole_model_on_each_node_would_be_clearly_better(
+    tmp_path: Path,
+) -> None:
     loaded = ("--objective", "throughput", "--concurrency", "16")
     slow = two_nodes(tmp_path, "1e6")
     values = data(*loaded, cluster=slow)
-    assert values["advice"].startswith("the model whole on each of 2 nodes (a=0:32 x8 | b=0:32 x8) would give ")
+    assert values["advice"].startswith(
+        "the model whole on each of 2 nodes (a=0:32 x8 | b=0:32 x8) would give "
+    )
     assert f"advice:              {values['advice']}\n" in run(*loaded, cluster=slow).stdout
     assert f"\nT{values['advice'][1:]}.\n" in run(*loaded, "--explain", cluster=slow).stdout
     fast = two_nodes(tmp_path, "1e10")
@@ -149,14 +179,26 @@ def test_a_plan_as_json_yaml_table_and_name() -> None:
     assert yaml.safe_load(run("-o", "yaml").stdout) == values
     assert run("-o", "name").stdout.strip() == values["placement"]
     table = run().stdout
-    for word in ("time per token", "throughput", "bottleneck", "agx-1", "WEIGHTS", "KV CACHE", "RUNNER-UP"):
+    for word in (
+        "time per token",
+        "throughput",
+        "bottleneck",
+        "agx-1",
+        "WEIGHTS",
+        "KV CACHE",
+        "RUNNER-UP",
+    ):
         assert word in table
     assert "WORKSPACE" not in table and "WORKSPACE" in run("-o", "wide").stdout
 
 
 def test_explain_says_why() -> None:
     text = run("--explain").stdout
-    assert "around the slow link agx-1 -> cloud" in text and "Runner-up 1" in text and "the search is exact" in text
+    assert (
+        "around the slow link agx-1 -> cloud" in text
+        and "Runner-up 1" in text
+        and "the search is exact" in text
+    )
     assert data("--explain")["explanation"][0].startswith("llama2-7b in float32")
 
 
@@ -189,7 +231,9 @@ def test_energy_is_printed_where_the_power_of_the_nodes_is_known(tmp_path: Path)
         f'[[device]]\nname = "{name}"\nkind = "{kind}"\n'
         for name, kind in (("pi", "raspberry-pi-5"), ("nx", "orin-nx"))
     )
-    unknown.write_text(f'source = "pi"\n{nodes}[link]\nbandwidth_bps = 1e9\n[model]\ndtype = "float16"\n')
+    unknown.write_text(
+        f'source = "pi"\n{nodes}[link]\nbandwidth_bps = 1e9\n[model]\ndtype = "float16"\n'
+    )
     shown = run("--compare", cluster=unknown)
     assert shown.exit_code == 0 and "no J/TOKEN with pi, whose power is unknown" in shown.stderr
     assert "J per token" not in run(cluster=unknown).output
@@ -254,21 +298,37 @@ def config(tmp_path: Path) -> Path:
 
 def test_a_model_is_a_directory_or_its_config_json(config: Path) -> None:
     assert data(model=str(config))["model"] == "tiny"
-    assert data(model=str(config / "config.json"))["placement"] == data(model=str(config))["placement"]
+    assert (
+        data(model=str(config / "config.json"))["placement"] == data(model=str(config))["placement"]
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "field"),
     [
         ("this is not TOML", "TOML"),
-        ('source = "z"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = 1e9', "source"),
-        ('source = "a"\n[[device]]\nname = "a"\nkind = "h900"\n[link]\nbandwidth_bps = 1e9', "device[0].kind"),
-        ('source = "a"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = -1e9', "link.bandwidth_bps"),
-        ('source = "a"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = nan', "link.bandwidth_bps"),
+        (
+            'source = "z"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = 1e9',
+            "source",
+        ),
+        (
+            'source = "a"\n[[device]]\nname = "a"\nkind = "h900"\n[link]\nbandwidth_bps = 1e9',
+            "device[0].kind",
+        ),
+        (
+            'source = "a"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = -1e9',
+            "link.bandwidth_bps",
+        ),
+        (
+            'source = "a"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = nan',
+            "link.bandwidth_bps",
+        ),
         ('[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = 1e9', "source"),
     ],
 )
-def test_a_wrong_cluster_file_exits_2_and_names_the_field(tmp_path: Path, text: str, field: str) -> None:
+def test_a_wrong_cluster_file_exits_2_and_names_the_field(
+    tmp_path: Path, text: str, field: str
+) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(text)
     result = run(cluster=path)
@@ -286,16 +346,24 @@ def test_a_wrong_cluster_file_exits_2_and_names_the_field(tmp_path: Path, text: 
     ],
     ids=["a number of 5,000 digits", "deep", "many values", "a list"],
 )
-def test_a_config_that_would_take_memory_or_the_stack_exits_2(tmp_path: Path, text: str, words: str) -> None:
+def test_a_config_that_would_take_memory_or_the_stack_exits_2(
+    tmp_path: Path, text: str, words: str
+) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     result = run("--model", str(path))
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1
     result = run("--model", str(tmp_path))
-    assert result.exit_code == 2 and "config.json" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert (
+        result.exit_code == 2
+        and "config.json" in result.stderr
+        and len(result.stderr.splitlines()) == 1
+    )
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"]
+)
 def test_absurd_numbers_of_a_config_exit_2_and_are_named(config: Path, key: str) -> None:
     path = config / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: 10**9}))
@@ -308,7 +376,10 @@ def test_keys_and_values_of_4_bits_for_heads_that_kernels_do_not_read_exit_2(con
     path.write_text(json.dumps(json.loads(path.read_text()) | {"head_dim": 72}))
     assert run("--model", str(config)).exit_code == 0
     result = run("--model", str(config), "--kv-dtype", "int4")
-    assert result.exit_code == 2 and "kv_dtype: int4 takes heads whose width is a multiple of 16" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "kv_dtype: int4 takes heads whose width is a multiple of 16" in result.stderr
+    )
     assert "this model's is 72; use bfloat16" in result.stderr and result.stdout == ""
 
 
@@ -358,7 +429,11 @@ def test_wrong_options_exit_2_and_name_the_field(arguments: list[str], words: st
 
 
 def test_wrong_models_exit_2(tmp_path: Path, config: Path) -> None:
-    for model, words in ((str(tmp_path / "none"), "--model"), ("", "--model"), (str(tmp_path), "--model")):
+    for model, words in (
+        (str(tmp_path / "none"), "--model"),
+        ("", "--model"),
+        (str(tmp_path), "--model"),
+    ):
         result = run(model=model)
         assert result.exit_code == 2 and words in result.stderr
     values = json.loads((config / "config.json").read_text())
@@ -373,22 +448,30 @@ def test_wrong_models_exit_2(tmp_path: Path, config: Path) -> None:
         result = run(model=str(config))
         assert result.exit_code == 2 and words in result.stderr, text
     assert run(cluster=tmp_path / "none.toml").exit_code == 2
-    assert "--model is missing" in CliRunner().invoke(app, ["plan", "--cluster", str(TESTBED)]).stderr
+    assert (
+        "--model is missing" in CliRunner().invoke(app, ["plan", "--cluster", str(TESTBED)]).stderr
+    )
 
 
 def test_it_needs_no_torch_no_ortools_and_no_grpc() -> None:
     """In a process that cannot import them, and help does not even load numpy."""
     program = (
         "import sys\n"
-        "for name in ('torch', 'ortools', 'transformers', 'grpc', 'safetensors'): sys.modules[name] = None\n"
+        "for name in ('torch', 'ortools', 'transformers', 'grpc', 'safetensors'): "
+        "sys.modules[name] = None\n"
         "import edgeshard.cli.main as m\n"
         "try: m.app(sys.argv[1:])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "print('numpy' in sys.modules)"
     )
-    for arguments, numpy in ((["--cluster", str(TESTBED), "--model", "llama2-70b"], "True"), (["--help"], "False")):
+    for arguments, numpy in (
+        (["--cluster", str(TESTBED), "--model", "llama2-70b"], "True"),
+        (["--help"], "False"),
+    ):
         command = [sys.executable, "-c", program, "plan", *arguments]
-        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
         assert output.strip().splitlines()[-1] == numpy
 
 
@@ -425,22 +508,36 @@ def small_nodes(tmp_path: Path) -> Path:
 def test_streaming_is_offered_with_its_speed_and_never_done_unasked(small_nodes: Path) -> None:
     refused = run(cluster=small_nodes, model="llama2-13b")
     assert refused.exit_code == 1
-    assert "with --allow-streaming it would run: right holds 7.9 of 17 GB and streams 8.9" in refused.stdout
-    assert "a token for a single request" in refused.stdout and "a day from its disk" in refused.stdout
+    assert (
+        "with --allow-streaming it would run: right holds 7.9 of 17 GB and streams 8.9"
+        in refused.stdout
+    )
+    assert (
+        "a token for a single request" in refused.stdout and "a day from its disk" in refused.stdout
+    )
     asked = run("-o", "json", cluster=small_nodes, model="llama2-13b")
     assert json.loads(asked.stdout)["offer"]["stages"][1]["streaming"]["streamed_bytes"] > 8e9
 
 
-def test_a_plan_that_streams_says_what_it_reads_and_what_would_do_without(small_nodes: Path) -> None:
+def test_a_plan_that_streams_says_what_it_reads_and_what_would_do_without(
+    small_nodes: Path,
+) -> None:
     result = run("--allow-streaming", cluster=small_nodes, model="llama2-13b")
     assert result.exit_code == 0, result.output
-    assert "streams 8.9 from its disk at 2.1 GB/s: 4.8 s a token for a single request" in result.stdout
-    assert "one more node like right would bring" in result.stdout and "GB more memory in right" in result.stdout
+    assert (
+        "streams 8.9 from its disk at 2.1 GB/s: 4.8 s a token for a single request" in result.stdout
+    )
+    assert (
+        "one more node like right would bring" in result.stdout
+        and "GB more memory in right" in result.stdout
+    )
     plan = data("--allow-streaming", cluster=small_nodes, model="llama2-13b")
     assert [stage["streaming"] is None for stage in plan["stages"]] == [True, False]
     assert plan["daily_read_bytes"]["right"] > 1e12 and plan["sweep"] == 1
     named = run("--allow-streaming", "-o", "name", cluster=small_nodes, model="llama2-13b")
-    assert named.stdout.strip() == "left=0:14,right=14:40" and "streaming: right holds" in named.stderr
+    assert (
+        named.stdout.strip() == "left=0:14,right=14:40" and "streaming: right holds" in named.stderr
+    )
 
 
 def test_a_faster_disk_is_faster_and_more_memory_streams_nothing(small_nodes: Path) -> None:
@@ -463,7 +560,10 @@ def test_streaming_is_refused_beside_what_does_not_know_it(small_nodes: Path) ->
 def test_a_rate_is_steady_unless_all_requests_start_together() -> None:
     loaded = ("--objective", "throughput", "--concurrency", "8")
     text = run(*loaded).stdout
-    assert re.search(r"throughput: +90\.28 tokens/s with 8 requests .* all the time; 94\.90 where all start tog", text)
+    assert re.search(
+        r"throughput: +90\.28 tokens/s with 8 requests .* all the time; 94\.90 where all start tog",
+        text,
+    )
     assert "in steady token rate" in text
     together = run(*loaded, "--rate", "together").stdout
     assert "94.90 tokens/s with 8 requests" in together and "all the time" not in together
@@ -524,13 +624,17 @@ def test_rules_that_cannot_hold_together_are_named_and_the_exit_code_is_1(halls:
     assert "verified: CP-SAT proved that there is no plan" in words
 
 
-@pytest.mark.parametrize("option", [("--compare",), ("--sweep", "bandwidth=100:1000"), ("--what-if", "+1 orin-nx")])
+@pytest.mark.parametrize(
+    "option", [("--compare",), ("--sweep", "bandwidth=100:1000"), ("--what-if", "+1 orin-nx")]
+)
 @pytest.mark.one_in(3)
 def test_other_questions_keep_the_rules(halls: Path, option: tuple[str, ...]) -> None:
     result = run("--rule", "avoid c", *option, "-o", "json", cluster=halls, model="llama2-13b")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    placements = [row["placement"] for row in found] if isinstance(found, list) else [found["placement"]]
+    placements = (
+        [row["placement"] for row in found] if isinstance(found, list) else [found["placement"]]
+    )
     assert placements and not any("c=" in placement for placement in placements)
 
 
@@ -550,14 +654,22 @@ def test_a_plan_is_verified(halls: Path) -> None:
     [
         (("--rule", "avoid x"), "rule[0].nodes: there is no node x"),
         (("--rule", "use a", "--rule", "near b"), "rule[1].rule: 'near b' is not a rule"),
-        (("--rule", "avoid c", "--allow-streaming"), "allow_streaming is not for plans under rules"),
-        (("--rule", "avoid c", "--objective", "energy"), "objective energy is not for plans under rules"),
+        (
+            ("--rule", "avoid c", "--allow-streaming"),
+            "allow_streaming is not for plans under rules",
+        ),
+        (
+            ("--rule", "avoid c", "--objective", "energy"),
+            "objective energy is not for plans under rules",
+        ),
         (("--verify", "--compare"), "--verify checks one plan"),
         (("--verify", "--allow-streaming"), "--verify knows only nodes that hold their weights"),
         (("--verify", "--objective", "energy"), "verify is not for the objective energy"),
     ],
 )
-def test_what_rules_and_verify_do_not_go_with_is_refused(halls: Path, options: tuple[str, ...], words: str) -> None:
+def test_what_rules_and_verify_do_not_go_with_is_refused(
+    halls: Path, options: tuple[str, ...], words: str
+) -> None:
     result = run(*options, cluster=halls, model="llama2-13b")
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())

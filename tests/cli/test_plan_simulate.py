@@ -1,4 +1,5 @@
-"""edgectl plan --simulate: arrivals drawn or read, the figures as every output, a picture, and wrong loads by name."""
+"""edgectl plan --simulate: arrivals drawn or read, the figures as every output, a picture, and
+wrong loads by name."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ SHARED = ("--objective", "throughput", "--concurrency", "8")
 
 
 def run(*arguments: str, model: str = "llama2-7b") -> Any:
-    return CliRunner().invoke(app, ["plan", "--cluster", str(TESTBED), "--model", model, *arguments])
+    return CliRunner().invoke(
+        app, ["plan", "--cluster", str(TESTBED), "--model", model, *arguments]
+    )
 
 
 def data(*arguments: str) -> Any:
@@ -31,9 +34,13 @@ def data(*arguments: str) -> Any:
 def test_rare_requests_see_the_planned_figures() -> None:
     values = data("--objective", "request", "--simulate", "rate=0.001,requests=5,prompt=32,new=16")
     found = values["simulation"]
-    assert found["time_per_token_s"]["median"] == pytest.approx(values["time_per_token_s"], rel=0.01)
+    assert found["time_per_token_s"]["median"] == pytest.approx(
+        values["time_per_token_s"], rel=0.01
+    )
     assert found["ttft_s"]["median"] == pytest.approx(values["ttft_s"], rel=0.01)
-    assert [node["node"] for node in found["nodes"]] == [stage["node"] for stage in values["stages"]]
+    assert [node["node"] for node in found["nodes"]] == [
+        stage["node"] for stage in values["stages"]
+    ]
     assert found["requests"] == 5 and found["assumed"] and "visits" not in found
 
 
@@ -76,9 +83,13 @@ def test_arrivals_of_a_file(tmp_path: Path) -> None:
     assert found["span_s"] > 900
 
 
-def test_spaces_blank_lines_a_byte_order_mark_and_other_columns_do_not_matter(tmp_path: Path) -> None:
+def test_spaces_blank_lines_a_byte_order_mark_and_other_columns_do_not_matter(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "arrivals.csv"
-    path.write_text("\ufeffuser, arrival_s , prompt_tokens,new_tokens\r\nme, 900, 16, 4\r\n\r\nme, 0, 32, 8\r\n")
+    path.write_text(
+        "\ufeffuser, arrival_s , prompt_tokens,new_tokens\r\nme, 900, 16, 4\r\n\r\nme, 0, 32, 8\r\n"
+    )
     found = data("--simulate", f"file={path}")["simulation"]
     assert (found["requests"], found["tokens"]) == (2, 12) and found["span_s"] > 900
     spaced = data("--simulate", " rate = 0.01 , requests = 3 , new = 2 ")["simulation"]
@@ -90,17 +101,24 @@ def test_spaces_blank_lines_a_byte_order_mark_and_other_columns_do_not_matter(tm
 def test_one_request_together_gets_the_planned_figures_with_its_prompt_in_slices(
     objective: str, more: tuple[str, ...]
 ) -> None:
-    """On the test bed, a prompt of 2,000 tokens runs in slices; only the slices' own order is left out."""
-    values = data("--objective", objective, "--prompt-tokens", "2000", *more, "--simulate", "together")
+    """On the test bed, a prompt of 2,000 tokens runs in slices; only the slices' own order is left
+    out."""
+    values = data(
+        "--objective", objective, "--prompt-tokens", "2000", *more, "--simulate", "together"
+    )
     found = values["simulation"]
     assert found["ttft_s"]["median"] == pytest.approx(values["ttft_s"], rel=0.01)
-    assert found["time_per_token_s"]["median"] == pytest.approx(values["time_per_token_s"], rel=0.01)
+    assert found["time_per_token_s"]["median"] == pytest.approx(
+        values["time_per_token_s"], rel=0.01
+    )
     assert found["end_to_end_s"]["median"] == pytest.approx(values["request_s"], rel=0.01)
 
 
 def test_arrivals_for_a_head_on_the_source_are_refused_by_name() -> None:
     result = run("--head-on-source", "--simulate", "rate=1")
-    assert result.exit_code == 2 and "head_on_source" in result.stderr and "together" in result.stderr
+    assert (
+        result.exit_code == 2 and "head_on_source" in result.stderr and "together" in result.stderr
+    )
 
 
 def test_a_batch_that_starts_together_in_each_mode() -> None:
@@ -118,27 +136,47 @@ def test_yaml_name_and_tables() -> None:
     assert yaml.safe_load(run(*load, "-o", "yaml").stdout) == values
     assert run(*load, "-o", "name").stdout.strip() == values["placement"]
     text = run(*load).stdout
-    for word in ("4 requests, 1 a second (Poisson, seed 0)", "time to first token", "P99", "COMPUTING", "assumed:"):
+    for word in (
+        "4 requests, 1 a second (Poisson, seed 0)",
+        "time to first token",
+        "P99",
+        "COMPUTING",
+        "assumed:",
+    ):
         assert word in text
     assert "-> " not in text and values["stages"][0]["node"] in text
 
 
 @pytest.mark.parametrize("load", ["rate=1,requests=30,prompt=16,new=8", "together"])
-def test_a_picture_has_a_row_for_every_node_and_link_in_the_order_of_the_ring(tmp_path: Path, load: str) -> None:
+def test_a_picture_has_a_row_for_every_node_and_link_in_the_order_of_the_ring(
+    tmp_path: Path, load: str
+) -> None:
     picture = tmp_path / "out.svg"
     values = data(*SHARED, "--simulate", load, "--plot", str(picture))
-    texts = [element.text for element in ElementTree.parse(picture).iter() if element.tag.endswith("text")]
+    texts = [
+        element.text
+        for element in ElementTree.parse(picture).iter()
+        if element.tag.endswith("text")
+    ]
     nodes = values["simulation"]["nodes"]
-    rows = [row for node in nodes for row in (node["node"], f"{node['node']} -> {node['receiver']}")]
+    rows = [
+        row for node in nodes for row in (node["node"], f"{node['node']} -> {node['receiver']}")
+    ]
     assert [text for text in texts if text in rows] == rows
 
 
 def test_a_comparison_is_drawn_too(tmp_path: Path) -> None:
     picture = tmp_path / "out.svg"
-    for objective, label in (("latency", "ms per token"), ("request", "ms per request"), ("ttft", "ms to first token")):
+    for objective, label in (
+        ("latency", "ms per token"),
+        ("request", "ms per request"),
+        ("ttft", "ms to first token"),
+    ):
         data("--objective", objective, "--compare", "--plot", str(picture))
         text = picture.read_text()
-        assert all(name in text for name in ("edge-solo", "edgeshard-paper", f"{label} by strategy"))
+        assert all(
+            name in text for name in ("edge-solo", "edgeshard-paper", f"{label} by strategy")
+        )
 
 
 def test_no_plan_is_said_and_exits_1() -> None:
@@ -187,10 +225,19 @@ def test_more_tokens_than_are_simulated_are_refused() -> None:
     ("text", "words"),
     [
         ("", "arrival_s,prompt_tokens,new_tokens"),
-        ("arrival_s,prompt_tokens\n0,1\n", "arrival_s,prompt_tokens,new_tokens; new_tokens is missing"),
+        (
+            "arrival_s,prompt_tokens\n0,1\n",
+            "arrival_s,prompt_tokens,new_tokens; new_tokens is missing",
+        ),
         ("arrival_s;prompt_tokens;new_tokens\n0;1;1\n", "arrival_s is missing"),
-        ("arrival_s,prompt_tokens,new_tokens\n0,1,1\n\n1,100,40\n", "line 4: it has 100 tokens in and 40 out"),
-        ("arrival_s,prompt_tokens,new_tokens\n0," + "1" * 200_000 + ",1\n", "line 2: field larger than"),
+        (
+            "arrival_s,prompt_tokens,new_tokens\n0,1,1\n\n1,100,40\n",
+            "line 4: it has 100 tokens in and 40 out",
+        ),
+        (
+            "arrival_s,prompt_tokens,new_tokens\n0," + "1" * 200_000 + ",1\n",
+            "line 2: field larger than",
+        ),
         ("arrival_s,prompt_tokens,new_tokens\n", "holds 0 requests"),
         ("arrival_s,prompt_tokens,new_tokens\n0,1,1\n-1,1,1\n", "line 3"),
         ("arrival_s,prompt_tokens,new_tokens\n0,1,one\n", "line 2"),
@@ -199,7 +246,9 @@ def test_more_tokens_than_are_simulated_are_refused() -> None:
         ("arrival_s,prompt_tokens,new_tokens\n0,1.5,1\n", "line 2"),
     ],
 )
-def test_a_wrong_file_of_arrivals_exits_2_and_names_the_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_wrong_file_of_arrivals_exits_2_and_names_the_line(
+    tmp_path: Path, text: str, words: str
+) -> None:
     path = tmp_path / "arrivals.csv"
     path.write_text(text)
     result = run("--simulate", f"file={path}")

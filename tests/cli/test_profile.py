@@ -40,14 +40,27 @@ def test_progress_goes_to_stderr_and_figures_to_stdout(edgectl: Any, measured: A
     assert result.exit_code == 0, result.output
     said = result.stderr.splitlines()
     assert said[0] == "a: 0 of 40, block: prefill 0" and {"a: measured", "b: measured"} < set(said)
-    assert sum(line.startswith("a: ") for line in said) == 6, "a line for each tenth, not for each figure"
+    assert sum(line.startswith("a: ") for line in said) == 6, (
+        "a line for each tenth, not for each figure"
+    )
     nodes, links = result.stdout.split("\n\n")
-    assert nodes.splitlines()[0].split() == ["NODE", "DECODE", "PREFILL", "STEP", "SPREAD", "RESULT"]
+    assert nodes.splitlines()[0].split() == [
+        "NODE",
+        "DECODE",
+        "PREFILL",
+        "STEP",
+        "SPREAD",
+        "RESULT",
+    ]
     assert nodes.splitlines()[2].split() == [
         "b", "531", "us/layer", "256", "tokens", "2.50", "ms/layer", "100", "us", "2.0%",
         "measured", "1", "h", "ago",
     ]  # fmt: skip
-    assert [line.split()[:2] for line in links.splitlines()] == [["FROM", "TO"], ["a", "b"], ["b", "a"]]
+    assert [line.split()[:2] for line in links.splitlines()] == [
+        ["FROM", "TO"],
+        ["a", "b"],
+        ["b", "a"],
+    ]
     assert "100 Mb/s" in links and "2.00 ms" in links and "2 min ago" in links
 
 
@@ -68,14 +81,23 @@ def test_options_reach_the_server(edgectl: Any, measured: Any) -> None:
         "none",
     )
     (request,) = measured.sent(admin_pb2.ProfileRequest)
-    assert (request.model, list(request.nodes), request.quick, request.again) == ("fairy-tales", ["a", "b"], True, True)
+    assert (request.model, list(request.nodes), request.quick, request.again) == (
+        "fairy-tales",
+        ["a", "b"],
+        True,
+        True,
+    )
     assert request.dtype == common_pb2.DATA_TYPE_FLOAT32 and request.operation_id
     assert request.quantisation == "int4-head-none"
     assert edgectl("profile", "--model", "fairy-tales", "--quantise", "int3").exit_code == 2
 
 
-def test_a_node_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edgectl: Any, measured: Any) -> None:
-    failure = UnavailableError("node b went away; start its agent and profile it again", field="b", reason="NODE_AWAY")
+def test_a_node_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(
+    edgectl: Any, measured: Any
+) -> None:
+    failure = UnavailableError(
+        "node b went away; start its agent and profile it again", field="b", reason="NODE_AWAY"
+    )
     measured.progress = [
         measured.told("b", 3, "", finished=True, failure=failure),
         measured.told("a", 40, "", finished=True),
@@ -88,27 +110,37 @@ def test_a_node_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edge
     assert b["profile"] is None, "what was known of it before is no result"
     assert a["links"][0] | {"from": "a", "to": "b", "bandwidth_bps": 1e8} == a["links"][0]
     assert b["failure"] == {
-        "reason": "NODE_AWAY", "field": "b", "message": "node b went away; start its agent and profile it again",
+        "reason": "NODE_AWAY", "field": "b", "message": "node b went away; start its agent and "
+                                                        "profile it again",
     }  # fmt: skip
     table, below, _ = edgectl("profile", "--model", "fairy-tales").stdout.split("\n\n")
     assert [line.split()[0] for line in table.splitlines()] == ["NODE", "a", "b"]
-    assert table.splitlines()[2].rstrip().endswith("failed: see below") and max(map(len, table.splitlines())) <= 80
+    assert (
+        table.splitlines()[2].rstrip().endswith("failed: see below")
+        and max(map(len, table.splitlines())) <= 80
+    )
     assert below == "b: failed: node b went away; start its agent and profile it again"
 
 
-def test_a_link_that_was_not_measured_is_named_and_makes_it_exit_1(edgectl: Any, measured: Any) -> None:
+def test_a_link_that_was_not_measured_is_named_and_makes_it_exit_1(
+    edgectl: Any, measured: Any
+) -> None:
     measured.progress = [measured.told("a", 40, "", finished=True, missed=("b",))]
     result = edgectl("profile", "a")
     assert result.exit_code == 1
     assert "not measured: a -> b; see the log of a" in result.stderr.splitlines()
-    assert "0 links, none to b" in result.stdout and "BANDWIDTH" not in result.stdout, "what was known is no result"
+    assert "0 links, none to b" in result.stdout and "BANDWIDTH" not in result.stdout, (
+        "what was known is no result"
+    )
     (row,) = json.loads(edgectl("profile", "a", "-o", "json").stdout)
     assert (row["failure"], row["links"], row["missed"]) == (None, [], ["b"])
 
 
 def test_every_output_says_the_same(edgectl: Any, measured: Any) -> None:
     as_json = json.loads(edgectl("profile", "--model", "fairy-tales", "-o", "json").stdout)
-    assert as_json == yaml.safe_load(edgectl("profile", "--model", "fairy-tales", "-o", "yaml").stdout)
+    assert as_json == yaml.safe_load(
+        edgectl("profile", "--model", "fairy-tales", "-o", "yaml").stdout
+    )
     assert edgectl("profile", "--model", "fairy-tales", "-o", "name").stdout == "a\nb\n"
     assert "SAMPLES" in edgectl("profile", "--model", "fairy-tales", "-o", "wide").stdout
 
@@ -121,7 +153,13 @@ def test_without_a_model_only_links_are_measured(edgectl: Any, measured: Any) ->
 
 @pytest.mark.parametrize(
     "option",
-    [["--quick"], ["--again"], ["--dtype", "float32"], ["--quantise", "int8"], ["--head-quantisation", "int8"]],
+    [
+        ["--quick"],
+        ["--again"],
+        ["--dtype", "float32"],
+        ["--quantise", "int8"],
+        ["--head-quantisation", "int8"],
+    ],
 )
 def test_what_is_about_a_model_needs_one(edgectl: Any, site: Any, option: list[str]) -> None:
     result = edgectl("profile", *option)
@@ -133,7 +171,14 @@ def test_ctrl_c_leaves_and_says_that_measuring_goes_on(measured: Any) -> None:
     arguments = ["--coordinator", measured.address, "profile", "--model", "fairy-tales"]
     # If the tests run in the background, their parent had them ignore SIGINT. Python code between
     # fork and exec could hang: the site's threads may hold a lock when this process forks.
-    listening = ["env", "--default-signal=INT", sys.executable, "-m", "edgeshard.cli.main", *arguments]
+    listening = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        *arguments,
+    ]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         try:
@@ -158,7 +203,9 @@ def test_a_terminal_shows_a_bar_for_each_node() -> None:
     drawn = screen.getvalue()
     assert "40/40" in drawn and "measured" in drawn
     assert "7/40" in drawn
-    assert r"waiting [in line]\x1b[2J" in drawn, "neither markup nor escapes of an agent's words count"
+    assert r"waiting [in line]\x1b[2J" in drawn, (
+        "neither markup nor escapes of an agent's words count"
+    )
 
 
 def test_a_node_that_was_busy_is_marked(edgectl: Any, measured: Any) -> None:

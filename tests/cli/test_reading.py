@@ -27,7 +27,16 @@ def test_nodes_as_a_table(edgectl: Any) -> None:
     result = edgectl("get", "nodes")
     assert result.exit_code == 0
     header, first, second = result.stdout.splitlines()
-    assert header.split() == ["NAME", "STATUS", "DEVICE", "CORES", "BUDGET", "FREE", "UNKNOWN", "STAGES"]
+    assert header.split() == [
+        "NAME",
+        "STATUS",
+        "DEVICE",
+        "CORES",
+        "BUDGET",
+        "FREE",
+        "UNKNOWN",
+        "STAGES",
+    ]
     assert first.split() == ["a", "connected", "cpu", "4", "4", "GiB", "3", "GiB", "-", "tales/0:4"]
     assert second.split()[:2] == ["b", "away"]
 
@@ -46,7 +55,9 @@ def test_nodes_as_a_table(edgectl: Any) -> None:
 def test_nodes_say_what_is_not_measured_of_them(
     edgectl: Any, site: Any, profiles: int, links: int, starting: bool, text: str
 ) -> None:
-    site.nodes[0] = replace(site.nodes[0], unknown_profiles=profiles, unknown_links=links, starting=starting)
+    site.nodes[0] = replace(
+        site.nodes[0], unknown_profiles=profiles, unknown_links=links, starting=starting
+    )
     header, first, _ = edgectl("get", "nodes").stdout.splitlines()
     assert first[header.index("UNKNOWN") : header.index("STAGES")].strip() == text
     assert len(first.rstrip()) <= 80
@@ -56,17 +67,28 @@ def test_nodes_say_what_is_not_measured_of_them(
 
 def test_describe_node_names_what_is_not_measured(edgectl: Any, site: Any) -> None:
     assert "Unknown:      -\n" in edgectl("describe", "node", "a").stdout
-    int8 = UnknownProfile((ModelName("tales"), ModelName("fables")), DType.FLOAT32, Quantisation.parse("int8"))
-    profiles = (UnknownProfile((ModelName("fairy-tales"),), DType.BFLOAT16), int8, UnknownProfile((), DType.FLOAT16))
+    int8 = UnknownProfile(
+        (ModelName("tales"), ModelName("fables")), DType.FLOAT32, Quantisation.parse("int8")
+    )
+    profiles = (
+        UnknownProfile((ModelName("fairy-tales"),), DType.BFLOAT16),
+        int8,
+        UnknownProfile((), DType.FLOAT16),
+    )
     site.unknown = UnknownFigures(profiles, (NodeName("b"), NodeName("c")))
     text = " ".join(edgectl("describe", "node", "a").stdout.split())
     assert (
-        "Unknown: profile of fairy-tales in bfloat16, tales or fables in int8 with float32, a model that is no longer "
+        "Unknown: profile of fairy-tales in bfloat16, tales or fables in int8 with float32, a "
+        "model that is no longer "
         "in the store in float16; links to b, c" in text
     )
     unknown = json.loads(edgectl("describe", "node", "a", "-o", "json").stdout)["unknown"]
     assert unknown["links"] == ["b", "c"]
-    assert unknown["profiles"][1] == {"models": ["tales", "fables"], "dtype": "float32", "quantisation": "int8"}
+    assert unknown["profiles"][1] == {
+        "models": ["tales", "fables"],
+        "dtype": "float32",
+        "quantisation": "int8",
+    }
 
 
 @pytest.mark.parametrize("noun", ["nodes", "models", "deployments"])
@@ -80,7 +102,8 @@ def test_wide_has_more_columns_and_is_never_cut(edgectl: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("noun", "names"), [("nodes", "a\nb\n"), ("models", "fairy-tales\n"), ("deployments", "tales\n")]
+    ("noun", "names"),
+    [("nodes", "a\nb\n"), ("models", "fairy-tales\n"), ("deployments", "tales\n")],
 )
 def test_names_one_a_line(edgectl: Any, noun: str, names: str) -> None:
     assert edgectl("get", noun, "-o", "name").stdout == names
@@ -106,7 +129,11 @@ def test_a_deployments_json_holds_its_spec_and_failure(edgectl: Any, site: Any) 
     site.states = [site.deployment_in(DeploymentPhase.FAILED, failure)]
     value = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)
     assert value["phase"] == "failed"
-    assert value["failure"] == {"reason": "NODE_MEMORY", "field": "b", "message": "node b lacks 2 GiB"}
+    assert value["failure"] == {
+        "reason": "NODE_MEMORY",
+        "field": "b",
+        "message": "node b lacks 2 GiB",
+    }
     assert value["spec"]["dtype"] == "float32"
     assert [stage["layers"] for stage in value["placement"]["stages"]] == ["0:4", "4:9"]
 
@@ -117,10 +144,14 @@ def test_describe_node(edgectl: Any) -> None:
     assert "tales" in text.splitlines()[-1]
     assert "Bits:         541e66e42b93265a" in text
     assert "Huge pages:   1.10 GiB of 1.17 GiB" in text
-    assert "Huge pages" not in edgectl("describe", "node", "b").stdout, "a node that is away says nothing of them"
+    assert "Huge pages" not in edgectl("describe", "node", "b").stdout, (
+        "a node that is away says nothing of them"
+    )
 
 
-def test_describe_deployment_shows_why_it_failed_and_who_holds_what(edgectl: Any, site: Any) -> None:
+def test_describe_deployment_shows_why_it_failed_and_who_holds_what(
+    edgectl: Any, site: Any
+) -> None:
     failure = ResourceExhaustedError("node b lacks 2 GiB", field="b", reason="NODE_MEMORY")
     site.states = [site.deployment_in(DeploymentPhase.FAILED, failure)]
     text = edgectl("describe", "deployment", "tales").stdout
@@ -132,10 +163,22 @@ def test_describe_deployment_says_what_is_kept_aside(edgectl: Any, site: Any) ->
     status = stage_status(StagePhase.ACTIVE)
     site.states = [deployment(DeploymentPhase.READY, stages=(status,))]
     assert "KV ASIDE" not in edgectl("describe", "deployment", "tales").stdout
-    site.states = [deployment(DeploymentPhase.READY, stages=(replace(status, swap=StageSwap(4096, 1024, 3, 2)),))]
+    site.states = [
+        deployment(
+            DeploymentPhase.READY, stages=(replace(status, swap=StageSwap(4096, 1024, 3, 2)),)
+        )
+    ]
     lines = edgectl("describe", "deployment", "tales").stdout.splitlines()
     (at,) = (index for index, line in enumerate(lines) if "KV ASIDE" in line)
-    assert lines[at].split("  ")[0] == "NODE" and lines[at + 1].split() == ["a", "1", "KiB", "4", "KiB", "3", "2"]
+    assert lines[at].split("  ")[0] == "NODE" and lines[at + 1].split() == [
+        "a",
+        "1",
+        "KiB",
+        "4",
+        "KiB",
+        "3",
+        "2",
+    ]
 
 
 def test_describe_model(edgectl: Any) -> None:
@@ -164,7 +207,10 @@ def test_describe_node_shows_what_was_measured_of_it(edgectl: Any, site: Any) ->
     assert "Profile of fairy-tales in bfloat16, measured 1 h ago:" in text
     block = text.partition("  block: 12 of ")[2]
     assert "prefill by tokens: 1: 1.02 ms, 64: 2.00 ms, 256: 5.00 ms  (fit within" in block
-    assert "decode by sequences, 64 positions: 1: 1.06 ms, 4: 1.25 ms, 8: 1.50 ms  (fit within" in block
+    assert (
+        "decode by sequences, 64 positions: 1: 1.06 ms, 4: 1.25 ms, 8: 1.50 ms  (fit within"
+        in block
+    )
     assert "repeats differ by 2.0% at most" in block
     links = [line.split() for line in text.splitlines() if "Mb/s" in line]
     assert [line[:4] for line in links] == [["a", "b", "2.00", "ms"], ["b", "a", "2.00", "ms"]]
@@ -179,14 +225,23 @@ def test_describe_node_as_json_has_every_sample(edgectl: Any, site: Any) -> None
     pages = json.loads(edgectl("describe", "node", "a", "-o", "json").stdout)["huge_pages"]
     assert pages == {"wanted_bytes": 1200 << 20, "held_bytes": 1130 << 20}
     (profile,) = value["profiles"]
-    assert (profile["models"], profile["dtype"], profile["age_s"]) == (["fairy-tales"], "bfloat16", 3600)
+    assert (profile["models"], profile["dtype"], profile["age_s"]) == (
+        ["fairy-tales"],
+        "bfloat16",
+        3600,
+    )
     assert profile["layers"][1]["decode"][0] == {
         "count": 1, "context": 64, "seconds": 5e-4 * (1 + 1 / 16), "spread": 0.02, "repeats": 9,
     }  # fmt: skip
-    assert [(link["from"], link["to"], link["age_s"]) for link in value["links"]] == [("a", "b", 130), ("b", "a", 130)]
+    assert [(link["from"], link["to"], link["age_s"]) for link in value["links"]] == [
+        ("a", "b", 130),
+        ("b", "a", 130),
+    ]
 
 
-PREDICTED = Prediction(0.04, 0.0123, 81.3, "compute of b takes 8 ms of the 12.3 ms a token needs", 0.02)
+PREDICTED = Prediction(
+    0.04, 0.0123, 81.3, "compute of b takes 8 ms of the 12.3 ms a token needs", 0.02
+)
 
 
 def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, site: Any) -> None:
@@ -198,7 +253,11 @@ def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, 
     for arguments in (("describe", "deployment", "tales"), deploy, (*deploy, "--dry-run")):
         text = edgectl(*arguments).stdout
         assert "12.3 ms per token, 81.30 tokens/s, first token after 40.0 ms" in text, arguments
-        assert "compute of b takes 8 ms" in text and "at most 2.00 %" in text and "node c is away" in text
+        assert (
+            "compute of b takes 8 ms" in text
+            and "at most 2.00 %" in text
+            and "node c is away" in text
+        )
     as_json = json.loads(edgectl(*deploy, "--dry-run", "-o", "json").stdout)
     assert as_json["predicted"]["throughput_tps"] == 81.3 and as_json["note"] == "node c is away"
 
@@ -207,26 +266,35 @@ def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, 
     ("guesses", "words"),
     [
         (None, "draft tokens are used, and no answer changes; none were seen yet for this model"),
-        (ExpectedGuesses(7, 0.625, 1.64), "and no answer changes: up to 7 in a step; a single request gets 1.6 times "
+        (ExpectedGuesses(7, 0.625, 1.64), "and no answer changes: up to 7 in a step; a single "
+                                          "request gets 1.6 times "
          "the tokens/s if 62 % are accepted, the observed share"),
         (ExpectedGuesses(1, 0.5, 1.2), "changes: one in a step; a single request gets 1.2 times"),
         (ExpectedGuesses(0, 0.5, 1.0), "changes: none pays here; 50 % of those seen were right"),
-        (ExpectedGuesses(7, 0.5), "changes: 50 % of those seen were right; what rows cost here is not measured"),
+        (ExpectedGuesses(7, 0.5), "changes: 50 % of those seen were right; what rows cost here is "
+                                  "not measured"),
     ],
 )  # fmt: skip
 def test_a_placement_says_what_guesses_are_worth(
     edgectl: Any, site: Any, guesses: ExpectedGuesses | None, words: str
 ) -> None:
     guessing = replace(site.placement, speculation=Speculation.GUESSES, guesses=guesses)
-    site.placement, site.states = guessing, [replace(site.deployment_in(DeploymentPhase.READY), placement=guessing)]
+    site.placement, site.states = (
+        guessing,
+        [replace(site.deployment_in(DeploymentPhase.READY), placement=guessing)],
+    )
     deploy = ("deploy", "tales", "--model", "fairy-tales", "--source", "a")
     for arguments in (("describe", "deployment", "tales"), deploy, (*deploy, "--dry-run")):
         assert words in " ".join(edgectl(*arguments).stdout.split()), arguments
     as_json = json.loads(edgectl(*deploy, "--dry-run", "-o", "json").stdout)
-    assert as_json["speculation"] == "apart" and as_json["guesses"] == (None if guesses is None else asdict(guesses))
+    assert as_json["speculation"] == "apart" and as_json["guesses"] == (
+        None if guesses is None else asdict(guesses)
+    )
     off = replace(guessing, speculation=Speculation.STATES)
     site.states = [replace(site.states[0], placement=off)]
-    assert "off: no memory for the states after draft tokens" in " ".join(edgectl(*deploy).stdout.split())
+    assert "off: no memory for the states after draft tokens" in " ".join(
+        edgectl(*deploy).stdout.split()
+    )
 
 
 def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> None:
@@ -235,7 +303,9 @@ def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> 
 
 
 SEEN = NO_TRAFFIC.after(3000, 90, 3).after(3001, 110, 3)
-EXPECTED = replace(PREDICTED, objective="request", requests=1, prompt_tokens=3000, new_tokens=100, request_s=8.0)
+EXPECTED = replace(
+    PREDICTED, objective="request", requests=1, prompt_tokens=3000, new_tokens=100, request_s=8.0
+)
 
 
 def with_outlook(site: Any, outlook: Outlook, **spec: Any) -> None:
@@ -243,16 +313,23 @@ def with_outlook(site: Any, outlook: Outlook, **spec: Any) -> None:
     site.states = [replace(ready, traffic=SEEN, outlook=outlook, spec=replace(ready.spec, **spec))]
 
 
-def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(edgectl: Any, site: Any) -> None:
-    assert "Traffic:" in (text := edgectl("describe", "deployment", "tales").stdout) and "none yet" in text
+def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(
+    edgectl: Any, site: Any
+) -> None:
+    assert (
+        "Traffic:" in (text := edgectl("describe", "deployment", "tales").stdout)
+        and "none yet" in text
+    )
     layers = (ExplicitStage(NodeName("a"), LayerRange(0, 9)),)
     better = Outlook(EXPECTED, replace(EXPECTED, request_s=2.0), layers, 0.75)
     with_outlook(site, better)
     text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
-    assert site.sent(admin_pb2.GetDeploymentRequest)[-1].outlook, "asked for by describe alone, since it costs time"
+    assert site.sent(admin_pb2.GetDeploymentRequest)[-1].outlook, (
+        "asked for by describe alone, since it costs time"
+    )
     assert (
-        "2 requests, 3.0 at once on average: prompts of 3001 tokens on average, half up to 4096, 9 of 10 up to 4096;"
-        in text
+        "2 requests, 3.0 at once on average: prompts of 3001 tokens on average, half up to 4096, 9 "
+        "of 10 up to 4096;" in text
     )
     assert "answers of 100 tokens on average, half up to 128" in text
     assert "8.00 s a request for one request of 3000 tokens in and 100 out" in text
@@ -266,10 +343,19 @@ def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(edge
 
 @pytest.mark.parametrize(
     ("objective", "words"),
-    [("throughput", "81.30 tokens/s"), ("ttft", "first token after 40.0 ms"), ("latency", "12.3 ms per token")],
+    [
+        ("throughput", "81.30 tokens/s"),
+        ("ttft", "first token after 40.0 ms"),
+        ("latency", "12.3 ms per token"),
+    ],
 )
-def test_what_is_expected_is_what_the_objective_is_about(edgectl: Any, site: Any, objective: str, words: str) -> None:
-    with_outlook(site, Outlook(replace(EXPECTED, objective=objective, requests=8), note="node c is not measured"))
+def test_what_is_expected_is_what_the_objective_is_about(
+    edgectl: Any, site: Any, objective: str, words: str
+) -> None:
+    with_outlook(
+        site,
+        Outlook(replace(EXPECTED, objective=objective, requests=8), note="node c is not measured"),
+    )
     text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
     assert f"Expected: {words} for 8 requests at once of 3000 tokens in and 100 out" in text
     assert "Not weighed: node c is not measured" in text and "Better" not in text

@@ -1,4 +1,5 @@
-"""edgectl serve: from one command to an answer over HTTP, found again after a restart, and larger by a line."""
+"""edgectl serve: from one command to an answer over HTTP, found again after a restart, and larger
+by a line."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
     def begin(*arguments: str, cwd: Path | None = None, **settings: str) -> Running:
-        running.append(Running(tmp_path, f"edgectl-{len(running)}", *arguments, settings=settings, cwd=cwd))
+        running.append(
+            Running(tmp_path, f"edgectl-{len(running)}", *arguments, settings=settings, cwd=cwd)
+        )
         return running[-1]
 
     yield begin
@@ -66,30 +69,57 @@ def disk_bytes(*directories: Path) -> int:
     return sum(found.values())
 
 
-def test_one_command_answers_and_the_next_node_makes_it_bigger(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_one_command_answers_and_the_next_node_makes_it_bigger(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     state = tmp_path / "site"
     serve = ("serve", "demo", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0")
     first = start(*serve)
     url, key = first.until(r"^URL +(\S+)$")[1], first.until(r"^API key +(\S+)$")[1]
-    story = {"model": "fairy-tales", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    story = {
+        "model": "fairy-tales",
+        "prompt": "Once upon a time",
+        "max_tokens": 8,
+        "temperature": 0,
+    }
     told = asked(url, key, "/completions", story)["choices"][0]["text"]
     assert told
     said = asked(
-        url, key, "/chat/completions", {"model": "fairy-tales", "messages": [{"role": "user", "content": "x"}]}
+        url,
+        key,
+        "/chat/completions",
+        {"model": "fairy-tales", "messages": [{"role": "user", "content": "x"}]},
     )
     assert said["choices"][0]["message"]["role"] == "assistant"
     weights = (DEMO_MODEL / "model.safetensors").stat().st_size
-    copies = [path for path in state.rglob("*") if path.is_file() and path.stat().st_size >= weights // 8]
-    assert [path.stat().st_size for path in copies if path.parent.name == "linked"].count(weights) == 1
-    assert all(path.parent.name == "linked" or path.suffix == ".sqlite-wal" for path in copies), "no node has its own"
+    copies = [
+        path for path in state.rglob("*") if path.is_file() and path.stat().st_size >= weights // 8
+    ]
+    assert [path.stat().st_size for path in copies if path.parent.name == "linked"].count(
+        weights
+    ) == 1
+    assert all(path.parent.name == "linked" or path.suffix == ".sqlite-wal" for path in copies), (
+        "no node has its own"
+    )
     line = first.until(r"^  edgectl (join \S+)$")[1]
-    node = start(*line.split(), "--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "node"))
+    node = start(
+        *line.split(),
+        "--foreground",
+        "--listen",
+        "127.0.0.1:0",
+        "--state-dir",
+        str(tmp_path / "node"),
+    )
     first.until(r"node node-2 has joined")
     node.until(r"node node-2 has joined site here")
     assert node.stop() == 0
     first.until(r"node node-2 is away$")
     assert first.stop() == 0
-    assert first.log.read_text().splitlines()[-1].endswith("ended by SIGTERM, with all processes of the site")
+    assert (
+        first.log.read_text()
+        .splitlines()[-1]
+        .endswith("ended by SIGTERM, with all processes of the site")
+    )
     assert not processes_of(state)
 
     again = start(*serve, "--concurrency", "3")
@@ -120,20 +150,37 @@ latency_s = 0.0005
 [lab]
 model = "config.json"
 """
-"""Two slow nodes: one computes a token in some 16 ms, and as long for each of a batch. So two give twice the tokens,
-whatever else this machine does."""
+"""Two slow nodes: one computes a token in some 16 ms, and as long for each of a batch. So two give
+twice the tokens, whatever else this machine does."""
 
 
 @pytest.mark.long
-async def test_grow_moves_to_the_next_node_where_that_gains(start: Callable[..., Running], tmp_path: Path) -> None:
+async def test_grow_moves_to_the_next_node_where_that_gains(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_bytes((DEMO_MODEL / "config.json").read_bytes())
     lab, state = tmp_path / "lab.toml", tmp_path / "site"
     lab.write_text(LAB.format(first=_node_name()))
     emulate = {"EDGESHARD__AGENT__EMULATE": str(lab)}
-    serve = ("serve", "demo", "--grow", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0")
+    serve = (
+        "serve",
+        "demo",
+        "--grow",
+        "--state-dir",
+        str(state),
+        "--listen",
+        "127.0.0.1:0",
+        "--port",
+        "0",
+    )
     site = start(*serve, **emulate)
     url, key = site.until(r"^URL +(\S+)$")[1], site.until(r"^API key +(\S+)$")[1]
-    story = {"model": "fairy-tales", "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0}
+    story = {
+        "model": "fairy-tales",
+        "prompt": "Once upon a time",
+        "max_tokens": 32,
+        "temperature": 0,
+    }
     told = asked(url, key, "/completions", story)
     address = site.until(r"the coordinator listens on (\S+),")[1]
     async with Client(address, tls_files(state / "pki" / "operator-admin")) as client:
@@ -141,7 +188,9 @@ async def test_grow_moves_to_the_next_node_where_that_gains(start: Callable[...,
         line = site.until(r"^  edgectl (join \S+)$")[1]
         options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "node"))
         start(*line.split(), *options, **emulate)
-        said = site.until(r"moving fairy-tales to (\S+): (\d+) % more tokens/s \((\S+) instead of (\S+)\)$")
+        said = site.until(
+            r"moving fairy-tales to (\S+): (\d+) % more tokens/s \((\S+) instead of (\S+)\)$"
+        )
         site.until(r"fairy-tales has moved; running requests continued$")
         after = (await client.deployment("fairy-tales")).placement
         assert after.predicted is not None
@@ -159,7 +208,9 @@ async def test_grow_moves_to_the_next_node_where_that_gains(start: Callable[...,
 
 def newcomer() -> list[str]:
     """The commands on the first screen of README.md."""
-    first = next(block for block in documents.blocks(ROOT / "README.md") if block.language == "console")
+    first = next(
+        block for block in documents.blocks(ROOT / "README.md") if block.language == "console"
+    )
     assert first.line < 40, "it is on the first screen"
     return first.text.splitlines()
 
@@ -167,7 +218,12 @@ def newcomer() -> list[str]:
 def test_the_readme_has_four_commands_to_a_chat() -> None:
     clone, serve, install, chat = newcomer()
     assert clone.startswith("git clone ") and install == ".venv/bin/pip install openai"
-    recipe = (ROOT / "Makefile").read_text().partition(f"\n{serve.removeprefix('make ')}: $(RUNS)")[2].splitlines()[1]
+    recipe = (
+        (ROOT / "Makefile")
+        .read_text()
+        .partition(f"\n{serve.removeprefix('make ')}: $(RUNS)")[2]
+        .splitlines()[1]
+    )
     assert recipe.strip() == "@$(call interruptible,$(BIN)/edgectl serve $(or $(ARGS),demo))"
     python, program, key = chat.split()
     assert (python, key) == (".venv/bin/python", "esk-...") and (ROOT / program).exists()
@@ -190,7 +246,9 @@ def test_the_readmes_program_gets_a_chat_from_the_readmes_command(
     def run(*arguments: str, state: str = "nowhere") -> subprocess.CompletedProcess[str]:
         command = [str(CLIENTS / "bin" / "python"), str(program), *arguments]
         environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / state)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=environment, check=False
+        )
 
     said = run(key)
     assert said.returncode == 0 and len(said.stdout.split()) > 5, said.stderr
@@ -198,17 +256,36 @@ def test_the_readmes_program_gets_a_chat_from_the_readmes_command(
     (tmp_path / "kept" / "edgeshard" / "serve").symlink_to(tmp_path / "site")
     assert run(state="kept").stdout == said.stdout, "without a key it takes that which serve keeps"
     refused = run()
-    assert refused.returncode == 1 and "edgectl key create" in refused.stderr and "Traceback" not in refused.stderr
+    assert (
+        refused.returncode == 1
+        and "edgectl key create" in refused.stderr
+        and "Traceback" not in refused.stderr
+    )
     site.stop()
     alone = run()
-    assert alone.returncode == 1 and "edgectl serve demo" in alone.stderr and "Traceback" not in alone.stderr
+    assert (
+        alone.returncode == 1
+        and "edgectl serve demo" in alone.stderr
+        and "Traceback" not in alone.stderr
+    )
 
 
 @pytest.mark.long
-def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_replaced_by_another(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = f"127.0.0.1:{taken.getsockname()[1]}"
-        site = start("serve", "demo", "--state-dir", str(tmp_path / "site"), "--listen", wanted, "--port", "0")
+        site = start(
+            "serve",
+            "demo",
+            "--state-dir",
+            str(tmp_path / "site"),
+            "--listen",
+            wanted,
+            "--port",
+            "0",
+        )
         assert site.until(r"the coordinator listens on (\S+),")[1] != wanted
         site.until(f"{wanted} is taken: ")
         site.until(r"^API key ")  # so its node has found it
@@ -224,28 +301,57 @@ def test_a_taken_port_that_nobody_asked_for_is_replaced_by_the_next() -> None:
 def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        site = start("serve", "demo", "--state-dir", str(tmp_path / "site"), "--listen", "127.0.0.1:0", "--port", port)
+        site = start(
+            "serve",
+            "demo",
+            "--state-dir",
+            str(tmp_path / "site"),
+            "--listen",
+            "127.0.0.1:0",
+            "--port",
+            port,
+        )
         assert site.process.wait(READY_S) == 5
     assert f"cannot listen on 127.0.0.1:{port}" in site.log.read_text()
     assert not processes_of(tmp_path / "site")
 
 
 def test_what_is_said_of_the_endpoint_goes_to_the_coordinator() -> None:
-    options = HttpOptions("127.0.0.1:1", ["myhost.local"], ["http://a"], "https://edge.example/edge")
-    words = ["--http-listen", "127.0.0.1:1", "--dashboard-url", "https://edge.example/edge", "--http-name"]
+    options = HttpOptions(
+        "127.0.0.1:1", ["myhost.local"], ["http://a"], "https://edge.example/edge"
+    )
+    words = [
+        "--http-listen",
+        "127.0.0.1:1",
+        "--dashboard-url",
+        "https://edge.example/edge",
+        "--http-name",
+    ]
     assert options.of_coordinator() == [*words, "myhost.local", "--http-allow-origin", "http://a"]
     assert HttpOptions().of_coordinator() == []
     adding = HttpOptions(model_folders=["/srv/models", "here"], allow_hub=True).of_coordinator()
-    assert adding == ["--model-folder", "/srv/models", "--model-folder", str(Path("here").absolute()), "--allow-hub"]
+    assert adding == [
+        "--model-folder",
+        "/srv/models",
+        "--model-folder",
+        str(Path("here").absolute()),
+        "--allow-hub",
+    ]
 
 
-def test_the_demos_site_leaves_nothing_behind(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_the_demos_site_leaves_nothing_behind(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     site = start("demo", "--serve", "--port", "0", cwd=wrong_modules(tmp_path / "folder"))
     site.until(r"the coordinator listens on ")
     assert not (tmp_path / "config").exists(), "its certificates go with it"
     assert site.stop(signal.SIGINT) == 0
-    assert site.log.read_text().splitlines()[-1].endswith("ended by Ctrl-C, with all processes of the site")
+    assert (
+        site.log.read_text()
+        .splitlines()[-1]
+        .endswith("ended by Ctrl-C, with all processes of the site")
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The limits that `edgectl serve` takes: those that were given, else the largest context that fits into memory."""
+"""The limits that `edgectl serve` takes: those that were given, else the largest context that fits
+into memory."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Box:
         self.said.append(text)
 
 
-async def chosen(monkeypatch: pytest.MonkeyPatch, memory: int, quantise: str = "auto", **limits: int) -> Any:
+async def chosen(
+    monkeypatch: pytest.MonkeyPatch, memory: int, quantise: str = "auto", **limits: int
+) -> Any:
     """The spec that `serve` chooses on a box, and the lines that it prints."""
 
     async def measure(*_: object) -> None:
@@ -57,12 +60,18 @@ async def test_the_models_own_context_is_taken_if_it_fits(monkeypatch: pytest.Mo
     assert "context" not in said
 
 
-async def test_else_the_largest_that_fits_and_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_else_the_largest_that_fits_and_it_is_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec, said = await chosen(monkeypatch, WEIGHT_BYTES["none"] + 10_000)
-    assert (spec.max_context, spec.quantisation) == (10_000, {}), "the widest weights leave a useful context"
+    assert (spec.max_context, spec.quantisation) == (10_000, {}), (
+        "the widest weights leave a useful context"
+    )
     assert f"own context of {OWN_CONTEXT} tokens" in said and "the context is 10000 tokens" in said
     spec, said = await chosen(monkeypatch, WEIGHT_BYTES["none"] + 100)
-    assert (spec.max_context, spec.quantisation) == (12_096, {"*": "int4"}), "int8 leaves 8096 tokens"
+    assert (spec.max_context, spec.quantisation) == (12_096, {"*": "int4"}), (
+        "int8 leaves 8096 tokens"
+    )
 
 
 async def test_half_of_a_short_context_is_useful(monkeypatch: pytest.MonkeyPatch) -> None:

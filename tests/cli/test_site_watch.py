@@ -22,7 +22,9 @@ pytestmark = pytest.mark.timing
 AWAY = UnavailableError("the coordinator is away")
 
 
-def node(name: str, *, connected: bool = True, unknown_profiles: int = 0, stages: tuple[str, ...] = ()) -> Any:
+def node(
+    name: str, *, connected: bool = True, unknown_profiles: int = 0, stages: tuple[str, ...] = ()
+) -> Any:
     return SimpleNamespace(
         name=name,
         connected=connected,
@@ -36,7 +38,10 @@ def node(name: str, *, connected: bool = True, unknown_profiles: int = 0, stages
 def found(reason: ReplanReason) -> Any:
     stage = SimpleNamespace(node_name="b", layers="0:4")
     return SimpleNamespace(
-        reason=reason, found=SimpleNamespace(stages=[stage], predicted=None), expected=None, gain=None
+        reason=reason,
+        found=SimpleNamespace(stages=[stage], predicted=None),
+        expected=None,
+        gain=None,
     )
 
 
@@ -82,7 +87,9 @@ class Site:
         return found(self.reason)
 
     def next_name(self, taken: set[str]) -> str:
-        return next(name for name in (f"node-{number}" for number in range(2, 9)) if name not in taken)
+        return next(
+            name for name in (f"node-{number}" for number in range(2, 9)) if name not in taken
+        )
 
 
 async def until(met: Callable[[], bool]) -> None:
@@ -123,7 +130,9 @@ async def another_look(site: Site) -> None:
     await until(lambda: site.looks > looks)
 
 
-async def test_nodes_that_come_and_go_are_told_of_when_an_event_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_that_come_and_go_are_told_of_when_an_event_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits: list[float | None] = []
     wait_for = asyncio.wait_for
 
@@ -208,14 +217,20 @@ async def test_without_grow_it_says_once_what_there_is_to_gain() -> None:
 
 
 async def test_a_gain_that_is_not_known_is_said_with_how_to_move() -> None:
-    site = Site([node("a", stages=("tales",), unknown_profiles=1), node("b")], ReplanReason.NOT_WEIGHED)
+    site = Site(
+        [node("a", stages=("tales",), unknown_profiles=1), node("b")], ReplanReason.NOT_WEIGHED
+    )
     async with watched(site, grow=True):
         await until(lambda: bool(lines(site)))
     assert site.moves == 0 and "edgectl replan tales --force` moves it to b=0:4" in lines(site)[0]
 
 
 async def test_a_move_that_went_back_is_not_tried_again_at_once() -> None:
-    site = Site([node("a", stages=("tales",)), node("b")], ReplanReason.WOULD_MOVE, AbortedError("node b went away"))
+    site = Site(
+        [node("a", stages=("tales",)), node("b")],
+        ReplanReason.WOULD_MOVE,
+        AbortedError("node b went away"),
+    )
     async with watched(site, grow=True):
         await until(lambda: site.moves == 1)
         for _ in range(3):

@@ -1,4 +1,5 @@
-"""A field of a deployment's spec is all that its option needs: flag, key of a file, JSON and row of the documents."""
+"""A field of a deployment's spec is all that its option needs: flag, key of a file, JSON and row of
+the documents."""
 
 from __future__ import annotations
 
@@ -63,11 +64,17 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The outcome of a process whose spec has four fields more, and nothing else that knows them."""
+    """The outcome of a process whose spec has four fields more, and nothing else that knows
+    them."""
     toml = tmp_path_factory.mktemp("spec") / "spec.toml"
-    toml.write_text('name = "t"\nmodel = "m"\npatience_s = 7.5\nrooms = ["cellar"]\nspare_bytes = 5\neager = true\n')
+    toml.write_text(
+        'name = "t"\nmodel = "m"\npatience_s = 7.5\nrooms = ["cellar"]\nspare_bytes = 5\neager = '
+        "true\n"
+    )
     command = [sys.executable, "-c", PROGRAM, FIELDS, str(toml)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     return json.loads(ended.stdout)
 
 
@@ -92,14 +99,19 @@ def test_one_field_holds_its_bounds_under_the_name_of_its_flag(found: Any) -> No
 
 
 def test_one_field_gives_a_row_of_the_documents(found: Any) -> None:
-    assert "| `patience_s` | `--patience SECONDS` | `2.5` | Wait so long for a node. |" in found["table"]
+    assert (
+        "| `patience_s` | `--patience SECONDS` | `2.5` | Wait so long for a node. |"
+        in found["table"]
+    )
     assert "| `eager` | `--eager` | `false` | Begin at once. |" in found["table"]
 
 
 @pytest.mark.parametrize("name", [name for name, item in KEYS.items() if item.option.constraints])
 def test_a_value_out_of_bounds_is_refused_by_its_key(name: str) -> None:
     option = KEYS[name].option
-    wrong: list[Any] = [option.low - 1] if option.low is not None else [option.above, float("nan"), float("inf")]
+    wrong: list[Any] = (
+        [option.low - 1] if option.low is not None else [option.above, float("nan"), float("inf")]
+    )
     wrong += [option.high + 1] if option.high is not None else []
     for value in wrong:
         with pytest.raises(InvalidArgumentError) as refused:
@@ -114,5 +126,7 @@ def test_memory_to_leave_free_is_not_below_0() -> None:
 
 
 def test_every_field_is_an_option_with_help() -> None:
-    assert [item.name for item in option_fields(DeploymentSpec)] == list(DeploymentSpec.__match_args__)
+    assert [item.name for item in option_fields(DeploymentSpec)] == list(
+        DeploymentSpec.__match_args__
+    )
     assert all(re.fullmatch(r"\w.*\.", item.option.help) for item in option_fields(DeploymentSpec))

@@ -1,4 +1,5 @@
-"""The processes of `edgectl serve` are restarted, although files in the user's directory look like modules."""
+"""The processes of `edgectl serve` are restarted, although files in the user's directory look like
+modules."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ import pytest
 from edgeshard.local.own_site import _node_name
 from tests.house.documents import ROOT
 from tests.support.forms import DAYS, in_turn
-from tests.support.running import EDGECTL, POLL_S, READY_S, Running, environment_of, processes_of, wrong_modules
+from tests.support.running import (
+    EDGECTL,
+    POLL_S,
+    READY_S,
+    Running,
+    environment_of,
+    processes_of,
+    wrong_modules,
+)
 
 pytestmark = pytest.mark.timing
 
@@ -44,7 +53,10 @@ class Served:
     def begin(self, name: str) -> None:
         options = ("--state-dir", str(self.state), "--listen", "127.0.0.1:0", "--port", "0")
         self.serve = Running(self.home, name, "serve", "demo", *options, cwd=self.hostile)
-        self.url, self.key = self.serve.until(r"^URL +(\S+)$")[1], self.serve.until(r"^API key +(\S+)$")[1]
+        self.url, self.key = (
+            self.serve.until(r"^URL +(\S+)$")[1],
+            self.serve.until(r"^API key +(\S+)$")[1],
+        )
         self.serve.until(r"^  edgectl join ")
 
     def ready(self, name: str) -> dict[str, Any]:
@@ -122,7 +134,11 @@ def above(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(
-    params=["hostile", pytest.param("above", marks=pytest.mark.long), pytest.param("/", marks=pytest.mark.long)]
+    params=[
+        "hostile",
+        pytest.param("above", marks=pytest.mark.long),
+        pytest.param("/", marks=pytest.mark.long),
+    ]
 )
 def anywhere(request: pytest.FixtureRequest, hostile: Path, above: Path) -> Path:
     return {"hostile": hostile, "above": above, "/": Path("/")}[request.param]
@@ -146,7 +162,9 @@ def run(site: Served) -> Callable[..., subprocess.CompletedProcess[str]]:
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_node_joins_from_any_directory(site: Served, anywhere: Path, tmp_path: Path, run: Run) -> None:
+def test_a_node_joins_from_any_directory(
+    site: Served, anywhere: Path, tmp_path: Path, run: Run
+) -> None:
     name = f"node-{anywhere.name or 'root'}"[:20]
     token = run("token", "create", "--node", name, "--quiet", cwd=anywhere).stdout.strip()
     options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "node"))
@@ -162,7 +180,18 @@ def test_a_node_joins_from_any_directory(site: Served, anywhere: Path, tmp_path:
 
 
 def test_bench_measures_from_any_directory(site: Served, anywhere: Path, run: Run) -> None:
-    done = run("bench", "--requests", "2", "--new-tokens", "4", "--prompt-tokens", "4", "-o", "json", cwd=anywhere)
+    done = run(
+        "bench",
+        "--requests",
+        "2",
+        "--new-tokens",
+        "4",
+        "--prompt-tokens",
+        "4",
+        "-o",
+        "json",
+        cwd=anywhere,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["answered"] == 2
 
@@ -183,7 +212,9 @@ model = "config.json"
 
 
 @pytest.mark.parametrize("place", in_turn(DAYS, ["hostile", "above", "/"]))
-def test_serve_demo_and_lab_run_from_any_directory(place: str, hostile: Path, above: Path, tmp_path: Path) -> None:
+def test_serve_demo_and_lab_run_from_any_directory(
+    place: str, hostile: Path, above: Path, tmp_path: Path
+) -> None:
     cwd = {"hostile": hostile, "above": above}.get(place, Path(place))
     served = Running(tmp_path, "serve", "serve", "demo", "--listen", "127.0.0.1:0", cwd=cwd)
     try:
@@ -201,7 +232,9 @@ def test_serve_demo_and_lab_run_from_any_directory(place: str, hostile: Path, ab
         assert done.returncode == 0 and json.loads(done.stdout), done.stderr
 
 
-def test_an_agent_that_is_killed_under_a_stream_comes_back_and_so_does_the_stream(site: Served) -> None:
+def test_an_agent_that_is_killed_under_a_stream_comes_back_and_so_does_the_stream(
+    site: Served,
+) -> None:
     """The only node, which holds all layers."""
     pieces = []
     for piece in site.stream():
@@ -220,14 +253,19 @@ def test_the_coordinator_comes_back_with_its_url_and_its_keys(site: Served) -> N
 
 
 @pytest.mark.long
-def test_a_coordinator_that_is_killed_while_all_starts_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_a_coordinator_that_is_killed_while_all_starts_costs_nothing_but_time(
+    tmp_path: Path,
+) -> None:
     """Once when the model is being added, once when it is being deployed."""
     options = ("--state-dir", str(tmp_path / "site"), "--listen", "127.0.0.1:0", "--port", "0")
     served = Running(tmp_path, "serve", "serve", "demo", *options)
     try:
         for said in ("the coordinator listens on", "loading fairy-tales$"):
             served.until(said)
-            os.kill(json.loads((tmp_path / "site" / "coordinator.ready").read_text())["pid"], signal.SIGKILL)
+            os.kill(
+                json.loads((tmp_path / "site" / "coordinator.ready").read_text())["pid"],
+                signal.SIGKILL,
+            )
             served.until("coordinator runs again$")
         served.until("^API key ")
     finally:
@@ -238,7 +276,16 @@ def test_a_coordinator_that_is_killed_while_all_starts_costs_nothing_but_time(tm
 def test_a_node_that_cannot_start_any_more_ends_the_site_with_its_own_words(tmp_path: Path) -> None:
     state, name = tmp_path / "site", _node_name()
     served = Running(
-        tmp_path, "serve", "serve", "demo", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0"
+        tmp_path,
+        "serve",
+        "serve",
+        "demo",
+        "--state-dir",
+        str(state),
+        "--listen",
+        "127.0.0.1:0",
+        "--port",
+        "0",
     )
     try:
         served.until("^API key ")
@@ -255,11 +302,16 @@ def test_a_node_that_cannot_start_any_more_ends_the_site_with_its_own_words(tmp_
     assert not processes_of(state)
 
 
-def test_a_second_serve_of_the_same_site_says_where_it_is(site: Served, run: Run, hostile: Path) -> None:
+def test_a_second_serve_of_the_same_site_says_where_it_is(
+    site: Served, run: Run, hostile: Path
+) -> None:
     done = run("serve", "demo", "--state-dir", str(site.state), cwd=hostile)
     assert done.returncode == 1
     assert f"URL {site.url}," in done.stderr and str(site.state / "api-key") in done.stderr
-    assert "edgectl deploy NAME --model MODEL\n" in done.stderr and "another --state-dir" in done.stderr
+    assert (
+        "edgectl deploy NAME --model MODEL\n" in done.stderr
+        and "another --state-dir" in done.stderr
+    )
 
 
 def test_a_killed_serve_leaves_nothing_and_the_next_finds_the_site(site: Served) -> None:

@@ -66,19 +66,27 @@ def test_a_line_goes_through_its_points() -> None:
 
 def test_each_strategy_of_a_comparison_has_a_colour_of_its_own() -> None:
     root = parsed(bar_chart({"a": dict.fromkeys(COMPARED, 1.0)}, "t", "y"))
-    bars = [next(g.iter(f"{SVG}path")) for g in root.iter(f"{SVG}g") if g.find(f"{SVG}title") is not None]
+    bars = [
+        next(g.iter(f"{SVG}path"))
+        for g in root.iter(f"{SVG}g")
+        if g.find(f"{SVG}title") is not None
+    ]
     assert len(bars) == len(COMPARED) == len({bar.get("style") for bar in bars})
 
 
 def test_equal_factors_are_equal_steps_on_a_log_axis() -> None:
-    (line,) = points(parsed(line_chart({"a": [(1, 1), (10, 10), (100, 100)]}, "t", "x", "y", True, True)))
+    (line,) = points(
+        parsed(line_chart({"a": [(1, 1), (10, 10), (100, 100)]}, "t", "x", "y", True, True))
+    )
     steps = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(line)]
     assert steps[0] == pytest.approx(steps[1], abs=0.2)
 
 
 @pytest.mark.parametrize("count", [1, 12])
 def test_many_names_wrap_in_the_legend(count: int) -> None:
-    root = parsed(line_chart({f"a rather long name {n}": [(n, 1.0)] for n in range(count)}, "t", "x", "y"))
+    root = parsed(
+        line_chart({f"a rather long name {n}": [(n, 1.0)] for n in range(count)}, "t", "x", "y")
+    )
     found = [text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("a rather")]
     assert len(found) == count
     for text in found:
@@ -86,7 +94,11 @@ def test_many_names_wrap_in_the_legend(count: int) -> None:
 
 
 def test_bars_are_as_high_as_their_values_and_missing_ones_are_marked() -> None:
-    root = parsed(bar_chart({"7B": {"solo": 100.0, "ours": 50.0}, "70B": {"solo": None, "ours": 75.0}}, "t", "ms"))
+    root = parsed(
+        bar_chart(
+            {"7B": {"solo": 100.0, "ours": 50.0}, "70B": {"solo": None, "ours": 75.0}}, "t", "ms"
+        )
+    )
     heights = {title: bottom - top for title, (_, top, _, bottom) in named(root).items()}
     assert heights["7B, ours: 50"] == pytest.approx(heights["7B, solo: 100"] / 2, abs=0.05)
     assert len(heights) == 3
@@ -94,7 +106,9 @@ def test_bars_are_as_high_as_their_values_and_missing_ones_are_marked() -> None:
 
 
 def test_a_timeline_shows_every_service_until_it_is_cut() -> None:
-    pipeline = Pipeline((steady_stage(1, 0.5),) * 2, (linear_hop(0.01),) * 2, names=("a", "b"), head_s=lambda b: 0.1)
+    pipeline = Pipeline(
+        (steady_stage(1, 0.5),) * 2, (linear_hop(0.01),) * 2, names=("a", "b"), head_s=lambda b: 0.1
+    )
     visits = simulate(
         pipeline, SimulatedTraffic(micro_batches=2, prompt_tokens=4, new_tokens=3, slices=(2, 2))
     ).timeline

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.timing
 def look(site: Any, at_s: float, steps: int, tokens: int) -> Look:
     """Node a, which was heard half a second ago, runs stage 0 of tales."""
     known = Condition(memory_available_bytes=3 << 30)
-    nodes = tuple(replace(node, connected=True, condition=known, heartbeat_age_s=0.5) for node in site.nodes)
+    nodes = tuple(
+        replace(node, connected=True, condition=known, heartbeat_age_s=0.5) for node in site.nodes
+    )
     stage = replace(
         site.stage_status(StagePhase.ACTIVE),
         steps_done=steps,
@@ -37,7 +39,12 @@ def look(site: Any, at_s: float, steps: int, tokens: int) -> Look:
         requests_waiting=2,
     )
     nodes = (replace(nodes[0], stages=(stage,)), *nodes[1:])
-    links = (StoredLink(MeasuredLink(nodes[0].node_id, nodes[1].node_id, LinkProfile(0.002, 1e8, 0.0, 9, 1)), 1.0),)
+    links = (
+        StoredLink(
+            MeasuredLink(nodes[0].node_id, nodes[1].node_id, LinkProfile(0.002, 1e8, 0.0, 9, 1)),
+            1.0,
+        ),
+    )
     tales = replace(site.deployment_in(DeploymentPhase.READY, None, (stage,)), active_requests=5)
     return Look(at_s, Site(nodes, links, (), {}), (tales,))
 
@@ -47,7 +54,10 @@ def test_rows_say_load_rates_and_what_waits(site: Any) -> None:
     deployments, stages, links, nodes = tables(now, before)
     assert deployments == [("tales", "ready", "3", "2", "150.0", "0", "1")]
     assert stages == [("tales", "0", "a", "0:4", "active", "150.0", "10.0", "75 %", "0", "50 %")]
-    assert links == [("tales", "a", "b", "100 Mb/s", "2.0 ms", "carries"), ("tales", "b", "a", "-", "-", "carries")]
+    assert links == [
+        ("tales", "a", "b", "100 Mb/s", "2.0 ms", "carries"),
+        ("tales", "b", "a", "-", "-", "carries"),
+    ]
     assert nodes[0][:4] == ("a", "connected", "25 %", "1") and nodes[0][6:] == ("3 GiB", "0.5 s")
     assert nodes[1][2] == "-"
     assert summary(now) == "2 of 2 nodes, 3 requests running, 2 waiting"
@@ -62,7 +72,11 @@ def test_rows_have_as_many_cells_as_their_tables(site: Any) -> None:
 def test_there_is_no_rate_without_an_earlier_heartbeat_of_the_epoch(site: Any) -> None:
     now, other = look(site, 12.0, 30, 400), look(site, 10.0, 10, 100)
     epoch = replace(other.deployments[0].stages[0], epoch=Epoch(0))
-    for before in (None, replace(other, at_s=11.9), replace(other, deployments=(_holding(other, epoch),))):
+    for before in (
+        None,
+        replace(other, at_s=11.9),
+        replace(other, deployments=(_holding(other, epoch),)),
+    ):
         assert tables(now, before)[1][0][5:7] == ("-", "-")
 
 
@@ -125,14 +139,21 @@ async def test_the_view_shows_the_newest_look_and_quits(site: Any) -> None:
         assert (app.focused, nodes.cursor_row) == (nodes, 1)
         looks.add(look(site, 14.0, 50, 500))
         await looks.shown()
-        assert cells(app, "stages")[0][5] == "100.0" and nodes.cursor_row == 1, "reading anew does not move it"
+        assert cells(app, "stages")[0][5] == "100.0" and nodes.cursor_row == 1, (
+            "reading anew does not move it"
+        )
         await pilot.press("q")
     assert app.return_code == 0
 
 
 async def test_a_node_that_left_leaves_its_row(site: Any) -> None:
     both = look(site, 10.0, 10, 100)
-    looks = Looks(both, replace(both, at_s=11.0, site=replace(both.site, nodes=both.site.nodes[:1]), deployments=()))
+    looks = Looks(
+        both,
+        replace(
+            both, at_s=11.0, site=replace(both.site, nodes=both.site.nodes[:1]), deployments=()
+        ),
+    )
     app = TopView(looks.next, "here", 0.01)
     async with app.run_test(size=(100, 40)):
         await looks.shown()
@@ -160,7 +181,9 @@ async def test_it_stands_still_and_goes_on(site: Any) -> None:
         assert cells(app, "stages")[0][5] == "150.0" and "paused" not in status(app)
 
 
-def test_without_a_terminal_it_prints_once(edgectl: Any, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_it_prints_once(
+    edgectl: Any, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(top, "BETWEEN_S", 0.0)
     site.states = [site.deployment_in(DeploymentPhase.READY)]
     result = edgectl("top")

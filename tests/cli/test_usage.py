@@ -1,4 +1,5 @@
-"""The help of each command: a summary, options that say what they do, examples that run, and exit codes."""
+"""The help of each command: a summary, options that say what they do, examples that run, and exit
+codes."""
 
 from __future__ import annotations
 
@@ -17,11 +18,20 @@ from edgeshard.cli.usage import USAGES, CommandUsage, complete
 from edgeshard.domain.errors import EXIT_CODES, EdgeShardError
 
 ROOT = typer.main.get_command(app)
-FILES = ("tales.toml", "nodes.toml", "lab.toml", "agent.toml", "site.toml", "site.json", "site.backup")
+FILES = (
+    "tales.toml",
+    "nodes.toml",
+    "lab.toml",
+    "agent.toml",
+    "site.toml",
+    "site.json",
+    "site.backup",
+)
 
 
 def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Each command that can be run, by its words; a group that runs without a command is one, too."""
+    """Each command that can be run, by its words; a group that runs without a command is one,
+    too."""
     for name, listed in group.commands.items():
         command = listed.load() if isinstance(listed, Lazy) else listed
         words = (*path, name)
@@ -49,18 +59,24 @@ def test_each_command_has_a_summary_examples_and_exit_codes(name: str) -> None:
 def test_each_option_says_what_it_does(name: str) -> None:
     for param in COMMANDS[name].params:
         assert getattr(param, "help", None), f"{name} {param.name}"
-        assert param.help[0].isupper() and param.help.rstrip().endswith("."), f"{name} {param.name}: {param.help}"
+        assert param.help[0].isupper() and param.help.rstrip().endswith("."), (
+            f"{name} {param.name}: {param.help}"
+        )
 
 
 @pytest.mark.parametrize("line", [line for usage in USAGES.values() for line in usage.examples])
-def test_the_examples_are_valid_command_lines(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_are_valid_command_lines(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in FILES:
         (tmp_path / name).touch()
     words = shlex.split(line.partition(" < ")[0])
     if words == ["--version"]:
         return
-    words = [word for word in hoist_global_options(words) if word not in ("--coordinator", "mill:7600")]
+    words = [
+        word for word in hoist_global_options(words) if word not in ("--coordinator", "mill:7600")
+    ]
     if line.startswith("set-coordinator"):
         words.insert(1, "mill:7600")
     name = max((name for name in COMMANDS if words[: len(name.split())] == name.split()), key=len)

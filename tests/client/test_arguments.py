@@ -10,7 +10,12 @@ import pytest
 from edgeshard.client import Chat, Client, Prompt, SyncClient
 from edgeshard.client.batch import run_batch
 from edgeshard.client.completion import Completion
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 ROOT = Path(__file__).parents[2]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -37,7 +42,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_an_argument_of_a_wrong_type_is_named_and_nothing_is_sent(site: Any, what: str) -> None:
+async def test_an_argument_of_a_wrong_type_is_named_and_nothing_is_sent(
+    site: Any, what: str
+) -> None:
     changes, field = WRONG[what]
     arguments: dict[str, Any] = {"model": "tales", "prompt": "Once", **changes}
     async with Client(site.address) as client:
@@ -48,7 +55,9 @@ async def test_an_argument_of_a_wrong_type_is_named_and_nothing_is_sent(site: An
 
 async def test_whole_numbers_and_lists_are_taken(site: Any) -> None:
     async with Client(site.address) as client:
-        await client.complete("tales", [1, 2], temperature=1, stop=["x"], stop_tokens=[3], timeout_s=60)
+        await client.complete(
+            "tales", [1, 2], temperature=1, stop=["x"], stop_tokens=[3], timeout_s=60
+        )
 
 
 @pytest.mark.parametrize(
@@ -107,15 +116,26 @@ async def test_a_batch_offers_again_what_there_was_no_room_for_and_nothing_else(
         asked.append(str(request.prompt))
         if request.prompt == "room" and asked.count("room") < 3:
             raise ResourceExhaustedError("full", retry_after_s=0.01)
-        raise UnavailableError("gone") if request.prompt == "gone" else ResourceExhaustedError("for good")
+        raise (
+            UnavailableError("gone")
+            if request.prompt == "gone"
+            else ResourceExhaustedError("for good")
+        )
 
     results = await run_batch(run, [Prompt("m", "room"), Prompt("m", "gone")], 1, None, Steps())
     assert asked == ["room"] * 3 + ["gone"]
-    assert [str(result) for result in results if isinstance(result, EdgeShardError)] == ["for good", "gone"]
+    assert [str(result) for result in results if isinstance(result, EdgeShardError)] == [
+        "for good",
+        "gone",
+    ]
 
 
-@pytest.mark.parametrize(("requests", "concurrency", "field"), [([], 0, "concurrency"), (["x"], 1, "requests[0]")])
-async def test_a_batch_names_what_is_wrong_with_it(requests: Any, concurrency: int, field: str) -> None:
+@pytest.mark.parametrize(
+    ("requests", "concurrency", "field"), [([], 0, "concurrency"), (["x"], 1, "requests[0]")]
+)
+async def test_a_batch_names_what_is_wrong_with_it(
+    requests: Any, concurrency: int, field: str
+) -> None:
     async with Client("127.0.0.1:1", plaintext=True) as client:
         with pytest.raises(InvalidArgumentError) as caught:
             await client.batch(requests, concurrency)

@@ -42,7 +42,11 @@ async def test_calls_of_tools_come_whole_and_go_back_as_a_message(site: Any) -> 
     assert [event.text for event in events if isinstance(event, ContentDelta)] == ["Yes"]
     (call,) = [event for event in events if isinstance(event, ToolCall)]
     assert (call.index, call.name, call.arguments) == (0, "find", '{"a": 1}')
-    assert answer.reason is ChatReason.TOOL_CALLS and answer.content == "Yes" and "find" in repr(answer)
+    assert (
+        answer.reason is ChatReason.TOOL_CALLS
+        and answer.content == "Yes"
+        and "find" in repr(answer)
+    )
     function = {"name": "find", "arguments": '{"a": 1}'}
     assert answer.message() == {
         "role": "assistant",

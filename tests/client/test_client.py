@@ -41,7 +41,8 @@ async def happens(event: Any, seconds: float = 60.0) -> bool:
 
 
 def keep_calls(client: Client) -> list[Any]:
-    """Every call of the client, kept alive: gRPC also cancels garbage-collected calls, which this test is not about."""
+    """Every call of the client, kept alive: gRPC also cancels garbage-collected calls, which this
+    test is not about."""
     calls: list[Any] = []
     stub = client._connection._stub(InferenceServiceStub)
     generate = stub.Generate
@@ -59,7 +60,9 @@ async def test_tokens_arrive_while_the_server_is_still_generating(site: Any) -> 
     async with Client(site.address) as client:
         events = client.generate("tales", "Once")
         seen = [await anext(events) for _ in range(3)]
-        assert isinstance(seen[0], Started) and [e.text for e in seen[1:] if isinstance(e, Token)] == ["Once", " upon"]
+        assert isinstance(seen[0], Started) and [
+            e.text for e in seen[1:] if isinstance(e, Token)
+        ] == ["Once", " upon"]
         assert not site.released.is_set()
         site.released.set()
         assert len([event async for event in events]) == 4
@@ -162,13 +165,19 @@ async def test_a_wrong_option_is_named_and_nothing_is_sent(
 @pytest.mark.parametrize("kind", sorted(errors.ERROR_BY_CODE.values(), key=str))
 async def test_every_error_class_keeps_its_parts(site: Any, kind: type[EdgeShardError]) -> None:
     # UNAVAILABLE from the admin service is repeated by the channel, so the test uses the stream.
-    site.failures["Generate"] = kind("what went wrong", field="some-field", reason="SOME_REASON", retry_after_s=1.5)
+    site.failures["Generate"] = kind(
+        "what went wrong", field="some-field", reason="SOME_REASON", retry_after_s=1.5
+    )
     async with Client(site.address) as client:
         with pytest.raises(kind) as caught:
             await client.complete("tales", "Once")
     error = caught.value
     assert type(error) is kind
-    assert (error.message, error.field, error.reason) == ("what went wrong", "some-field", "SOME_REASON")
+    assert (error.message, error.field, error.reason) == (
+        "what went wrong",
+        "some-field",
+        "SOME_REASON",
+    )
     assert error.retry_after_s == 1.5
 
 
@@ -185,7 +194,9 @@ async def test_a_failure_in_mid_stream_comes_after_the_tokens(site: Any) -> None
 
 async def test_a_completion_that_fails_has_the_text_until_then(site: Any) -> None:
     site.script = site.story()[:3]
-    site.failures["GenerateEnd"] = UnavailableError("no node is left", reason="NOT_RECOVERED", retry_after_s=5.0)
+    site.failures["GenerateEnd"] = UnavailableError(
+        "no node is left", reason="NOT_RECOVERED", retry_after_s=5.0
+    )
     async with Client(site.address) as client:
         with pytest.raises(UnavailableError) as failed:
             await client.complete("tales", "Once")
@@ -203,7 +214,8 @@ async def test_a_stream_that_ends_without_a_finish_is_an_error(site: Any) -> Non
 async def test_a_request_beyond_its_time_is_a_deadline_error_and_is_cancelled(site: Any) -> None:
     site.hold_after(1)
     async with Client(site.address) as client:
-        await client.nodes()  # Until the channel is connected, a request out of time is one that cannot reach the site.
+        # Until the channel is connected, a request out of time is one that cannot reach the site.
+        await client.nodes()
         with pytest.raises(DeadlineError, match=site.address):
             await client.complete("tales", "Once", timeout_s=2.0)
         assert await happens(site.cancelled)
@@ -268,7 +280,11 @@ async def test_reading_calls_return_domain_values(site: Any) -> None:
         (model,) = await client.stored_models()
         assert (model.name, model.layer_count, model.dtype) == ("fairy-tales", 12, DType.BFLOAT16)
         (served,) = await client.served_models()
-        assert (served.deployment, served.model, served.max_context) == ("tales", "fairy-tales", 512)
+        assert (served.deployment, served.model, served.max_context) == (
+            "tales",
+            "fairy-tales",
+            512,
+        )
         assert [d.phase for d in await client.deployments()] == [DeploymentPhase.READY]
         assert await client.cancel("r1") is True
         assert await client.cancel("unknown") is False
@@ -294,7 +310,13 @@ async def test_deploy_waits_until_it_is_ready_and_tells_every_change(site: Any) 
     async with Client(site.address) as client:
         deployment = await client.deploy(SPEC, on_change=changes.append)
     assert deployment.phase is DeploymentPhase.READY
-    assert [change.phase for change in changes] == [loading, loading, loading, activating, DeploymentPhase.READY]
+    assert [change.phase for change in changes] == [
+        loading,
+        loading,
+        loading,
+        activating,
+        DeploymentPhase.READY,
+    ]
     (request,) = site.sent(admin_pb2.DeployRequest)
     assert len(request.operation_id) == 32 and request.spec.name == "tales"
 
@@ -308,7 +330,11 @@ async def test_deploy_raises_the_deployments_own_failure(site: Any) -> None:
     async with Client(site.address) as client:
         with pytest.raises(ResourceExhaustedError) as caught:
             await client.deploy(SPEC)
-    assert (caught.value.message, caught.value.field, caught.value.reason) == ("node b lacks 2 GiB", "b", "NODE_MEMORY")
+    assert (caught.value.message, caught.value.field, caught.value.reason) == (
+        "node b lacks 2 GiB",
+        "b",
+        "NODE_MEMORY",
+    )
 
 
 async def test_deploy_without_waiting_returns_the_first_state(site: Any) -> None:
@@ -326,7 +352,9 @@ async def test_deploy_stops_waiting_after_its_time(site: Any) -> None:
 
 
 async def test_a_refused_placement_keeps_its_field(site: Any) -> None:
-    site.failures["Plan"] = PlacementError("layers: no node holds layers 4:5", field="layers", reason="LAYER_GAP")
+    site.failures["Plan"] = PlacementError(
+        "layers: no node holds layers 4:5", field="layers", reason="LAYER_GAP"
+    )
     async with Client(site.address) as client:
         with pytest.raises(InvalidArgumentError) as caught:
             await client.plan(SPEC)

@@ -9,7 +9,14 @@ import pytest
 
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, StageTiming, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    StageTiming,
+    Started,
+    Token,
+)
 
 
 def build(site: Any, times_s: list[float], **options: Any) -> Completion:
@@ -42,7 +49,8 @@ def test_the_rate_is_the_heads_where_tokens_come_in_a_lump(site: Any) -> None:
 
 
 def test_another_heads_clock_is_not_compared(site: Any) -> None:
-    """The third token comes from another node, whose clock began long before or long after; the arrivals tell."""
+    """The third token comes from another node, whose clock began long before or long after; the
+    arrivals tell."""
     for origin_s in (9e6, 3.0):
         events = site.story()
         for index, at_s in enumerate((500.0, 500.5, origin_s, origin_s + 0.5, origin_s + 1.0)):
@@ -54,11 +62,15 @@ def test_another_heads_clock_is_not_compared(site: Any) -> None:
 def test_a_single_token_has_no_latency_between_tokens(site: Any) -> None:
     completion = build(site, [101.0])
     assert (completion.inter_token_latency_s, completion.tokens_per_s) == (0.0, 0.0)
-    assert completion.stage_compute_ms == pytest.approx((40.0, 4.0)), "with one token there is only the prefill"
+    assert completion.stage_compute_ms == pytest.approx((40.0, 4.0)), (
+        "with one token there is only the prefill"
+    )
 
 
 def test_stage_compute_leaves_the_prefill_out(site: Any) -> None:
-    assert build(site, [101.0, 102.0, 103.0, 104.0, 105.0]).stage_compute_ms == pytest.approx((2.0, 4.0))
+    assert build(site, [101.0, 102.0, 103.0, 104.0, 105.0]).stage_compute_ms == pytest.approx(
+        (2.0, 4.0)
+    )
 
 
 def test_text_is_the_tokens_text_and_what_was_held_back(site: Any) -> None:
@@ -86,7 +98,9 @@ def test_a_stage_that_is_not_in_the_placement_is_ignored(site: Any) -> None:
 
 
 @pytest.mark.parametrize("kept", [Started, Finished])
-def test_a_stream_without_its_first_or_last_event_is_an_error(site: Any, kept: type[GenerationEvent]) -> None:
+def test_a_stream_without_its_first_or_last_event_is_an_error(
+    site: Any, kept: type[GenerationEvent]
+) -> None:
     builder = CompletionBuilder(0.0)
     events: list[GenerationEvent] = [event for event in site.story() if isinstance(event, kept)]
     builder.add(events[0], 0.0)

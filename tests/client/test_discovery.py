@@ -1,4 +1,5 @@
-"""A site found on the network: by its real coordinator's announcement, on loopback, among false ones."""
+"""A site found on the network: by its real coordinator's announcement, on loopback, among false
+ones."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ async def invited(mill: SecureSite, role: Role = Role.OPERATOR, name: str = "eva
 @contextlib.asynccontextmanager
 async def announcing(site: str, authority: bytes, enrolment: str) -> AsyncIterator[None]:
     """An announcement with any content, by another host on the same network."""
-    task = asyncio.ensure_future(keep_announced(Announced(site, authority, "127.0.0.1:7600", enrolment)))
+    task = asyncio.ensure_future(
+        keep_announced(Announced(site, authority, "127.0.0.1:7600", enrolment))
+    )
     try:
         yield
     finally:
@@ -59,7 +62,9 @@ async def test_the_site_of_a_token_is_found_and_joined(mill: SecureSite) -> None
     assert await located(there) is there
 
 
-async def test_who_claims_to_be_the_site_is_passed_over_and_learns_nothing(mill: SecureSite, tmp_path: Path) -> None:
+async def test_who_claims_to_be_the_site_is_passed_over_and_learns_nothing(
+    mill: SecureSite, tmp_path: Path
+) -> None:
     invitation = await invited(mill)
     heard: list[bytes] = []
 
@@ -104,7 +109,9 @@ async def test_nonsense_on_the_network_is_passed_over(mill: SecureSite) -> None:
         {"authority": b"\xff", "coordinator": b"\xff"},
     ]
     for number, told in enumerate(nonsense):
-        info = ServiceInfo(SERVICE, f"x{number}.{SERVICE}", port=9, properties=told, parsed_addresses=["127.0.0.1"])
+        info = ServiceInfo(
+            SERVICE, f"x{number}.{SERVICE}", port=9, properties=told, parsed_addresses=["127.0.0.1"]
+        )
         await sender.async_register_service(info)
     try:
         assert (await located(invitation, FIND_S)).coordinator == mill.coordinator.address
@@ -120,9 +127,19 @@ async def test_an_announcement_ends_with_its_coordinator(tmp_path: Path) -> None
         await located(invitation, 2.0)
 
 
-async def test_edgectl_makes_and_takes_a_token_without_an_address(mill: SecureSite, tmp_path: Path) -> None:
-    home = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    options = ["--coordinator", mill.coordinator.address, *tls_options(mill.identities.of(Role.OPERATOR, "admin"))]
+async def test_edgectl_makes_and_takes_a_token_without_an_address(
+    mill: SecureSite, tmp_path: Path
+) -> None:
+    home = {
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+    }
+    options = [
+        "--coordinator",
+        mill.coordinator.address,
+        *tls_options(mill.identities.of(Role.OPERATOR, "admin")),
+    ]
     create = ("token", "create", "--role", "operator", "--name", "otto", "--discover")
     code, line, said = await edgectl(*options, *create, environment=home)
     assert code == 0 and "it looks for the site on its network" in said
@@ -143,9 +160,21 @@ async def test_without_the_extra_the_token_says_what_is_missing(
 
 
 async def test_who_announces_has_to_let_others_join(tmp_path: Path) -> None:
-    arguments = ("--plaintext", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"), "--announce")
+    arguments = (
+        "--plaintext",
+        "--listen",
+        "127.0.0.1:0",
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--announce",
+    )
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "edgeshard_coordinator", *arguments, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        "-P",
+        "-m",
+        "edgeshard_coordinator",
+        *arguments,
+        stderr=asyncio.subprocess.PIPE,
     )
     _, said = await asyncio.wait_for(process.communicate(), FIND_S)
     assert process.returncode == 2 and b"--announce needs --enrol-listen" in said, said

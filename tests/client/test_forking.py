@@ -40,7 +40,9 @@ client.close()
 @pytest.mark.parametrize("call", CHILD_CALLS.values(), ids=CHILD_CALLS.keys())
 def test_a_call_after_a_fork_is_an_error(site: Any, call: str) -> None:
     program = PROGRAM.format(address=site.address, call=call.format(address=site.address))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -54,5 +56,7 @@ with SyncClient({site.address!r}, plaintext=True) as client:
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,8 @@ class HandClock:
 
 @dataclass
 class Site:
-    """Says `reaches[n]` tokens of the answer in call n, always from the first; only all of them end well."""
+    """Says `reaches[n]` tokens of the answer in call n, always from the first; only all of them end
+    well."""
 
     clock: HandClock
     reaches: list[int]
@@ -72,10 +73,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     return clock
 
 
-async def events_of(site: Site, timeout_s: float | None = None) -> tuple[list[GenerationEvent], EdgeShardError | None]:
+async def events_of(
+    site: Site, timeout_s: float | None = None
+) -> tuple[list[GenerationEvent], EdgeShardError | None]:
     seen: list[GenerationEvent] = []
     try:
-        async for event in resumed(site.open_call, GenerateRequest("tales", Generation("Once")), timeout_s, site.clock):
+        async for event in resumed(
+            site.open_call, GenerateRequest("tales", Generation("Once")), timeout_s, site.clock
+        ):
             seen.append(event)
     except EdgeShardError as error:
         return seen, error
@@ -90,7 +95,9 @@ async def test_each_token_comes_once_over_several_calls(clock: HandClock) -> Non
     site = Site(clock, [1, 1, 3, 4])
     events, error = await events_of(site)
     assert error is None and tokens_of(events) == ANSWER
-    assert sum(isinstance(event, Started) for event in events) == 1 and isinstance(events[-1], Finished)
+    assert sum(isinstance(event, Started) for event in events) == 1 and isinstance(
+        events[-1], Finished
+    )
     assert [call.emitted for call in site.calls] == [None, ANSWER[:1], ANSWER[:1], ANSWER[:3]]
     assert {call.request_id for call in site.calls[1:]} == {RequestId("r")}
 
@@ -111,7 +118,8 @@ SCORES = (-1.0, -2.0, -3.0, -4.0)
 
 @dataclass
 class ScoringSite:
-    """Sends everything from the first position in slices of `sizes[n]` in call n; only the last call ends well."""
+    """Sends everything from the first position in slices of `sizes[n]` in call n; only the last
+    call ends well."""
 
     sizes: list[int]
     calls: list[GenerateRequest] = field(default_factory=list)
@@ -132,7 +140,12 @@ class ScoringSite:
 async def test_each_prompt_logprob_comes_once_over_several_calls(clock: HandClock) -> None:
     site = ScoringSite([2, 1, 3])
     generation = Generation((1, 2, 3, 4, 5), 0, prompt_logprobs=True)
-    events = [event async for event in resumed(site.open_call, GenerateRequest("tales", generation), None, clock)]
+    events = [
+        event
+        async for event in resumed(
+            site.open_call, GenerateRequest("tales", generation), None, clock
+        )
+    ]
     scores = [event for event in events if isinstance(event, PromptLogprobs)]
     assert [event.position for event in scores] == [1, 3, 4]
     assert tuple(score for event in scores for score in event.logprobs) == SCORES

@@ -10,7 +10,12 @@ import pytest
 
 from edgeshard import Client, SyncClient
 from edgeshard.client import NodeProgress
-from edgeshard.domain.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.errors import (
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.proto.v1 import admin_pb2
 
@@ -19,7 +24,9 @@ async def test_a_site_is_nodes_links_profiles_and_the_models_config(site: Any) -
     site.measured(a=1e-3, b=5e-4)
     async with Client(site.address) as client:
         whole, bare = await client.site("fairy-tales"), await client.site()
-    assert [node.name for node in whole.nodes] == ["a", "b"] and whole.config["num_hidden_layers"] == 12
+    assert [node.name for node in whole.nodes] == ["a", "b"] and whole.config[
+        "num_hidden_layers"
+    ] == 12
     assert [(stored.node_id, stored.models, stored.age_s) for stored in whole.profiles] == [
         ("id-a", ("fairy-tales",), 3600),
         ("id-b", ("fairy-tales",), 3600),
@@ -32,7 +39,9 @@ async def test_a_site_is_nodes_links_profiles_and_the_models_config(site: Any) -
     assert (bare.profiles, bare.config, bare.links) == ((), {}, whole.links)
 
 
-async def test_a_node_comes_with_its_own_profiles_and_the_links_of_both_directions(site: Any) -> None:
+async def test_a_node_comes_with_its_own_profiles_and_the_links_of_both_directions(
+    site: Any,
+) -> None:
     site.measured(a=1e-3, b=5e-4)
     async with Client(site.address) as client:
         details = await client.node_details("id-b")
@@ -65,11 +74,22 @@ async def test_profiling_tells_how_far_every_node_is_and_which_failed(site: Any)
         site.told("a", 40, "", finished=True, missed=("b",)),
     ]
     async with Client(site.address) as client:
-        events = [event async for event in client.profile("fairy-tales", ["a", "b"], dtype=DType.FLOAT16, quick=True)]
+        events = [
+            event
+            async for event in client.profile(
+                "fairy-tales", ["a", "b"], dtype=DType.FLOAT16, quick=True
+            )
+        ]
     assert events[0] == NodeProgress("a", 3, 40, "block: 64 tokens")  # type: ignore[arg-type]
-    assert [(event.node, event.finished) for event in events] == [("a", False), ("b", True), ("a", True)]
+    assert [(event.node, event.finished) for event in events] == [
+        ("a", False),
+        ("b", True),
+        ("a", True),
+    ]
     assert [event.missed for event in events] == [(), (), ("b",)]
-    assert isinstance(events[1].failure, UnavailableError) and events[1].failure.reason == "NODE_AWAY"
+    assert (
+        isinstance(events[1].failure, UnavailableError) and events[1].failure.reason == "NODE_AWAY"
+    )
     (request,) = site.sent(admin_pb2.ProfileRequest)
     assert (request.quick, request.again, list(request.nodes)) == (True, False, ["a", "b"])
 

@@ -29,7 +29,10 @@ def test_it_completes_and_ends_its_thread(site: Any) -> None:
     with SyncClient(site.address) as client:
         assert client.complete("tales", "Once").text == "Once upon a time é!"
         assert [node.name for node in client.nodes()] == ["a", "b"]
-        assert client.deploy(DeploymentSpec(name="tales", model="fairy-tales", source="a")).spec.name == "tales"
+        assert (
+            client.deploy(DeploymentSpec(name="tales", model="fairy-tales", source="a")).spec.name
+            == "tales"
+        )
         assert client_threads()
     assert not client_threads()
 
@@ -67,7 +70,9 @@ class _InterruptedQueue:
         """No reader waits for it any more."""
 
 
-def test_an_interrupt_while_waiting_cancels_at_the_server(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_waiting_cancels_at_the_server(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.hold_after(0)
     with SyncClient(site.address) as client:
         events = client.generate("tales", "Once")
@@ -85,7 +90,9 @@ def test_an_interrupt_while_waiting_cancels_at_the_server(site: Any, monkeypatch
         assert site.cancelled.wait(60)
 
 
-def test_an_interrupt_before_anybody_waits_cancels_at_the_server(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_anybody_waits_cancels_at_the_server(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step has been sent already, and its result would be lost."""
     site.hold_after(0)
     with SyncClient(site.address) as client:
@@ -105,7 +112,9 @@ def test_an_interrupt_before_anybody_waits_cancels_at_the_server(site: Any, monk
         assert site.cancelled.wait(60)
 
 
-def test_an_interrupt_before_a_call_is_handed_over_leaves_nothing_unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_a_call_is_handed_over_leaves_nothing_unawaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with SyncClient("127.0.0.1:1", plaintext=True) as client:
         loop = client._running_loop()
         real = loop.call_soon_threadsafe
@@ -123,7 +132,8 @@ def test_an_interrupt_before_a_call_is_handed_over_leaves_nothing_unawaited(monk
 
 
 def test_an_interrupt_is_one_wherever_it_hits_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another error, as of a lock in disorder, would end `edgectl chat`; a lock left taken would hold it for ever."""
+    """Another error, as of a lock in disorder, would end `edgectl chat`; a lock left taken would
+    hold it for ever."""
     chance = random.Random(1)
 
     def interrupt(*_: object) -> None:

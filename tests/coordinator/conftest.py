@@ -1,4 +1,5 @@
-"""A real coordinator on loopback, and scripted agents and clients that speak the wire protocol to it."""
+"""A real coordinator on loopback, and scripted agents and clients that speak the wire protocol to
+it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,13 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import ModelManifest, TensorInfo
 from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
 from edgeshard.process.clock import SystemClock
-from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, head_pb2, inference_pb2, inference_pb2_grpc
+from edgeshard.proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    head_pb2,
+    inference_pb2,
+    inference_pb2_grpc,
+)
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.site import spec_to_wire
@@ -42,14 +49,20 @@ from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S, FakeAgent, FakeHead
 
 GIB = 1 << 30
-UNDISTURBED = Timings(heartbeat_timeout_s=1e9, lease_s=0.0, reattach_timeout_s=60.0, probe_quiet_s=1e9)
+UNDISTURBED = Timings(
+    heartbeat_timeout_s=1e9, lease_s=0.0, reattach_timeout_s=60.0, probe_quiet_s=1e9
+)
 """The coordinator measures no links by itself. However slow the machine is, no present node counts
 as gone: the agents here send heartbeats only if a test orders them. Nor is anybody waited for who
 is gone."""
 
 
 def build_manifest(
-    layers: int = 12, name: str = "tiny", max_context: int = 128, tied: bool = False, **changes: object
+    layers: int = 12,
+    name: str = "tiny",
+    max_context: int = 128,
+    tied: bool = False,
+    **changes: object,
 ) -> ModelManifest:
     """The manifest of a llama, unless `changes` to its config.json make it another."""
     config = {
@@ -66,10 +79,17 @@ def build_manifest(
         **changes,
     }
     tensors = tuple(
-        TensorInfo(f"model.{t.name}".replace("model.lm_head", "lm_head"), DType.FLOAT32, t.shape, Digest("a" * 64))
+        TensorInfo(
+            f"model.{t.name}".replace("model.lm_head", "lm_head"),
+            DType.FLOAT32,
+            t.shape,
+            Digest("a" * 64),
+        )
         for t in expected_tensors(config).values()
     )
-    return ModelManifest(ModelName(name), str(config["model_type"]), json.dumps(config), tensors, ())
+    return ModelManifest(
+        ModelName(name), str(config["model_type"]), json.dumps(config), tensors, ()
+    )
 
 
 def build_facts(budget: int = 4 * GIB) -> DeviceFacts:
@@ -77,7 +97,14 @@ def build_facts(budget: int = 4 * GIB) -> DeviceFacts:
 
 
 def build_registration(name: str, incarnation: str = "i1", **changes: Any) -> Registration:
-    known = Registration(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", WIRE_VERSION, build_facts(), incarnation)
+    known = Registration(
+        NodeId(f"id-{name}"),
+        NodeName(name),
+        f"{name}:7000",
+        WIRE_VERSION,
+        build_facts(),
+        incarnation,
+    )
     return replace(known, **changes)
 
 
@@ -185,7 +212,9 @@ class Site:
         return self.state.deployments[name]
 
     def _dial(self, role: Role, id: str) -> grpc.aio.Channel:
-        return open_channel(self.address, None if self._identities is None else self._identities.of(role, id))
+        return open_channel(
+            self.address, None if self._identities is None else self._identities.of(role, id)
+        )
 
     def channel_of(self, role: Role, id: str) -> grpc.aio.Channel:
         """A connection of its own with that certificate, if the site has certificates."""
@@ -194,7 +223,8 @@ class Site:
         return channel
 
     def agent(self, name: str, holder: tuple[Role, str] | None = None, **changes: Any) -> FakeAgent:
-        """An agent on a connection of its own, not yet registered; with the certificate of `holder`, or its own."""
+        """An agent on a connection of its own, not yet registered; with the certificate of
+        `holder`, or its own."""
         channel = self.channel_of(*(holder or (Role.AGENT, name)))
         agent = FakeAgent(channel, build_registration(name, **changes))
         self.agents.append(agent)
@@ -210,7 +240,9 @@ class Site:
             "concurrency": 1,
             "layers": layers,
         }
-        return admin_pb2.DeployRequest(operation_id=operation_id, spec=spec_to_wire(parse_spec({**values, **changes})))
+        return admin_pb2.DeployRequest(
+            operation_id=operation_id, spec=spec_to_wire(parse_spec({**values, **changes}))
+        )
 
     async def deployed(self, **changes: Any) -> tuple[list[FakeAgent], FakeHead]:
         """Three agents with a ready deployment, and the head's Attach stream."""
@@ -237,11 +269,15 @@ class Site:
         await agent.heartbeat(*stages)
         await self.until(lambda state: state.nodes[agent.node_id].huge_pages == agent.pages)
 
-    def own_inference(self, client: str = "app") -> tuple[inference_pb2_grpc.InferenceServiceStub, grpc.aio.Channel]:
+    def own_inference(
+        self, client: str = "app"
+    ) -> tuple[inference_pb2_grpc.InferenceServiceStub, grpc.aio.Channel]:
         channel = self.channel_of(Role.CLIENT, client)
         return inference_pb2_grpc.InferenceServiceStub(channel), channel
 
-    def generate(self, request_id: str = "", model: str = "tale", max_new_tokens: int = 8, **kwargs: Any) -> Any:
+    def generate(
+        self, request_id: str = "", model: str = "tale", max_new_tokens: int = 8, **kwargs: Any
+    ) -> Any:
         """`resume` are the tokens of a client that reconnects."""
         resume = kwargs.pop("resume", None)
         request = inference_pb2.GenerateRequest(
@@ -264,7 +300,9 @@ async def open_site(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
             quotas: Quotas = Quotas(),  # noqa: B008 - frozen
             **timings: Any,
         ) -> Site:
-            site = Site(tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer, identities, quotas)
+            site = Site(
+                tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer, identities, quotas
+            )
             await site.start()
             stack.push_async_callback(site.stop)
             return site
@@ -294,7 +332,8 @@ def make_facts() -> Callable[..., DeviceFacts]:
 
 @pytest.fixture(scope="session")
 def failing() -> Any:
-    """`async with failing(NotFoundError) as caught:` - the block must end with that typed error over gRPC."""
+    """`async with failing(NotFoundError) as caught:` - the block must end with that typed error
+    over gRPC."""
 
     @asynccontextmanager
     async def expect(kind: type[EdgeShardError]) -> AsyncIterator[list[EdgeShardError]]:

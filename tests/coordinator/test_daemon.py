@@ -41,7 +41,11 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
 
     async def run(*arguments: str) -> Any:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "edgeshard_coordinator", *arguments, stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "edgeshard_coordinator",
+            *arguments,
+            stderr=asyncio.subprocess.PIPE,
         )
         processes.append(process)
         return process
@@ -79,12 +83,21 @@ async def end(process: Any) -> float:
 
 async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
-    arguments = ("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"), "--ready-file", str(ready))
+    arguments = (
+        "--listen",
+        "127.0.0.1:0",
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--ready-file",
+        str(ready),
+    )
     process = await start(*arguments)
     content = await wait_for_file(ready, process)
     assert content["pid"] == process.pid
     channel = open_channel(content["address"], None)
-    answer = await admin_pb2_grpc.AdminServiceStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=DEADLINE_S)
+    answer = await admin_pb2_grpc.AdminServiceStub(channel).ListNodes(
+        admin_pb2.ListNodesRequest(), timeout=DEADLINE_S
+    )
     assert not answer.nodes
     with pytest.raises(Exception) as info:
         request = store_pb2.GetManifestRequest(model="nothing")
@@ -93,7 +106,11 @@ async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
     # A second one may have neither the address nor the state.
     taken = await start("--listen", content["address"], "--state-dir", str(tmp_path / "other"))
     _, stderr = await asyncio.wait_for(taken.communicate(), DEADLINE_S)
-    assert taken.returncode == 5 and "error: listen" in stderr.decode() and content["address"] in stderr.decode()
+    assert (
+        taken.returncode == 5
+        and "error: listen" in stderr.decode()
+        and content["address"] in stderr.decode()
+    )
     sharing = await start("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"))
     _, stderr = await asyncio.wait_for(sharing.communicate(), DEADLINE_S)
     assert sharing.returncode == 1 and "error: state-dir" in stderr.decode()
@@ -104,7 +121,9 @@ async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
         ready.unlink()
         again = await start(*arguments)
         async with open_channel((await wait_for_file(ready, again))["address"], None) as other:
-            await admin_pb2_grpc.AdminServiceStub(other).ListNodes(admin_pb2.ListNodesRequest(), timeout=DEADLINE_S)
+            await admin_pb2_grpc.AdminServiceStub(other).ListNodes(
+                admin_pb2.ListNodesRequest(), timeout=DEADLINE_S
+            )
             took_s = await end(again)
     assert took_s < 2.0
     await channel.close()
@@ -118,14 +137,26 @@ async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
         ((), 2, "error: --listen is required"),
         (("--listen", "127.0.0.1:0", "--tls-ca", "ca.pem"), 2, "error: --tls-cert is missing"),
         (("--listen", "127.0.0.1:0", "--config", "{config}"), 2, "unknown key 'lisen'"),
-        (("--listen", "127.0.0.1:0", "--quotas", "{config}"), 2, "'coordinator' is not an identity"),
+        (
+            ("--listen", "127.0.0.1:0", "--quotas", "{config}"),
+            2,
+            "'coordinator' is not an identity",
+        ),
         (
             ("--listen", "127.0.0.1:0", "--http-listen", "0.0.0.0:0"),
             4,
             "error: http-listen 0.0.0.0:0 is beyond loopback",
         ),
-        (("--listen", "127.0.0.1:0", "--http-listen", "nonsense"), 2, "error: http-listen 'nonsense' is not HOST:PORT"),
-        (("--listen", "127.0.0.1:0", "--quotas", "nowhere.toml"), 2, "error: --quotas nowhere.toml: cannot be read"),
+        (
+            ("--listen", "127.0.0.1:0", "--http-listen", "nonsense"),
+            2,
+            "error: http-listen 'nonsense' is not HOST:PORT",
+        ),
+        (
+            ("--listen", "127.0.0.1:0", "--quotas", "nowhere.toml"),
+            2,
+            "error: --quotas nowhere.toml: cannot be read",
+        ),
     ],
 )
 @pytest.mark.one_in(3)
@@ -144,7 +175,14 @@ async def test_a_start_that_fails_says_why(
 
 async def test_a_gateway_without_keys_is_for_loopback_alone(start: Any, tmp_path: Path) -> None:
     given = issue_files(Authority.create("here", now()), coordinator_of("here"), tmp_path / "pki")
-    http = ("--http-listen", "0.0.0.0:0", "--http-tls-cert", str(given.cert), "--http-tls-key", str(given.key))
+    http = (
+        "--http-listen",
+        "0.0.0.0:0",
+        "--http-tls-cert",
+        str(given.cert),
+        "--http-tls-key",
+        str(given.key),
+    )
     state = ("--state-dir", str(tmp_path / "state"))
     process = await start("--listen", "127.0.0.1:0", *state, *http, "--http-no-key")
     _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
@@ -166,24 +204,37 @@ async def test_a_gateway_on_loopback_may_do_without_keys(start: Any, tmp_path: P
 
 async def test_what_was_done_is_written_down(start: Any, tmp_path: Path) -> None:
     ready, state = tmp_path / "ready.json", tmp_path / "state"
-    process = await start("--listen", "127.0.0.1:0", "--state-dir", str(state), "--ready-file", str(ready))
+    process = await start(
+        "--listen", "127.0.0.1:0", "--state-dir", str(state), "--ready-file", str(ready)
+    )
     async with open_channel((await wait_for_file(ready, process))["address"], None) as channel:
         admin = admin_pb2_grpc.AdminServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError):
-            await admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="o", name="none"), timeout=DEADLINE_S)
+            await admin.DeleteModel(
+                admin_pb2.DeleteModelRequest(operation_id="o", name="none"), timeout=DEADLINE_S
+            )
     await end(process)
     (line,) = (state / "audit" / "operators.jsonl").read_text().splitlines()
     entry = json.loads(line)
-    assert (entry["what"], entry["target"], entry["result"]) == ("DeleteModel", "none", "MODEL_NOT_FOUND")
+    assert (entry["what"], entry["target"], entry["result"]) == (
+        "DeleteModel",
+        "none",
+        "MODEL_NOT_FOUND",
+    )
 
 
 async def test_the_file_of_quotas_is_what_requests_are_held_to(tmp_path: Path) -> None:
     (tmp_path / "quotas.toml").write_text('["*"]\nrequests = 7\n')
     settings = CoordinatorSettings(
-        listen="127.0.0.1:0", state_dir=tmp_path / "state", quotas=tmp_path / "quotas.toml", plaintext=True
+        listen="127.0.0.1:0",
+        state_dir=tmp_path / "state",
+        quotas=tmp_path / "quotas.toml",
+        plaintext=True,
     )
     machine, process = Machine("1", settings.state_dir, None), Process(settings, {}, ())
-    coordinator = await _assemble(settings, _site(settings), ModelStore(settings.state_dir), 64, machine, process)
+    coordinator = await _assemble(
+        settings, _site(settings), ModelStore(settings.state_dir), 64, machine, process
+    )
     assert coordinator.front.quotas._quotas.of("client/app") == Quota(requests=7)
 
 
@@ -192,7 +243,9 @@ async def test_an_address_in_use_by_something_else(start: Any, tmp_path: Path) -
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        process = await start("--listen", f"127.0.0.1:{port}", "--state-dir", str(tmp_path / "state"))
+        process = await start(
+            "--listen", f"127.0.0.1:{port}", "--state-dir", str(tmp_path / "state")
+        )
         _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
     assert process.returncode == 5
     assert "in use" in stderr.decode() and "--listen" in stderr.decode()
@@ -204,7 +257,15 @@ async def test_a_coordinator_ends_in_order_when_its_terminal_is_gone(tmp_path: P
     arguments = ("--plaintext", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"))
     # The leader of a session of its own, at this terminal, as a shell starts it.
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "edgeshard_coordinator", *arguments, "--ready-file", str(ready)),
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "edgeshard_coordinator",
+            *arguments,
+            "--ready-file",
+            str(ready),
+        ),
         preexec_fn=lambda: os.login_tty(its_end),
     )
     try:

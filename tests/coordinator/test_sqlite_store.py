@@ -43,11 +43,15 @@ async def _membership(path: Path) -> tuple[SqliteStore, Callable[[], Awaitable[N
 
 
 @pytest.mark.parametrize("opened", [_state, _keys, _membership])
-async def test_a_full_disk_is_named_and_nothing_is_lost_when_there_is_room(opened: Any, tmp_path: Path) -> None:
+async def test_a_full_disk_is_named_and_nothing_is_lost_when_there_is_room(
+    opened: Any, tmp_path: Path
+) -> None:
     store, write = await opened(tmp_path / "some.sqlite")
 
     async def pages(most: int) -> None:
-        await store._run(lambda: store._open_database.execute(f"PRAGMA max_page_count={most}").fetchall())
+        await store._run(
+            lambda: store._open_database.execute(f"PRAGMA max_page_count={most}").fetchall()
+        )
 
     await pages(1)  # no fewer than exist: none can be added
     with pytest.raises(ResourceExhaustedError) as full:
@@ -62,7 +66,9 @@ async def test_a_full_disk_is_named_and_nothing_is_lost_when_there_is_room(opene
 async def test_a_store_that_is_closed_says_which_file(opened: Any, tmp_path: Path) -> None:
     store, write = await opened(tmp_path / "some.sqlite")
     await store._run(store._close)
-    with pytest.raises(InternalError, match=r"some\.sqlite, which holds .* cannot be used: it is not open") as caught:
+    with pytest.raises(
+        InternalError, match=r"some\.sqlite, which holds .* cannot be used: it is not open"
+    ) as caught:
         await write()
     assert caught.value.reason == "STATE_STORE"
     store._thread.shutdown()

@@ -1,4 +1,5 @@
-"""CP-SAT in its process: limits of memory and time, a process that ends, an installation without it."""
+"""CP-SAT in its process: limits of memory and time, a process that ends, an installation without
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ import pytest
 
 from edgeshard.cpsat import solver_process
 from edgeshard.cpsat.program import SolveLimits, answer
-from edgeshard.cpsat.solver_process import CpSat, answer_values, question_values, read_answer, read_question
+from edgeshard.cpsat.solver_process import (
+    CpSat,
+    answer_values,
+    question_values,
+    read_answer,
+    read_question,
+)
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.linear import ROUNDING, GoalTerm, Linear, LinearAnswer, Question
@@ -39,7 +46,9 @@ def test_the_process_answers_as_the_program_does() -> None:
     with CpSat() as prover:
         for seed in range(8, 12):
             asked = question(seed)
-            assert answer_values(prover.ask(asked)) == answer_values(answer(asked, SolveLimits(6.0, 20.0)))
+            assert answer_values(prover.ask(asked)) == answer_values(
+                answer(asked, SolveLimits(6.0, 20.0))
+            )
 
 
 def test_questions_and_answers_come_back_as_they_were() -> None:
@@ -95,7 +104,9 @@ def test_the_process_ends_with_the_one_that_started_it() -> None:
         "prover = CpSat(); prover.ask(question()); print(prover.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     child = Path(f"/proc/{int(ended.stdout)}/stat")
     until = time.monotonic() + 30
     while child.exists() and child.read_text().split(")")[-1].split()[0] != "Z":
@@ -105,7 +116,10 @@ def test_the_process_ends_with_the_one_that_started_it() -> None:
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver_process, "missing", lambda *extras: list(extras))
-    with CpSat() as prover, pytest.raises(FailedPreconditionError, match=r"pip install '\.\[rules\]'") as raised:
+    with (
+        CpSat() as prover,
+        pytest.raises(FailedPreconditionError, match=r"pip install '\.\[rules\]'") as raised,
+    ):
         prover.ask(question())
     assert (raised.value.reason, raised.value.field) == ("RULES_NEED_CPSAT", "rule")
     with CpSat(field="verify") as prover, pytest.raises(FailedPreconditionError, match="verify"):

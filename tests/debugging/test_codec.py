@@ -8,7 +8,18 @@ import random
 import types
 from collections.abc import Mapping
 from enum import Enum
-from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NewType,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pytest
 from edgeshard_agent.core.events import Event as AgentEvent
@@ -20,7 +31,12 @@ from edgeshard_coordinator.core.values.state import State
 
 from edgeshard.debugging.codec import Codec
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.requests.generation import Generation, Sampling
 
 MEMBERS = [
@@ -48,11 +64,18 @@ def sample(kind: Any, rng: random.Random) -> Any:
     if origin is frozenset:
         return frozenset(sample(arguments[0], rng) for _ in range(rng.randrange(3)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {sample(arguments[0], rng): sample(arguments[1], rng) for _ in range(rng.randrange(3))}
+        return {
+            sample(arguments[0], rng): sample(arguments[1], rng) for _ in range(rng.randrange(3))
+        }
     if isinstance(origin, type) and issubclass(origin, Enum):
         return rng.choice(list(origin))
     if isinstance(origin, type) and issubclass(origin, EdgeShardError):
-        return rng.choice([NotFoundError("no", field="x"), UnavailableError("away", reason="R", retry_after_s=2.0)])
+        return rng.choice(
+            [
+                NotFoundError("no", field="x"),
+                UnavailableError("away", reason="R", retry_after_s=2.0),
+            ]
+        )
     if dataclasses.is_dataclass(origin):
         given = dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=True))
         hints = get_type_hints(origin)
@@ -61,7 +84,9 @@ def sample(kind: Any, rng: random.Random) -> Any:
         return make(**{name: sample(given.get(hints[name], hints[name]), rng) for name in fields})
     if origin is DeploymentSpec:
         quantised: dict[str, Any] = {"b": "int8"} if rng.random() < 0.5 else {}
-        return DeploymentSpec(name="d", model="m", source=str(rng.randrange(99)), quantisation=quantised)
+        return DeploymentSpec(
+            name="d", model="m", source=str(rng.randrange(99)), quantisation=quantised
+        )
     if origin is Any:
         return {"layers": [1, 2.5, None, {"on": True}], "name": "\u00e9"}
     number = rng.choice([rng.random(), float("inf")])
@@ -72,7 +97,9 @@ def sample(kind: Any, rng: random.Random) -> Any:
     return scalars[origin]
 
 
-@pytest.mark.parametrize(("union", "member"), MEMBERS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("union", "member"), MEMBERS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_every_event_and_action_comes_back(union: Any, member: type) -> None:
     rng, codec = random.Random(member.__name__), Codec[Any](union)
     for _ in range(40):
@@ -91,7 +118,9 @@ def test_states_come_back(kind: type) -> None:
 
 def made(hint: Any, name: str = "part") -> Any:
     """A class with one field."""
-    return dataclasses.make_dataclass("Made", [(name, hint)], frozen=True, namespace={"__module__": __name__})
+    return dataclasses.make_dataclass(
+        "Made", [(name, hint)], frozen=True, namespace={"__module__": __name__}
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +137,9 @@ def made(hint: Any, name: str = "part") -> Any:
         ("part", made(made(str, "messages"), "inner")),
     ],
 )
-def test_what_could_hold_a_users_words_or_a_secret_is_refused_by_its_type(name: str, hint: Any) -> None:
+def test_what_could_hold_a_users_words_or_a_secret_is_refused_by_its_type(
+    name: str, hint: Any
+) -> None:
     with pytest.raises(TypeError, match="must not be in a dump") as refused:
         Codec(made(hint, name) | None)
     assert name in str(refused.value)
@@ -119,7 +150,9 @@ def test_numbers_of_tokens_are_fit_for_a_dump() -> None:
     assert Codec[Any](kind).encode(kind(7)) == {"type": "Made", "prompt_tokens": 7}
 
 
-@pytest.mark.parametrize("hint", [object, set[int], complex, int | str, made(str) | made(int), list[int]])
+@pytest.mark.parametrize(
+    "hint", [object, set[int], complex, int | str, made(str) | made(int), list[int]]
+)
 def test_a_type_without_a_form_is_refused_by_name(hint: Any) -> None:
     with pytest.raises(TypeError, match="part"):
         Codec(made(hint))
@@ -131,11 +164,21 @@ def test_generic_classes_keep_what_they_are_of() -> None:
         item: ItemT
 
     globals()["ItemT"] = ItemT
-    assert Codec[Any](Node[tuple[int, ...]]).decode({"type": "Node", "item": [1, 2]}) == Node((1, 2))
+    assert Codec[Any](Node[tuple[int, ...]]).decode({"type": "Node", "item": [1, 2]}) == Node(
+        (1, 2)
+    )
 
 
 @pytest.mark.parametrize(
-    "plain", [None, 7, {}, {"type": "Nothing"}, {"type": "DeploymentForgotten"}, {"type": "Ticked", "now": 1.0}]
+    "plain",
+    [
+        None,
+        7,
+        {},
+        {"type": "Nothing"},
+        {"type": "DeploymentForgotten"},
+        {"type": "Ticked", "now": 1.0},
+    ],
 )
 def test_what_no_version_wrote_is_a_typed_error(plain: Any) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
@@ -150,5 +193,10 @@ def test_a_value_of_another_type_is_not_encoded() -> None:
 
 def test_errors_that_say_the_same_are_equal() -> None:
     assert NotFoundError("no", field="x") == NotFoundError("no", field="x")
-    assert len({NotFoundError("no"), NotFoundError("no"), UnavailableError("no"), NotFoundError("yes")}) == 3
+    assert (
+        len(
+            {NotFoundError("no"), NotFoundError("no"), UnavailableError("no"), NotFoundError("yes")}
+        )
+        == 3
+    )
     assert NotFoundError("no") != UnavailableError("no", reason="NOT_FOUND")

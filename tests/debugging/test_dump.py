@@ -12,7 +12,9 @@ from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeName
 
 
-@pytest.mark.parametrize("text", [b"{", b"5", b"\xff", b"[" * 200_000], ids=["cut", "number", "no text", "deep"])
+@pytest.mark.parametrize(
+    "text", [b"{", b"5", b"\xff", b"[" * 200_000], ids=["cut", "number", "no text", "deep"]
+)
 def test_a_node_that_answers_nonsense_is_named_and_the_others_are_there(text: bytes) -> None:
     dumps = [
         ProcessDump(NodeName(""), b'{"state": 1}'),

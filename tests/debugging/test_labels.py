@@ -8,7 +8,13 @@ from edgeshard_coordinator.core.values.actions import EndService, SendCommand
 from edgeshard_coordinator.core.values.events import CommandAnswered, NodeRegistered, Ticked
 
 from edgeshard.debugging.labels import labels
-from edgeshard.domain.control.commands import ActivateHead, CommandKey, CommandResult, PrepareStage, Registration
+from edgeshard.domain.control.commands import (
+    ActivateHead,
+    CommandKey,
+    CommandResult,
+    PrepareStage,
+    Registration,
+)
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import UnavailableError

@@ -71,7 +71,9 @@ class World:
                 state = apply(state, entry.event)
         assert state == self.state
         replay = MACHINE.replay(MACHINE.document(self.state, view))
-        assert not replay.differs and replay.events == len(view.entries) <= SEGMENTS * SEGMENT_ENTRIES
+        assert (
+            not replay.differs and replay.events == len(view.entries) <= SEGMENTS * SEGMENT_ENTRIES
+        )
         return len(view.entries)
 
 
@@ -95,7 +97,9 @@ def test_the_newest_events_stay() -> None:
     assert view.entries[-1].event == Added(5 * SEGMENTS * SEGMENT_ENTRIES - 1)
     assert view.entries[-1].number == view.recorded == 5 * SEGMENTS * SEGMENT_ENTRIES
     numbers = [entry.number for entry in (*view.earlier, *view.entries)]
-    assert numbers == list(range(numbers[0], view.recorded + 1)) and len(view.earlier) == MOST_EARLIER
+    assert (
+        numbers == list(range(numbers[0], view.recorded + 1)) and len(view.earlier) == MOST_EARLIER
+    )
 
 
 def test_routine_events_do_not_drive_out_the_others() -> None:
@@ -155,7 +159,9 @@ def test_a_replay_that_differs_says_where() -> None:
     assert replay.differs == ("event 1: taken, not refused with NEGATIVE",)
 
 
-@pytest.mark.parametrize("value", [(), {"a": [1, 2, (b"x" * 1000, NotFoundError("n" * 1000))]}, Added(1, bytes(5000))])
+@pytest.mark.parametrize(
+    "value", [(), {"a": [1, 2, (b"x" * 1000, NotFoundError("n" * 1000))]}, Added(1, bytes(5000))]
+)
 def test_sizes_are_those_of_all_within(value: object) -> None:
     size = rough_bytes(value, 1 << 30)
     assert size >= {tuple: 40, dict: 2000, Added: 5000}[type(value)]

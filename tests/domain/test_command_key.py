@@ -13,8 +13,15 @@ from edgeshard.domain.ids import Epoch
 WHOLE = st.integers(0, 2**64 - 1)
 
 
-@given(st.text(min_size=1).filter(lambda text: "/" not in text), WHOLE, st.sampled_from(CommandKind), WHOLE)
-def test_a_key_comes_back_from_its_text(uid: str, epoch: int, kind: CommandKind, stage: int) -> None:
+@given(
+    st.text(min_size=1).filter(lambda text: "/" not in text),
+    WHOLE,
+    st.sampled_from(CommandKind),
+    WHOLE,
+)
+def test_a_key_comes_back_from_its_text(
+    uid: str, epoch: int, kind: CommandKind, stage: int
+) -> None:
     key = CommandKey(uid, Epoch(epoch), kind, stage)
     assert CommandKey.parse(key.operation_id) == key
 

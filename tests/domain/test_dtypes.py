@@ -57,9 +57,15 @@ SPEC = {"name": "d", "model": "m", "source": "a"}
 
 def test_a_nodes_quantisation_has_the_specs_head() -> None:
     spec = parse_spec(SPEC | {"quantisation": {"*": "int4", "b": "int8"}})
-    assert (spec.quantisation_of("a"), spec.quantisation_of("b")) == (Quantisation.INT4, Quantisation.INT8)
+    assert (spec.quantisation_of("a"), spec.quantisation_of("b")) == (
+        Quantisation.INT4,
+        Quantisation.INT8,
+    )
     spec = parse_spec(SPEC | {"quantisation": {"b": "int8"}, "head_quantisation": "none"})
-    assert (spec.quantisation_of("a"), spec.quantisation_of("b")) == (None, Quantisation.INT8_HEAD_WHOLE)
+    assert (spec.quantisation_of("a"), spec.quantisation_of("b")) == (
+        None,
+        Quantisation.INT8_HEAD_WHOLE,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""An option of generation is declared once: what repeats its name or follows from it is held to the declaration."""
+"""An option of generation is declared once: what repeats its name or follows from it is held to the
+declaration."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_the_keyword_arguments_are_the_options_with_their_types() -> None:
 
 def test_edgectl_takes_every_option_that_has_a_flag() -> None:
     parameters = inspect.signature(generate).parameters
-    flags = {item.option.flag or item.keyword: item for item in OPTIONS if item.option.flag is not None}
+    flags = {
+        item.option.flag or item.keyword: item for item in OPTIONS if item.option.flag is not None
+    }
     assert {name for name, parameter in parameters.items() if name in flags} == set(flags)
     for name, item in flags.items():
         unset = isinstance(item.default, tuple) or name in UNSET
@@ -87,10 +90,14 @@ def test_biases_that_are_none_are_refused_by_name(wrong: Any) -> None:
         generation_of("x", {"logit_bias": wrong})
     assert refused.value.field == "logit_bias"
     most = {token: 100.0 * (-1) ** token for token in range(LOGIT_BIAS_LIMIT_TOKENS)}
-    assert len(generation_of("x", {"logit_bias": most}).sampling.logit_bias) == LOGIT_BIAS_LIMIT_TOKENS
+    assert (
+        len(generation_of("x", {"logit_bias": most}).sampling.logit_bias) == LOGIT_BIAS_LIMIT_TOKENS
+    )
 
 
-@pytest.mark.parametrize("item", [item for item in OPTIONS if item.option.alias], ids=lambda item: item.name)
+@pytest.mark.parametrize(
+    "item", [item for item in OPTIONS if item.option.alias], ids=lambda item: item.name
+)
 def test_an_alias_is_the_same_option_and_not_a_second_one(item: OptionField) -> None:
     generation = generation_of("x", {item.option.alias: value_of(item)})  # type: ignore[misc]
     assert getattr(generation, item.name) == value_of(item)
@@ -105,7 +112,9 @@ def test_a_limit_is_clipped_unless_it_must_not_be() -> None:
     assert not generation_of("x", {"max_new_tokens": 128, "clip_new_tokens": False}).clip_new_tokens
 
 
-@pytest.mark.parametrize("item", [item for item in OPTIONS if item.option.rule], ids=lambda item: item.name)
+@pytest.mark.parametrize(
+    "item", [item for item in OPTIONS if item.option.rule], ids=lambda item: item.name
+)
 def test_a_value_out_of_bounds_is_refused_by_name(item: OptionField) -> None:
     option = item.option
     wrong = [] if item.kind is int else [math.nan, math.inf]
@@ -129,7 +138,11 @@ TOO_LARGE: dict[str, tuple[str, Generation, Generation]] = {
         Generation("\N{EURO SIGN}" * (PROMPT_LIMIT_BYTES // 3)),
         Generation("\N{EURO SIGN}" * (PROMPT_LIMIT_BYTES // 3 + 1)),
     ),
-    "tokens": ("prompt", Generation((1,) * PROMPT_LIMIT_TOKENS), Generation((1,) * (PROMPT_LIMIT_TOKENS + 1))),
+    "tokens": (
+        "prompt",
+        Generation((1,) * PROMPT_LIMIT_TOKENS),
+        Generation((1,) * (PROMPT_LIMIT_TOKENS + 1)),
+    ),
     "a stop string": (
         "stop",
         Generation("x", stop_strings=("x" * STOP_LIMIT_BYTES,)),
@@ -154,7 +167,10 @@ def test_what_a_message_should_not_hold_is_refused_by_name(what: str) -> None:
 
 def test_the_largest_requests_and_their_prompts_tokens_fit_a_message() -> None:
     """With ids of 5 bytes each, in both directions."""
-    stops = {"stop_strings": ("x" * STOP_LIMIT_BYTES,) * 16, "stop_tokens": (2**32 - 1,) * STOP_LIMIT_TOKENS}
+    stops = {
+        "stop_strings": ("x" * STOP_LIMIT_BYTES,) * 16,
+        "stop_tokens": (2**32 - 1,) * STOP_LIMIT_TOKENS,
+    }
     tokens = (2**32 - 1,) * PROMPT_LIMIT_TOKENS
     for prompt in ("x" * PROMPT_LIMIT_BYTES, tokens):
         generation = Generation(prompt, **stops)  # type: ignore[arg-type]
@@ -169,18 +185,27 @@ def test_the_largest_requests_and_their_prompts_tokens_fit_a_message() -> None:
     [
         (Generation("x", guide=Guide(GuideKind.JSON_OBJECT, "{}")), "guide"),
         (Generation("x", guide=Guide(GuideKind.GRAMMAR, " ")), "guide"),
-        (Generation("x", guide=Guide(GuideKind.REGEX, "\N{EURO SIGN}" * (GUIDE_LIMIT_BYTES // 3 + 1))), "guide"),
+        (
+            Generation(
+                "x", guide=Guide(GuideKind.REGEX, "\N{EURO SIGN}" * (GUIDE_LIMIT_BYTES // 3 + 1))
+            ),
+            "guide",
+        ),
         (Generation("x", ignore_eos=True, guide=Guide(GuideKind.JSON_OBJECT)), "ignore_eos"),
         (Generation("x", max_new_tokens=0), "max_new_tokens"),
     ],
 )
-def test_what_contradicts_a_guide_or_has_no_tokens_is_refused_by_name(generation: Generation, field: str) -> None:
+def test_what_contradicts_a_guide_or_has_no_tokens_is_refused_by_name(
+    generation: Generation, field: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         generation.validate()
     assert refused.value.field == field
 
 
 def test_the_largest_guide_fits_a_message_and_no_tokens_go_with_prompt_logprobs() -> None:
-    generation = Generation("x", 0, prompt_logprobs=True, guide=Guide(GuideKind.REGEX, "x" * GUIDE_LIMIT_BYTES))
+    generation = Generation(
+        "x", 0, prompt_logprobs=True, guide=Guide(GuideKind.REGEX, "x" * GUIDE_LIMIT_BYTES)
+    )
     generation.validate()
     assert is_sendable(head_command_to_wire(StartRequest(RequestId("r"), generation)))

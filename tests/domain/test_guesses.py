@@ -15,7 +15,9 @@ from edgeshard.domain.deployments.guesses import MOST_GUESSES, NO_GUESSES, Guess
 from edgeshard.domain.deployments.traffic import LATEST, NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import InvalidArgumentError
 
-PLACES = st.integers(0, MOST_GUESSES).flatmap(lambda guessed: st.tuples(st.just(guessed), st.integers(0, guessed)))
+PLACES = st.integers(0, MOST_GUESSES).flatmap(
+    lambda guessed: st.tuples(st.just(guessed), st.integers(0, guessed))
+)
 COUNTED = st.lists(PLACES, max_size=50).map(Counter)
 
 
@@ -32,8 +34,12 @@ def test_a_histogram_has_each_kind_of_step_in_its_place(counted: Counter[tuple[i
 
 
 @given(COUNTED, COUNTED)
-def test_several_together_are_all_their_steps(one: Counter[tuple[int, int]], other: Counter[tuple[int, int]]) -> None:
-    assert GuessCounts.of_all([GuessCounts.of(one), GuessCounts.of(other)]) == GuessCounts.of(one + other)
+def test_several_together_are_all_their_steps(
+    one: Counter[tuple[int, int]], other: Counter[tuple[int, int]]
+) -> None:
+    assert GuessCounts.of_all([GuessCounts.of(one), GuessCounts.of(other)]) == GuessCounts.of(
+        one + other
+    )
 
 
 def test_the_latest_requests_weigh_most_and_those_without_steps_nothing() -> None:
@@ -45,7 +51,9 @@ def test_the_latest_requests_weigh_most_and_those_without_steps_nothing() -> Non
     fresh = 3 * sum(kept**age for age in range(LATEST))
     assert weights == pytest.approx({(4, 0): fresh * kept**LATEST, (4, 4): fresh})
     assert traffic.after(10, 20).guesses == traffic.guesses
-    assert Traffic.of_all([traffic, traffic]).guesses.guessed == pytest.approx(2 * traffic.guesses.guessed)
+    assert Traffic.of_all([traffic, traffic]).guesses.guessed == pytest.approx(
+        2 * traffic.guesses.guessed
+    )
 
 
 @pytest.mark.parametrize("steps", [(-1.0,), (math.nan,), (math.inf,), (2.0**33,)])

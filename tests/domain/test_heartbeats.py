@@ -27,16 +27,22 @@ from edgeshard.domain.nodes.device import HugePages, StageKey, StagePhase, Stage
 def stage(
     name: str, index: int = 0, epoch: int = 1, phase: StagePhase = StagePhase.ACTIVE, steps: int = 0
 ) -> StageStatus:
-    return StageStatus(DeploymentName(name), Epoch(epoch), index, LayerRange(0, 2), phase, steps_done=steps)
+    return StageStatus(
+        DeploymentName(name), Epoch(epoch), index, LayerRange(0, 2), phase, steps_done=steps
+    )
 
 
-def beat(*stages: StageStatus, memory: int = 1 << 30, share: float = 0.0, pages: HugePages | None = None) -> Heartbeat:
+def beat(
+    *stages: StageStatus, memory: int = 1 << 30, share: float = 0.0, pages: HugePages | None = None
+) -> Heartbeat:
     return Heartbeat(NodeId("a"), "i1", stages, memory, pages, share)
 
 
 BIT = st.integers(0, 1)
 STAGES = st.lists(
-    st.builds(stage, st.sampled_from("abc"), BIT, st.integers(1, 2), st.sampled_from(StagePhase), BIT),
+    st.builds(
+        stage, st.sampled_from("abc"), BIT, st.integers(1, 2), st.sampled_from(StagePhase), BIT
+    ),
     unique_by=lambda status: status.key,
 )
 BEATS = st.builds(
@@ -56,7 +62,9 @@ def test_whatever_is_said_as_changes_is_whole_again(said: list[Heartbeat]) -> No
     heard = said[0]
     for now in said[1:]:
         heard = with_change(heard, change_between(heard, now))
-        assert {status.key: status for status in heard.stages} == {status.key: status for status in now.stages}
+        assert {status.key: status for status in heard.stages} == {
+            status.key: status for status in now.stages
+        }
         assert abs(heard.memory_available_bytes - now.memory_available_bytes) <= (
             MEMORY_NOTICED * heard.memory_available_bytes
         )
@@ -74,7 +82,9 @@ def test_of_a_node_that_rests_nothing_is_said() -> None:
 def test_only_stages_that_differ_are_said() -> None:
     before = beat(stage("a"), stage("b"), stage("c"))
     change = change_between(before, beat(stage("a"), stage("b", steps=1)))
-    assert change == HeartbeatChange((stage("b", steps=1),), (StageKey(DeploymentName("c"), 0),), urgent=True)
+    assert change == HeartbeatChange(
+        (stage("b", steps=1),), (StageKey(DeploymentName("c"), 0),), urgent=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,9 @@ def test_only_stages_that_differ_are_said() -> None:
         ((stage("a"), stage("a", index=1)), True),
     ],
 )
-def test_news_of_a_stage_is_urgent_and_its_counters_are_not(after: tuple[StageStatus, ...], urgent: bool) -> None:
+def test_news_of_a_stage_is_urgent_and_its_counters_are_not(
+    after: tuple[StageStatus, ...], urgent: bool
+) -> None:
     assert change_between(beat(stage("a")), beat(*after)).urgent is urgent
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.nodes.labels import MOST_LABELS, check_labels, labels_text, parse_changes, parse_labels
+from edgeshard.domain.nodes.labels import (
+    MOST_LABELS,
+    check_labels,
+    labels_text,
+    parse_changes,
+    parse_labels,
+)
 
 
 def test_labels_are_read_as_they_are_written() -> None:
     labels = parse_labels("zone=hall1, gpu=yes,")
     assert labels == {"zone": "hall1", "gpu": "yes"} and parse_labels("") == {}
-    assert labels_text(labels) == "gpu=yes,zone=hall1" and parse_labels(labels_text(labels)) == labels
+    assert (
+        labels_text(labels) == "gpu=yes,zone=hall1" and parse_labels(labels_text(labels)) == labels
+    )
 
 
 def test_changes_set_and_remove() -> None:
@@ -20,7 +28,18 @@ def test_changes_set_and_remove() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["zone", "zone-", "=a", "zone=", "zone=a b", "zo/ne=a", "zone=a,zone=b", "zone=\x1b[31m", "a" * 64 + "=b"]
+    "text",
+    [
+        "zone",
+        "zone-",
+        "=a",
+        "zone=",
+        "zone=a b",
+        "zo/ne=a",
+        "zone=a,zone=b",
+        "zone=\x1b[31m",
+        "a" * 64 + "=b",
+    ],
 )
 def test_what_is_no_label_is_refused_by_its_field(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:

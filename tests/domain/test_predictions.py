@@ -8,7 +8,9 @@ from edgeshard.domain.deployments.placement import Prediction, rank_among
 
 
 def of_rate(throughput_tps: float, together_tps: float | None = None) -> Prediction:
-    return Prediction(1.0, 0.1, throughput_tps, "", objective="throughput", together_tps=together_tps)
+    return Prediction(
+        1.0, 0.1, throughput_tps, "", objective="throughput", together_tps=together_tps
+    )
 
 
 def test_rates_of_one_kind_are_compared_and_else_those_of_requests_that_start_together() -> None:
@@ -22,10 +24,17 @@ def test_where_some_stream_all_are_ranked_by_the_rate_of_requests_that_start_tog
     steady, slower, streams = of_rate(100, 80), of_rate(95, 94), of_rate(90)
     assert min((steady, slower), key=rank_among((steady, slower))) == steady
     assert min((steady, slower), key=rank_among((steady, None, slower))) == steady
-    assert sorted((steady, streams, slower), key=rank_among((steady, streams, slower))) == [slower, streams, steady]
+    assert sorted((steady, streams, slower), key=rank_among((steady, streams, slower))) == [
+        slower,
+        streams,
+        steady,
+    ]
 
 
 def test_costs_are_ranked_whatever_streams() -> None:
-    quick, slow = (Prediction(1.0, 0.1, 5.0, "", objective="request", request_s=seconds) for seconds in (2.0, 3.0))
+    quick, slow = (
+        Prediction(1.0, 0.1, 5.0, "", objective="request", request_s=seconds)
+        for seconds in (2.0, 3.0)
+    )
     assert min((slow, quick), key=rank_among((slow, quick))) == quick
     assert slow.gain_of(quick) == pytest.approx(1 / 3)

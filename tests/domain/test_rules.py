@@ -50,7 +50,10 @@ def allowed(*texts: str) -> list[str]:
         ("avoid zone=hall9", lambda used: True),
         ("at-most 1 of a,b,c", lambda used: len(used & set("abc")) <= 1),
         ("at-most 1 of zone=hall1", lambda used: not used >= {"a", "b"}),
-        ("max-watts 150", lambda used: sum({"a": 100, "b": 50, "c": 30, "d": 999}[name] for name in used) <= 150),
+        (
+            "max-watts 150",
+            lambda used: sum({"a": 100, "b": 50, "c": 30, "d": 999}[name] for name in used) <= 150,
+        ),
         ("max-cost-per-hour 0.3", lambda used: "d" not in used),
         ("max-cost-per-hour 0.25", lambda used: "d" not in used and len(used) <= 2),
     ],
@@ -61,21 +64,37 @@ def test_each_rule_allows_the_sets_that_its_words_say(text: str, meant: object) 
 
 
 def test_rules_are_read_as_they_are_written() -> None:
-    for text in ("together a,b", "apart by zone", "use zone=hall1", "at-most 2 of a,b,c", "max-cost-per-hour 2.5"):
+    for text in (
+        "together a,b",
+        "apart by zone",
+        "use zone=hall1",
+        "at-most 2 of a,b,c",
+        "max-cost-per-hour 2.5",
+    ):
         assert str(parse_rule(text)) == text
-    assert parse_rule(" at-most  2 zone=hall1 ") == Rule(RuleKind.AT_MOST, label="zone=hall1", limit=2)
+    assert parse_rule(" at-most  2 zone=hall1 ") == Rule(
+        RuleKind.AT_MOST, label="zone=hall1", limit=2
+    )
     assert parse_rule("apart a, b") == parse_rule("apart a b") == Rule(RuleKind.APART, ("a", "b"))
     assert parse_rule("avoid 7") == Rule(RuleKind.AVOID, ("7",))
 
 
-names = st.lists(st.sampled_from(["a", "b", "c", "7", "of", "by"]), min_size=2, unique=True).map(tuple)
+names = st.lists(st.sampled_from(["a", "b", "c", "7", "of", "by"]), min_size=2, unique=True).map(
+    tuple
+)
 labels = st.sampled_from(["zone=hall1", "rack=of", "n=2"])
 made_rules = st.one_of(
     st.builds(Rule, st.sampled_from([RuleKind.USE, RuleKind.AVOID]), names),
     st.builds(Rule, st.sampled_from([RuleKind.USE, RuleKind.AVOID]), label=labels),
-    st.builds(Rule, st.sampled_from([RuleKind.TOGETHER, RuleKind.APART]), label=st.sampled_from(["zone", "by", "2"])),
+    st.builds(
+        Rule,
+        st.sampled_from([RuleKind.TOGETHER, RuleKind.APART]),
+        label=st.sampled_from(["zone", "by", "2"]),
+    ),
     st.builds(Rule, st.just(RuleKind.AT_MOST), label=labels, limit=st.integers(1, 99).map(float)),
-    st.builds(Rule, st.sampled_from([RuleKind.MAX_WATTS, RuleKind.MAX_COST]), limit=st.floats(0.01, 1e6)),
+    st.builds(
+        Rule, st.sampled_from([RuleKind.MAX_WATTS, RuleKind.MAX_COST]), limit=st.floats(0.01, 1e6)
+    ),
 )
 
 
@@ -122,7 +141,11 @@ def test_what_is_no_rule_is_refused_by_the_word_at_fault(text: str, field: str) 
 
 
 def test_a_rule_made_otherwise_is_checked_too() -> None:
-    wrong = [Rule(RuleKind.USE, ("a",), "zone=a"), Rule(RuleKind.USE, ("a",), limit=2), Rule(RuleKind.AVOID)]
+    wrong = [
+        Rule(RuleKind.USE, ("a",), "zone=a"),
+        Rule(RuleKind.USE, ("a",), limit=2),
+        Rule(RuleKind.AVOID),
+    ]
     for rule in wrong:
         with pytest.raises(InvalidArgumentError):
             resolve([rule], NODES)
@@ -137,14 +160,18 @@ def test_a_rule_made_otherwise_is_checked_too() -> None:
         ("use zone=hall9", "rule[1].label", "zone=hall9"),
     ],
 )
-def test_a_name_or_a_label_that_nothing_has_is_named_with_its_rule(text: str, field: str, named: str) -> None:
+def test_a_name_or_a_label_that_nothing_has_is_named_with_its_rule(
+    text: str, field: str, named: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         resolve([parse_rule("avoid d"), parse_rule(text)], NODES)
     assert refused.value.field == field and named in refused.value.message
     assert "avoid d" not in refused.value.message
 
 
-def test_a_cap_on_figures_that_nobody_has_is_refused_and_one_that_some_have_leaves_the_others_out() -> None:
+def test_a_cap_on_figures_that_nobody_has_is_refused_and_one_that_some_have_leaves_the_others_out() -> (
+    None
+):
     bare = [RuledNode("a"), RuledNode("b")]
     for text in ("max-watts 9", "max-cost-per-hour 9"):
         with pytest.raises(InvalidArgumentError) as refused:
@@ -152,7 +179,11 @@ def test_a_cap_on_figures_that_nobody_has_is_refused_and_one_that_some_have_leav
         assert refused.value.field == "rule[0].limit" and "label node" in refused.value.message
     conditions = resolve([parse_rule("max-watts 500")], NODES)
     assert broken(conditions, {"a", "d"}) == ("max-watts 500: watts is unknown: d",)
-    assert broken(conditions, {"a", "b"}) == () and barred(conditions, "d") and not barred(conditions, "a")
+    assert (
+        broken(conditions, {"a", "b"}) == ()
+        and barred(conditions, "d")
+        and not barred(conditions, "a")
+    )
 
 
 def test_a_sum_in_binary_fractions_is_not_above_its_limit() -> None:
@@ -160,7 +191,15 @@ def test_a_sum_in_binary_fractions_is_not_above_its_limit() -> None:
 
 
 def rules_of_sets() -> st.SearchStrategy[list[Rule]]:
-    parts = ["together a,b", "apart a,c", "use b,d", "avoid d", "at-most 2 of a,b,c", "apart by zone", "use zone=hall1"]
+    parts = [
+        "together a,b",
+        "apart a,c",
+        "use b,d",
+        "avoid d",
+        "at-most 2 of a,b,c",
+        "apart by zone",
+        "use zone=hall1",
+    ]
     return st.lists(st.sampled_from(parts).map(parse_rule), max_size=4)
 
 

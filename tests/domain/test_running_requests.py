@@ -11,7 +11,9 @@ import pytest
 from edgeshard.domain.deployments.deployment import MAX_SHORT_REQUESTS, parse_spec, running_requests
 from edgeshard.domain.deployments.placement import Placement, Prediction
 
-TWO_CONTEXTS = Placement((), kv_block_tokens=16, kv_blocks=2 * 2048 // 16, micro_batch=1, micro_batches=1)
+TWO_CONTEXTS = Placement(
+    (), kv_block_tokens=16, kv_blocks=2 * 2048 // 16, micro_batch=1, micro_batches=1
+)
 
 
 @pytest.mark.parametrize(
@@ -31,5 +33,7 @@ def test_short_requests_run_instead_of_few_long_ones(options: dict[str, int], ru
 
 def test_the_lengths_of_a_plan_count_before_those_of_the_spec() -> None:
     spec = parse_spec({"name": "tale", "model": "m", "concurrency": 1})
-    planned = replace(TWO_CONTEXTS, predicted=Prediction(1.0, 1.0, 1.0, "a", prompt_tokens=1000, new_tokens=24))
+    planned = replace(
+        TWO_CONTEXTS, predicted=Prediction(1.0, 1.0, 1.0, "a", prompt_tokens=1000, new_tokens=24)
+    )
     assert running_requests(spec, planned) == 4

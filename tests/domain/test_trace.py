@@ -40,7 +40,9 @@ def ring(stages: int, steps: int, clocks: list[float]) -> tuple[StageTrace, ...]
             began, ended = arrived + clocks[stage], arrived + clocks[stage] + COMPUTE_S
             returned = now + clocks[0] if stage == 0 else 0.0
             prompt = 5 if step == 0 else 0
-            records[stage].append(StepRecord(step, prompt or 1, prompt, began, began, ended, ended + SEND_S, returned))
+            records[stage].append(
+                StepRecord(step, prompt or 1, prompt, began, began, ended, ended + SEND_S, returned)
+            )
     return tuple(
         StageTrace(stage, f"node-{stage}", LayerRange(stage, stage + 1), tuple(records[stage]))
         for stage in range(stages)
@@ -60,10 +62,14 @@ def test_clocks_that_disagree_are_put_right(clocks: list[float]) -> None:
 def test_reads_are_put_on_the_clock_of_the_steps() -> None:
     head, last = ring(2, 4, [1000.0, 3.5])
     lag_s = COMPUTE_S + SEND_S + DELAY_S
-    reads = tuple(ReadRecord(1, 100, 3.5 + lag_s + at, 3.5 + lag_s + at + 0.01) for at in (-0.02, 0.0))
+    reads = tuple(
+        ReadRecord(1, 100, 3.5 + lag_s + at, 3.5 + lag_s + at + 0.01) for at in (-0.02, 0.0)
+    )
     found = aligned((head, replace(last, reads=reads)))
     first, second = found[1].reads
-    assert first.began_s == pytest.approx(lag_s - 0.02, abs=1e-6), "it may begin before the first step"
+    assert first.began_s == pytest.approx(lag_s - 0.02, abs=1e-6), (
+        "it may begin before the first step"
+    )
     assert second.began_s == pytest.approx(found[1].records[0].began_s, abs=1e-6)
     (summary,) = summarised_reads(found)
     assert (summary.stage, summary.reads, summary.size_bytes) == (1, 2, 200)
@@ -93,18 +99,26 @@ def test_a_sequential_ring_of_two_idles_half_the_time() -> None:
     found = shares(traces[0], begin, end)
     assert found.computing + found.sending + found.idle == pytest.approx(1.0)
     lap = 2 * (COMPUTE_S + SEND_S + DELAY_S)
-    assert found.computing == pytest.approx(10 * COMPUTE_S / (10 * lap - SEND_S - DELAY_S), rel=1e-6)
+    assert found.computing == pytest.approx(
+        10 * COMPUTE_S / (10 * lap - SEND_S - DELAY_S), rel=1e-6
+    )
     assert found.idle > 0.5
 
 
 def test_sending_under_the_next_step_is_no_bubble() -> None:
     records = tuple(
-        StepRecord(n, 1, 0, n * COMPUTE_S, n * COMPUTE_S, (n + 1) * COMPUTE_S, (n + 1) * COMPUTE_S + SEND_S)
+        StepRecord(
+            n, 1, 0, n * COMPUTE_S, n * COMPUTE_S, (n + 1) * COMPUTE_S, (n + 1) * COMPUTE_S + SEND_S
+        )
         for n in range(5)
     )
     trace = StageTrace(0, "a", LayerRange(0, 1), records)
     found = shares(trace, 0.0, 5 * COMPUTE_S)
-    assert found.computing == pytest.approx(1.0) and found.sending == pytest.approx(0.0) and found.idle < 1e-9
+    assert (
+        found.computing == pytest.approx(1.0)
+        and found.sending == pytest.approx(0.0)
+        and found.idle < 1e-9
+    )
 
 
 def test_perfetto_gets_complete_events_of_every_stage() -> None:
@@ -121,7 +135,10 @@ def test_perfetto_gets_complete_events_of_every_stage() -> None:
 
 def test_perfetto_gets_waiting_and_sending_as_pairs_that_may_overlap() -> None:
     slow = tuple(StepRecord(n, 1, 0, 0.0, 1.0 + n, 2.0 + n, 4.0 + n) for n in range(3))
-    stages = (StageTrace(0, "a", LayerRange(0, 1), slow), StageTrace(1, "b", LayerRange(1, 2), slow))
+    stages = (
+        StageTrace(0, "a", LayerRange(0, 1), slow),
+        StageTrace(1, "b", LayerRange(1, 2), slow),
+    )
     events = json.loads(perfetto(stages, "tales"))["traceEvents"]
     begins = {(e["name"], e["id"]): e["ts"] for e in events if e["ph"] == "b"}
     ends = {(e["name"], e["id"]): e["ts"] for e in events if e["ph"] == "e"}
@@ -136,15 +153,21 @@ def test_a_summary_is_over_the_time_of_all_stages() -> None:
     first, second = summarised(traces)
     assert (first.node, first.steps, second.stage) == ("node-0", 10, 1)
     assert first.tokens_per_s == second.tokens_per_s == pytest.approx((5 + 9) / (end - begin))
-    assert first.share == shares(traces[0], begin, end) and first.compute_s == pytest.approx(COMPUTE_S)
+    assert first.share == shares(traces[0], begin, end) and first.compute_s == pytest.approx(
+        COMPUTE_S
+    )
     assert first.wait_s == 0.0
     silent = summarised((traces[0], replace(traces[1], records=())))[1]
-    assert (silent.steps, silent.share.idle) == (0, 1.0), "its answer may hold none where steps are long"
+    assert (silent.steps, silent.share.idle) == (0, 1.0), (
+        "its answer may hold none where steps are long"
+    )
 
 
 def test_steps_in_flight_are_counted_at_the_head() -> None:
     assert most_in_flight(ring(2, 5, [0.0, 9.0])) == 1
-    three = tuple(StepRecord(n, 1, 0, float(n), n + 0.1, n + 0.2, n + 0.3, n + 2.5) for n in range(9))
+    three = tuple(
+        StepRecord(n, 1, 0, float(n), n + 0.1, n + 0.2, n + 0.3, n + 2.5) for n in range(9)
+    )
     assert most_in_flight((StageTrace(0, "a", LayerRange(0, 1), three),)) == 3
 
 

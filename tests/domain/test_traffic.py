@@ -1,4 +1,5 @@
-"""The lengths of a deployment's requests: exact means, a small histogram, and the latest weigh most."""
+"""The lengths of a deployment's requests: exact means, a small histogram, and the latest weigh
+most."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def lengths_of(*tokens: int, kept: float = 1.0) -> Lengths:
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=200))
-def test_the_mean_is_that_of_all_lengths_each_weighing_less_than_the_next(tokens: list[int]) -> None:
+def test_the_mean_is_that_of_all_lengths_each_weighing_less_than_the_next(
+    tokens: list[int],
+) -> None:
     kept = 1 - 1 / LATEST
     traffic = NO_TRAFFIC
     for count in tokens:
@@ -27,16 +30,26 @@ def test_the_mean_is_that_of_all_lengths_each_weighing_less_than_the_next(tokens
     weights = [kept**age for age in reversed(range(len(tokens)))]
     mean = sum(weight * count for weight, count in zip(weights, tokens, strict=True)) / sum(weights)
     assert traffic.requests == len(tokens)
-    assert traffic.prompts.mean == pytest.approx(mean) and traffic.answers.mean == pytest.approx(2 * mean)
+    assert traffic.prompts.mean == pytest.approx(mean) and traffic.answers.mean == pytest.approx(
+        2 * mean
+    )
     assert traffic.at_once == pytest.approx(3 * mean)
-    assert traffic.prompts.weight == pytest.approx(sum(weights)) and len(traffic.prompts.counts) <= 19
+    assert (
+        traffic.prompts.weight == pytest.approx(sum(weights)) and len(traffic.prompts.counts) <= 19
+    )
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=60), st.sampled_from([0.01, 0.5, 0.9, 1.0]))
-def test_a_share_of_the_lengths_is_up_to_the_next_power_of_two(tokens: list[int], share: float) -> None:
+def test_a_share_of_the_lengths_is_up_to_the_next_power_of_two(
+    tokens: list[int], share: float
+) -> None:
     limit = lengths_of(*tokens).up_to(share)
     assert sum(count <= limit for count in tokens) >= share * len(tokens) - 1e-6
-    assert sum(count <= limit // 2 for count in tokens) < share * len(tokens) if limit > 1 else limit == 1
+    assert (
+        sum(count <= limit // 2 for count in tokens) < share * len(tokens)
+        if limit > 1
+        else limit == 1
+    )
 
 
 def test_bounds_of_the_histogram() -> None:
@@ -58,7 +71,9 @@ def test_lengths_that_changed_are_the_typical_ones_soon() -> None:
 def test_deployments_together_are_all_their_lengths(first: list[int], second: list[int]) -> None:
     both = Lengths.of_all([lengths_of(*first), lengths_of(*second)])
     together = lengths_of(*first, *second)
-    assert both.mean == pytest.approx(together.mean) and both.counts == pytest.approx(together.counts)
+    assert both.mean == pytest.approx(together.mean) and both.counts == pytest.approx(
+        together.counts
+    )
     assert Traffic.of_all([]) == Traffic.of_all([NO_TRAFFIC]) == NO_TRAFFIC
     one, two = NO_TRAFFIC.after(1, 1, 4), NO_TRAFFIC.after(1, 1, 2)
     assert Traffic.of_all([one, two]).at_once == 3

@@ -1,4 +1,5 @@
-"""Values to JSON types and back under each policy: for everything that a site stores, sends and dumps."""
+"""Values to JSON types and back under each policy: for everything that a site stores, sends and
+dumps."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ from edgeshard.debugging.codec import Codec
 from edgeshard.domain.control.commands import PrepareStage, ProfileReport, TraceSteps
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.traffic import Traffic
-from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    DataLossError,
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+)
 from edgeshard.domain.ids import Digest, NodeId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import Node
@@ -34,23 +40,46 @@ from tests.support.examples import Examples
 
 SAVED = Forms("state", "restore it")
 DUMPED = (State, AgentState, *get_args(CoordinatorEvent), *get_args(AgentEvent), DeploymentRecord)
-KEPT = (*DUMPED, ComputeProfile, LinkProfile, Traffic, KnownNode, MeasuringJob, Told, ChatPrompt, *get_args(Message))
+KEPT = (
+    *DUMPED,
+    ComputeProfile,
+    LinkProfile,
+    Traffic,
+    KnownNode,
+    MeasuringJob,
+    Told,
+    ChatPrompt,
+    *get_args(Message),
+)
 SHOWN = (Node, Deployment, ComputeProfile, LinkProfile, Traffic)
 
 
 def spec(examples: Examples) -> DeploymentSpec:
-    values = {"name": f"n{examples.number()}", "model": "tiny", "source": "a", "kv_dtype": "float16"}
-    lists: dict[str, Any] = {"reserve": {"b": 7}, "quantisation": {"*": "int8", "a": "none"}, "layers": "a=0:4,b=4:12"}
+    values = {
+        "name": f"n{examples.number()}",
+        "model": "tiny",
+        "source": "a",
+        "kv_dtype": "float16",
+    }
+    lists: dict[str, Any] = {
+        "reserve": {"b": 7},
+        "quantisation": {"*": "int8", "a": "none"},
+        "layers": "a=0:4,b=4:12",
+    }
     return parse_spec({**values, **lists, "max_time_per_token_s": 0.5, "standby": "b,c"})
 
 
 MADE: dict[Any, Callable[[Examples], Any]] = {
     DeploymentSpec: spec,
     # The stored form of an error is its class's status.
-    EdgeShardError: lambda examples: DataLossError(f"what {examples.number()}", field="f", reason="R"),
+    EdgeShardError: lambda examples: DataLossError(
+        f"what {examples.number()}", field="f", reason="R"
+    ),
     Digest: lambda examples: Digest(f"{examples.number():064x}"),
     # A node reports its own links.
-    MeasuredLink: lambda examples: MeasuredLink(NodeId("a"), NodeId("b"), examples.of(LinkProfile)[0]),
+    MeasuredLink: lambda examples: MeasuredLink(
+        NodeId("a"), NodeId("b"), examples.of(LinkProfile)[0]
+    ),
 }
 FIELDS: dict[tuple[type, str], Any] = {
     (PrepareStage, "stage"): 1,
@@ -83,12 +112,18 @@ def test_what_is_shown_is_what_is_kept_but_for_layers_and_errors(kind: type) -> 
             return plain(value)
         if dataclasses.is_dataclass(value) or isinstance(value, DeploymentSpec):
             return {name: shown(getattr(value, name), part) for name, part in kept.items()}
-        return [shown(*pair) for pair in zip(value, kept, strict=True)] if isinstance(value, tuple) else kept
+        return (
+            [shown(*pair) for pair in zip(value, kept, strict=True)]
+            if isinstance(value, tuple)
+            else kept
+        )
 
     for value in examples_of(kind):
         expected = shown(value, SAVED.write(kind, value))
         assert plain(value) == expected
-        assert json.dumps(plain(value)) == json.dumps(expected), "the keys are in the order of the fields"
+        assert json.dumps(plain(value)) == json.dumps(expected), (
+            "the keys are in the order of the fields"
+        )
 
 
 class Colour(Enum):
@@ -166,15 +201,23 @@ class Kept:
             raise InvalidArgumentError("low is above 1", field="low")
 
 
-def test_what_an_earlier_version_did_not_write_has_its_default_and_what_a_later_one_wrote_is_passed_over() -> None:
+def test_what_an_earlier_version_did_not_write_has_its_default_and_what_a_later_one_wrote_is_passed_over() -> (
+    None
+):
     assert SAVED.read(Kept, {"leaf": {"count": 2, "shade": 1}, "later": [1]}) == Kept(Leaf(2))
 
 
 def test_a_dump_has_no_unknown_and_no_missing_keys() -> None:
     codec = Codec[Any](Leaf)
     written = codec.encode(Leaf(3))
-    assert written == {"type": "Leaf", "count": 3, "colour": "red"} and codec.decode(written) == Leaf(3)
-    for wrong in ({**written, "shade": 1}, {"type": "Leaf", "count": 3}, {**written, "type": "Tree"}):
+    assert written == {"type": "Leaf", "count": 3, "colour": "red"} and codec.decode(
+        written
+    ) == Leaf(3)
+    for wrong in (
+        {**written, "shade": 1},
+        {"type": "Leaf", "count": 3},
+        {**written, "type": "Tree"},
+    ):
         with pytest.raises(InvalidArgumentError) as refused:
             codec.decode(wrong)
         assert (refused.value.field, refused.value.reason) == ("dump", "UNKNOWN_VALUE")
@@ -191,7 +234,11 @@ def test_a_dump_has_no_unknown_and_no_missing_keys() -> None:
         ({"low": "1"}, "low", "should be a valid number"),
         ({"low": 10**400}, "low", "should be a valid number"),
         ({"leaves": {}}, "leaves", "should be a valid array"),
-        ({"leaves": [{"count": 2}, {"count": "2"}]}, "leaves[1].count", "should be a valid integer"),
+        (
+            {"leaves": [{"count": 2}, {"count": "2"}]},
+            "leaves[1].count",
+            "should be a valid integer",
+        ),
         ({"named": []}, "named", "should be an object"),
         ({"named": {"x": {}}}, "named.x.count", "is missing"),
         ({"pair": [1]}, "pair", "should be a valid array"),
@@ -200,7 +247,9 @@ def test_a_dump_has_no_unknown_and_no_missing_keys() -> None:
         ({"data": "A"}, "data", "should be base64"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_its_path(changes: dict[str, Any], path: str, why: str) -> None:
+def test_what_cannot_be_read_is_named_by_its_path(
+    changes: dict[str, Any], path: str, why: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         SAVED.read(Kept, {"leaf": {"count": 2}, **changes})
     assert refused.value.field == path
@@ -209,7 +258,8 @@ def test_what_cannot_be_read_is_named_by_its_path(changes: dict[str, Any], path:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "is not JSON: "), ("[" * 100_000, "is not JSON"), ("[]", "should be an object; ")]
+    ("text", "why"),
+    [("{", "is not JSON: "), ("[" * 100_000, "is not JSON"), ("[]", "should be an object; ")],
 )
 def test_a_text_that_is_no_object_is_refused_as_a_whole(text: str, why: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
@@ -222,12 +272,17 @@ def test_figures_and_values_are_checked_where_they_come_in() -> None:
         SAVED.read(Kept, {"leaf": {"count": 2}, "leaves": [{"count": 2}, {"count": 3}]})
     with pytest.raises(InvalidArgumentError, match="low of the state is above 1"):
         SAVED.read(Kept, {"leaf": {"count": 2}, "low": 2})
-    assert Codec[Any](Kept).decode(Codec[Any](Kept).encode(Kept(Leaf(3), 2.0))) == Kept(Leaf(3), 2.0)
+    assert Codec[Any](Kept).decode(Codec[Any](Kept).encode(Kept(Leaf(3), 2.0))) == Kept(
+        Leaf(3), 2.0
+    )
 
 
 def test_only_some_fields_of_a_class_may_be_kept() -> None:
     forms = Forms("state", "restore it", {Kept: ("leaf", "low")})
-    assert forms.write(Kept, Kept(Leaf(2), 0.5, data=b"x")) == {"leaf": {"count": 2, "colour": "red"}, "low": 0.5}
+    assert forms.write(Kept, Kept(Leaf(2), 0.5, data=b"x")) == {
+        "leaf": {"count": 2, "colour": "red"},
+        "low": 0.5,
+    }
     assert forms.read(Kept, {"leaf": {"count": 2}, "data": "AP8="}) == Kept(Leaf(2))
 
 
@@ -248,22 +303,40 @@ def test_classes_have_names_where_several_could_be_meant() -> None:
 
 def test_an_error_has_the_code_of_its_class() -> None:
     error = DataLossError("tensor x is corrupt", field="x", reason="CORRUPT_TENSOR")
-    written = {"code": 15, "reason": "CORRUPT_TENSOR", "field": "x", "message": "tensor x is corrupt"}
+    written = {
+        "code": 15,
+        "reason": "CORRUPT_TENSOR",
+        "field": "x",
+        "message": "tensor x is corrupt",
+    }
     assert OWN.write(EdgeShardError, error) == written
     assert OWN.read(EdgeShardError, written) == error
     unknown = OWN.read(EdgeShardError, {**written, "code": 99})
     assert unknown == InternalError("tensor x is corrupt", field="x", reason="CORRUPT_TENSOR")
     wrong: Any
-    for wrong in (None, [], {}, {**written, "message": 7}, {**written, "field": None}, {**written, "code": []}):
+    for wrong in (
+        None,
+        [],
+        {},
+        {**written, "message": 7},
+        {**written, "field": None},
+        {**written, "code": []},
+    ):
         with pytest.raises(InvalidArgumentError):
             OWN.read(EdgeShardError, wrong)
 
 
 def test_a_spec_keeps_its_bounds() -> None:
     kept = SAVED.write(DeploymentSpec, parse_spec({"name": "d", "model": "m"}))
-    assert SAVED.read(DeploymentSpec, {"name": "d", "model": "m"}) == SAVED.read(DeploymentSpec, kept)
-    assert SAVED.read(DeploymentSpec, {**kept, "of_a_later_version": 1}) == SAVED.read(DeploymentSpec, kept)
-    with pytest.raises(InvalidArgumentError, match="concurrency of the state must be 1 to 4096; restore it") as refused:
+    assert SAVED.read(DeploymentSpec, {"name": "d", "model": "m"}) == SAVED.read(
+        DeploymentSpec, kept
+    )
+    assert SAVED.read(DeploymentSpec, {**kept, "of_a_later_version": 1}) == SAVED.read(
+        DeploymentSpec, kept
+    )
+    with pytest.raises(
+        InvalidArgumentError, match="concurrency of the state must be 1 to 4096; restore it"
+    ) as refused:
         SAVED.read(DeploymentSpec, {**kept, "concurrency": 0})
     assert refused.value.field == "concurrency"
 
@@ -272,4 +345,8 @@ def test_a_type_is_walked_at_its_first_use() -> None:
     forms = Forms("state", "restore it")
     assert forms.of(Kept) is forms.of(Kept)
     with pytest.raises(TypeError, match=r"Wrong\.part"):
-        forms.of(dataclasses.make_dataclass("Wrong", [("part", complex)], namespace={"__module__": __name__}))
+        forms.of(
+            dataclasses.make_dataclass(
+                "Wrong", [("part", complex)], namespace={"__module__": __name__}
+            )
+        )

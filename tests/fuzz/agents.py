@@ -1,12 +1,12 @@
 """Send a coordinator all messages of agents, with any values: `make fuzz-agents`.
 
-The coordinator is a real one on loopback, in this process. Node `liar` holds no stage. Nodes `head` and `last` hold
-deployment `tale`, and lie too. Nodes `calm-a` and `calm-b` hold deployment `calm` and are honest: whatever the others
-send, it stays ready at its first epoch.
+The coordinator is a real one on loopback, in this process. Node `liar` holds no stage. Nodes `head`
+and `last` hold deployment `tale`, and lie too. Nodes `calm-a` and `calm-b` hold deployment `calm`
+and are honest: whatever the others send, it stays ready at its first epoch.
 
-Findings are exceptions that are not typed, callbacks of the coordinator that take more than 0.25 s of its thread's
-processor time, and any change of `calm`. Memory that grows by more than 50 MB after the first minute is one, too. The
-exit code is then 1.
+Findings are exceptions that are not typed, callbacks of the coordinator that take more than 0.25 s
+of its thread's processor time, and any change of `calm`. Memory that grows by more than 50 MB after
+the first minute is one, too. The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -93,9 +93,19 @@ class AgentFuzzer:
         await self._site.until_phase("calm", "ready")
 
     async def send_next(self) -> None:
-        """Send one message, or a few of one stream; whatever is refused must be so by a typed error."""
-        choices = (self._control, self._control, self._control, self._attached, self._attached, self._attached)
-        action = self._dice.choice((*choices, self._hello, self._register, self._report, self._heartbeat))
+        """Send one message, or a few of one stream; whatever is refused must be so by a typed
+        error."""
+        choices = (
+            self._control,
+            self._control,
+            self._control,
+            self._attached,
+            self._attached,
+            self._attached,
+        )
+        action = self._dice.choice(
+            (*choices, self._hello, self._register, self._report, self._heartbeat)
+        )
         try:
             await asyncio.wait_for(action(), CALL_TIMEOUT_S)
         except REFUSED as error:
@@ -112,7 +122,9 @@ class AgentFuzzer:
             for name in ("head", "last"):
                 await self._connect(name)
             if record is not None and record.phase in ("failed", "waiting"):
-                request = admin_pb2.DeleteDeploymentRequest(operation_id=self._operation(), name="tale", force=True)
+                request = admin_pb2.DeleteDeploymentRequest(
+                    operation_id=self._operation(), name="tale", force=True
+                )
                 await self._site.admin.DeleteDeployment(request, timeout=CALL_TIMEOUT_S)
             elif record is None:
                 await self._deploy("tale", "head=0:6,last=6:12", CALM)
@@ -142,7 +154,11 @@ class AgentFuzzer:
         self.served += has_tokens
 
     async def _deploy(self, name: str, layers: str, exclude: Sequence[str]) -> None:
-        options: dict[str, Any] = {"layers": layers, "source": layers.partition("=")[0], "exclude": tuple(exclude)}
+        options: dict[str, Any] = {
+            "layers": layers,
+            "source": layers.partition("=")[0],
+            "exclude": tuple(exclude),
+        }
         request = self._site.deploy_request(self._operation(), name=name, **options)
         await self._site.admin.Deploy(request, timeout=CALL_TIMEOUT_S)
 
@@ -159,7 +175,8 @@ class AgentFuzzer:
         agent._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _connect(self, name: str) -> None:
-        """Register a node with true facts, unless the coordinator has them, and open its stream if it has ended."""
+        """Register a node with true facts, unless the coordinator has them, and open its stream if
+        it has ended."""
         agent = self._agents[name]
         node = self._site.state.nodes.get(agent.node_id)
         true = (agent.registration.facts, agent.registration.incarnation)
@@ -205,7 +222,8 @@ class AgentFuzzer:
         call.cancel()
 
     def _liar(self) -> str:
-        """Mostly the node without a stage: no deployment is placed on nodes with impossible facts."""
+        """Mostly the node without a stage: no deployment is placed on nodes with impossible
+        facts."""
         return self._dice.choice(LIARS) if self._dice.random() < 0.05 else "liar"
 
     async def _register(self) -> None:
@@ -263,14 +281,20 @@ class AgentFuzzer:
                 return self._ids
             case "position" | "read" | "scored":
                 running = self._site.coordinator.front._requests.items()
-                due = [request.next_position for _, request in running if request.next_position is not None]
+                due = [
+                    request.next_position
+                    for _, request in running
+                    if request.next_position is not None
+                ]
                 return (*due, *due, *range(3))
             case "token" | "prompt_tokens":
                 return range(5)
             case "text" | "final_text":
                 return ("", "x")
             case "operation_id" if record is not None:
-                key = CommandKey(record.uid, Epoch(record.epoch), self._dice.choice(list(CommandKind)), 0)
+                key = CommandKey(
+                    record.uid, Epoch(record.epoch), self._dice.choice(list(CommandKind)), 0
+                )
                 sent = agent.operation_ids[-3:]
                 return (*sent, replace(key, stage=self._dice.randrange(3)).operation_id)
             case _:
@@ -296,10 +320,15 @@ class AgentFuzzer:
 
     def on_log(self, _: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
         """A processor of structlog that keeps records which no message may cause."""
-        if method in ("error", "exception", "critical") or str(event.get("event", "")).endswith("_broke"):
+        if method in ("error", "exception", "critical") or str(event.get("event", "")).endswith(
+            "_broke"
+        ):
             text = {key: str(value) for key, value in event.items()}
             error = sys.exc_info()[1]
-            self.find(f"log {event.get('event')} {type(error).__name__}", f"{text} {error!r}; {self.newest}")
+            self.find(
+                f"log {event.get('event')} {type(error).__name__}",
+                f"{text} {error!r}; {self.newest}",
+            )
         raise structlog.DropEvent
 
     def on_exception(self, _: object, context: Mapping[str, Any]) -> None:
@@ -328,7 +357,11 @@ def _sketch(message: Message) -> str:
             name = f"{path}{field.name}"
             if field.is_repeated:
                 counts[name] = len(value)
-                if field.message_type is not None and value and not field.message_type.GetOptions().map_entry:
+                if (
+                    field.message_type is not None
+                    and value
+                    and not field.message_type.GetOptions().map_entry
+                ):
                     waiting.append((f"{name}[0].", value[0]))
             elif field.message_type is not None:
                 waiting.append((f"{name}.", value))
@@ -379,7 +412,9 @@ async def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
         "deployments": fuzzer.deployments,
         "requests": fuzzer.requests,
         "requests_with_tokens": fuzzer.served,
-        "epochs": int(record.epoch) if (record := site.state.deployments.get("tale")) is not None else 0,
+        "epochs": int(record.epoch)
+        if (record := site.state.deployments.get("tale")) is not None
+        else 0,
         "callbacks": watchdog.callbacks,
         "grown_mb": round(grown / 1e6, 1),
         "findings": fuzzer.findings,

@@ -1,10 +1,12 @@
-"""Send bodies that are made of the forms of all routes: `make fuzz`, or `python -m tests.fuzz.bodies --seconds 600`.
+"""Send bodies that are made of the forms of all routes: `make fuzz`, or
+`python -m tests.fuzz.bodies --seconds 600`.
 
-A body has values of its fields' types, and now and then others: of another type, too large, infinite, or of a name that
-no field has. The gateway's application runs in this process. A finding is an exception, an answer of status 500, one
-that is not JSON, or an error of more than `MAX_ERROR_BYTES`. So is a callback of the event loop that takes more than
-`MAX_CALLBACK_S` of processor time, and memory that grows by more than `MAX_GROWTH_BYTES` after the first
-`WARM_UP_S`. Each is written to `findings/`, and the exit code is then 1. The same seed makes the same bodies.
+A body has values of its fields' types, and now and then others: of another type, too large,
+infinite, or of a name that no field has. The gateway's application runs in this process. A finding
+is an exception, an answer of status 500, one that is not JSON, or an error of more than
+`MAX_ERROR_BYTES`. So is a callback of the event loop that takes more than `MAX_CALLBACK_S` of
+processor time, and memory that grows by more than `MAX_GROWTH_BYTES` after the first `WARM_UP_S`.
+Each is written to `findings/`, and the exit code is then 1. The same seed makes the same bodies.
 """
 
 from __future__ import annotations
@@ -61,7 +63,18 @@ _KEYS = (
     "enum", "const", "tools", "tool_calls", "id", "output", "input", "action", "summary", "if", "then", "images",
     "function_call", "custom", "allowed_tools", "reasoning_content", "thinking", "description", "a", "",
 )  # fmt: skip
-_LISTS = ("items", "anyOf", "allOf", "oneOf", "tools", "tool_calls", "content", "enum", "summary", "images")
+_LISTS = (
+    "items",
+    "anyOf",
+    "allOf",
+    "oneOf",
+    "tools",
+    "tool_calls",
+    "content",
+    "enum",
+    "summary",
+    "images",
+)
 _ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, float("inf"), float("nan"), 4.0,
     "", "x", "\x00", [], {}, [[]], [{}], {"": None}, "x" * 5000,
@@ -82,14 +95,18 @@ class BodyMaker:
         value = self._of_model(form, 0)
         if chance.random() < 0.03:
             value[chance.choice(("x", "\ud800", "x" * 100_000))] = self.json_value("a", 0)
-        text = json.dumps(value, separators=(",", ":"), ensure_ascii=chance.random() < 0.8).encode("utf-8", "replace")
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=chance.random() < 0.8).encode(
+            "utf-8", "replace"
+        )
         if chance.random() < 0.9:
             text = text.replace(b"Infinity", b"1e400").replace(b"NaN", b"1e400")
         if chance.random() < 0.03:
             at = chance.randrange(len(text) + 1)
             text = (
                 text[:at]
-                + chance.choice((b"", b"\x00", b"\\ud800", b'"', b"[" * 300, b"\\", b"\xff", b"}", text))
+                + chance.choice(
+                    (b"", b"\x00", b"\\ud800", b'"', b"[" * 300, b"\\", b"\xff", b"}", text)
+                )
                 + text[at + 3 :]
             )
         return text
@@ -129,7 +146,10 @@ class BodyMaker:
         values: list[dict[str, Any]] = []
         for _ in range(chance.choice((1, 2, 5))):
             message = {"role": chance.choice(("user", "assistant")), "content": self._text()}
-            function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+            function = {
+                "name": "f",
+                "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+            }
             tool = {"type": "function", "name": "f", "function": function}
             value = tool if name == "tools" else message
             if chance.random() < 0.2:
@@ -147,7 +167,10 @@ class BodyMaker:
         if chance.random() < 0.1:
             chosen = chance.choice(_ODD)
         some = {"mode": chance.choice(_WORDS["mode"]), "tools": [chosen] * chance.choice((0, 1, 2))}
-        lists = ({"type": "allowed_tools", "allowed_tools": some}, {"type": "allowed_tools", **some})
+        lists = (
+            {"type": "allowed_tools", "allowed_tools": some},
+            {"type": "allowed_tools", **some},
+        )
         return chance.choice(("none", "auto", "required", chosen, *lists))
 
     def _of_type(self, name: str, annotation: Any, depth: int) -> Any:
@@ -161,7 +184,10 @@ class BodyMaker:
         if origin is Literal:
             return chance.choice(parts)
         if origin is list:
-            return [self._of_field("", parts[0], depth + 1) for _ in range(chance.choice((0, 1, 1, 2, 3, 17)))]
+            return [
+                self._of_field("", parts[0], depth + 1)
+                for _ in range(chance.choice((0, 1, 1, 2, 3, 17)))
+            ]
         if origin is dict:
             return self._object(name, depth + 1)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -192,7 +218,9 @@ class BodyMaker:
 
     def _object(self, name: str, depth: int) -> dict[str, Any]:
         if self._random.random() < 0.01:
-            return {str(number): {} for number in range(self._random.choice((10, 300, 5000, 30_000)))}
+            return {
+                str(number): {} for number in range(self._random.choice((10, 300, 5000, 30_000)))
+            }
         keys = self._random.sample(_KEYS, self._random.choice((0, 1, 2, 4, 8)))
         return {key: self.json_value(key, depth + 1) for key in keys}
 
@@ -200,11 +228,14 @@ class BodyMaker:
         chance = self._random
         if self._large_left and chance.random() < 0.0005:
             self._large_left -= 1
-            return chance.choice(("x", "\n", "é", "日")) * chance.choice((1 << 16, 1 << 20, 4 << 20))
+            return chance.choice(("x", "\n", "é", "日")) * chance.choice(
+                (1 << 16, 1 << 20, 4 << 20)
+            )
         return chance.choice(("", "x", "Hello", "{}", "</s>", "é" * 20, "\x00", "a,b" * 50))
 
     def _large(self) -> Any:
-        """A value of many parts, most of them at the bounds; None if the body has enough of them."""
+        """A value of many parts, most of them at the bounds; None if the body has enough of
+        them."""
         chance = self._random
         if not self._large_left:
             return None
@@ -220,7 +251,11 @@ class BodyMaker:
         if kind == 3:
             deep: Any = []
             for _ in range(chance.choice((50, 63, 64, 65, 120, 180, 250))):
-                deep = [deep] if chance.random() < 0.5 else {chance.choice(("items", "properties", "a")): deep}
+                deep = (
+                    [deep]
+                    if chance.random() < 0.5
+                    else {chance.choice(("items", "properties", "a")): deep}
+                )
             return deep
         if kind == 4:
             message = {"role": chance.choice(_WORDS["role"]), "content": "x"}
@@ -233,7 +268,9 @@ class BodyMaker:
         if kind == 6:
             call = {"id": "c", "function": {"name": "f", "arguments": {"a": chance.choice(_ODD)}}}
             return [{"role": "assistant", "tool_calls": [call] * (count // 6)}]
-        return [{"type": "function", "name": "f", "function": {"name": "f"}}] * chance.choice((1024, 1025, count // 6))
+        return [{"type": "function", "name": "f", "function": {"name": "f"}}] * chance.choice(
+            (1024, 1025, count // 6)
+        )
 
 
 @dataclass
@@ -274,7 +311,9 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def tried(gateway: Gateway, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, float, str]:
+def tried(
+    gateway: Gateway, path: str, body: bytes, headers: dict[str, str]
+) -> tuple[int, float, str]:
     """The status of an answer, its longest callback, and the fault if there is one."""
     try:
         answer = gateway.post(path, body, headers)
@@ -295,7 +334,11 @@ def fuzz(seconds: float, seed: int, out: Path, most: int = sys.maxsize) -> Repor
     report, statuses = Report(seed), Counter[str]()
     warm = 0
     began = time.monotonic()
-    while time.monotonic() - began < seconds and report.bodies < most and len(report.findings) < MAX_FINDINGS:
+    while (
+        time.monotonic() - began < seconds
+        and report.bodies < most
+        and len(report.findings) < MAX_FINDINGS
+    ):
         random_ = random.Random(f"{seed}/{report.bodies}")
         path = random_.choice(list(FORMS))
         body, headers = BodyMaker(random_).body(FORMS[path]), dict[str, str]()
@@ -319,7 +362,9 @@ def fuzz(seconds: float, seed: int, out: Path, most: int = sys.maxsize) -> Repor
     report.statuses = dict(sorted(statuses.items()))
     report.warm_mib = warm / 2**20
     if report.peak_after_mib - report.warm_mib > MAX_GROWTH_BYTES / 2**20:
-        report.findings.append(f"memory grew from {report.warm_mib:.0f} to {report.peak_after_mib:.0f} MiB")
+        report.findings.append(
+            f"memory grew from {report.warm_mib:.0f} to {report.peak_after_mib:.0f} MiB"
+        )
     return report
 
 

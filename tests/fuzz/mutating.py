@@ -16,7 +16,9 @@ _VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def mutated(random_: random.Random, corpus: Sequence[bytes], words: Sequence[bytes], is_json: bool) -> bytes:
+def mutated(
+    random_: random.Random, corpus: Sequence[bytes], words: Sequence[bytes], is_json: bool
+) -> bytes:
     """An input of the corpus, changed in a few places."""
     data = random_.choice(corpus)
     if is_json and random_.random() < 0.6:
@@ -31,7 +33,9 @@ def mutated(random_: random.Random, corpus: Sequence[bytes], words: Sequence[byt
     return bytes(content[:LONGEST])
 
 
-def _change(random_: random.Random, content: bytearray, corpus: Sequence[bytes], words: Sequence[bytes]) -> None:
+def _change(
+    random_: random.Random, content: bytearray, corpus: Sequence[bytes], words: Sequence[bytes]
+) -> None:
     at = random_.randrange(len(content) + 1)
     end = min(len(content), at + random_.choice((1, 1, 2, 4, 8, 64, 4096)))
     match random_.randrange(8):
@@ -60,7 +64,8 @@ def _change(random_: random.Random, content: bytearray, corpus: Sequence[bytes],
 def _changed_json(  # noqa: C901 - a case for each change
     random_: random.Random, data: bytes, corpus: Sequence[bytes]
 ) -> bytes | None:
-    """A JSON document with some values replaced, removed, repeated or taken from another; None if it is no JSON."""
+    """A JSON document with some values replaced, removed, repeated or taken from another; None if
+    it is no JSON."""
     try:
         value = json.loads(data)
         other = json.loads(random_.choice(corpus))
@@ -83,14 +88,20 @@ def _changed_json(  # noqa: C901 - a case for each change
                     holder[key] = copy.deepcopy(from_[at])
             case 4:
                 for _ in range(random_.choice((1, 3, 30, 200))):
-                    holder[key] = [holder[key]] if random_.random() < 0.5 else {"type": "Sequence", "a": holder[key]}
+                    holder[key] = (
+                        [holder[key]]
+                        if random_.random() < 0.5
+                        else {"type": "Sequence", "a": holder[key]}
+                    )
             case _:
                 if isinstance(holder, list) and len(json.dumps(holder[key])) < 200:
                     holder.extend([holder[key]] * random_.choice((1, 10, 1000)))
                 elif isinstance(holder, list):
                     holder.append(holder[key])
                 else:
-                    holder[random_.choice((str(key) + "x", "auto_map", "type", "x" * 3000, "\ud800"))] = holder[key]
+                    holder[
+                        random_.choice((str(key) + "x", "auto_map", "type", "x" * 3000, "\ud800"))
+                    ] = holder[key]
     try:
         return json.dumps(value).encode()
     except (ValueError, RecursionError, MemoryError):  # the repeated value may be large itself

@@ -1,4 +1,5 @@
-"""Feed readers of strangers' bytes with mutated inputs: `make fuzz`, or `python -m tests.fuzz.run --target config`.
+"""Feed readers of strangers' bytes with mutated inputs: `make fuzz`, or
+`python -m tests.fuzz.run --target config`.
 
 Each target has a process of its own, with a limit of memory, that begins from the seeds and the
 kept corpus. An input with a new outcome joins the corpus of the run and, with `--keep`, the
@@ -34,14 +35,16 @@ SLOW_S = 2.0
 GROWTH_BYTES = 128 << 20
 DRIFT_BYTES = 256 << 20
 MEMORY_BYTES = 4 << 30
-"""Limit of the process's address space: beyond it an allocation ends with MemoryError, which is a finding."""
+"""Limit of the process's address space: beyond it an allocation ends with MemoryError, which is a
+finding."""
 _KEPT_BYTES = 4096
 """An input that is kept in the project is no longer than that."""
 
 
 @dataclass
 class Report:
-    """The outcome of one target. `slowest_s` is processor time; `peak_mib` and `began_mib` are of resident memory."""
+    """The outcome of one target. `slowest_s` is processor time; `peak_mib` and `began_mib` are of
+    resident memory."""
 
     target: str
     inputs: int = 0
@@ -68,7 +71,10 @@ def tried(target: Target, data: bytes) -> tuple[str, str]:
         outcome = target.fuzz_one(data)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return f"finding {type(error).__name__} {Path(last.filename).name}:{last.lineno}", traceback.format_exc()
+        return (
+            f"finding {type(error).__name__} {Path(last.filename).name}:{last.lineno}",
+            traceback.format_exc(),
+        )
     took, growth = time.process_time() - began, _peak_bytes() - peak
     if took > SLOW_S:
         return f"finding slow {outcome}", f"took {took:.1f} s: {outcome}"
@@ -102,7 +108,9 @@ def fuzz(target: Target, seconds: float, seed: int, out: Path, keep: bool) -> Re
             met.add(outcome)
             corpus.append(data)
             if wrong:
-                report.findings.append(f"{outcome} [{_write(out / 'findings' / target.name, data, wrong)}]")
+                report.findings.append(
+                    f"{outcome} [{_write(out / 'findings' / target.name, data, wrong)}]"
+                )
             else:
                 _write(out / "corpus" / target.name, data)
                 if keep and len(data) <= _KEPT_BYTES:
@@ -113,7 +121,9 @@ def fuzz(target: Target, seconds: float, seed: int, out: Path, keep: bool) -> Re
     gc.collect()
     _tell(report, began, met, out)
     if report.now_mib - report.began_mib > DRIFT_BYTES / 2**20:
-        report.findings.append(f"memory grew from {report.began_mib:.0f} to {report.now_mib:.0f} MiB over the run")
+        report.findings.append(
+            f"memory grew from {report.began_mib:.0f} to {report.now_mib:.0f} MiB over the run"
+        )
         _tell(report, began, met, out)
     return report
 
@@ -146,8 +156,23 @@ def supervised(target: Target, options: argparse.Namespace) -> dict[str, Any]:
     left, ended, sums = options.seconds, list[str](), dict[str, Any]()
     while left > 0:
         began = time.monotonic()
-        command = [sys.executable, "-m", "tests.fuzz.run", "--worker", "--target", target.name, "--seconds", str(left)]
-        command += ["--seed", str(options.seed + len(ended)), "--out", str(options.out), *["--keep"] * options.keep]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzz.run",
+            "--worker",
+            "--target",
+            target.name,
+            "--seconds",
+            str(left),
+        ]
+        command += [
+            "--seed",
+            str(options.seed + len(ended)),
+            "--out",
+            str(options.out),
+            *["--keep"] * options.keep,
+        ]
         # The tokenizer's library prints a page for each of its panics.
         quiet = {**os.environ, "RUST_BACKTRACE": "0"}
         with (options.out / f"stderr-{target.name}").open("wb") as stderr:
@@ -162,7 +187,11 @@ def supervised(target: Target, options: argparse.Namespace) -> dict[str, Any]:
         if done.returncode == 0:
             break
         data = (options.out / f"current-{target.name}").read_bytes()
-        where = _write(options.out / "findings" / target.name, data, f"the process ended with {done.returncode}")
+        where = _write(
+            options.out / "findings" / target.name,
+            data,
+            f"the process ended with {done.returncode}",
+        )
         ended.append(f"the process ended with {done.returncode} [{where}]")
         left -= time.monotonic() - began
         if len(ended) == 10:
@@ -183,13 +212,21 @@ def by_atheris(target: Target, arguments: list[str]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tests.fuzz.run", description=__doc__)
-    parser.add_argument("--target", choices=sorted(TARGETS), help="one reader; every one in turn without it")
+    parser.add_argument(
+        "--target", choices=sorted(TARGETS), help="one reader; every one in turn without it"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="for each reader")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=ROOT / ".benchmarks" / "fuzz", help="results, findings, corpus")
-    parser.add_argument("--keep", action="store_true", help="keep inputs with new outcomes in tests/fuzz/corpus")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / ".benchmarks" / "fuzz", help="results, findings, corpus"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep inputs with new outcomes in tests/fuzz/corpus"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--atheris", action="store_true", help="drive --target with atheris, where it is installed")
+    parser.add_argument(
+        "--atheris", action="store_true", help="drive --target with atheris, where it is installed"
+    )
     return parser
 
 

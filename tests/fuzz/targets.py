@@ -1,8 +1,9 @@
 """Readers of a stranger's bytes, each as a function of them: `fuzz_one` returns unless something is
 wrong.
 
-A typed error that names its field is an answer. Any other exception, and a broken promise, is a finding. The functions
-keep nothing between inputs, so that any driver may call them: the loop of `run`, hypothesis, atheris.
+A typed error that names its field is an answer. Any other exception, and a broken promise, is a
+finding. The functions keep nothing between inputs, so that any driver may call them: the loop of
+`run`, hypothesis, atheris.
 """
 
 from __future__ import annotations
@@ -96,7 +97,12 @@ from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_
 from edgeshard.wire.identity import enrolment_from_wire, enrolment_to_wire
 from edgeshard.wire.invitations import TOKEN_PREFIX, invitation_from_text, invitation_to_text
 from edgeshard.wire.site import dtype_to_wire
-from edgeshard.wire.store import local_model_from_wire, manifest_from_json, manifest_from_wire, validate_manifest
+from edgeshard.wire.store import (
+    local_model_from_wire,
+    manifest_from_json,
+    manifest_from_wire,
+    validate_manifest,
+)
 from tests.support.model_stores import OllamaFolder
 
 LONGEST_MESSAGE = 2200
@@ -113,7 +119,8 @@ class FindingError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`read` is given an input; `seeds` are inputs to begin from, `words` texts that mean something to it."""
+    """`read` is given an input; `seeds` are inputs to begin from, `words` texts that mean something
+    to it."""
 
     name: str
     read: Callable[[bytes], str | None]
@@ -126,8 +133,14 @@ class Target:
         try:
             return self.read(data) or "taken"
         except EdgeShardError as error:
-            if not error.message or len(error.message) > LONGEST_MESSAGE or len(error.field) > LONGEST_MESSAGE:
-                raise FindingError(f"an error of {len(error.message)} characters: {error.message[:200]}") from error
+            if (
+                not error.message
+                or len(error.message) > LONGEST_MESSAGE
+                or len(error.field) > LONGEST_MESSAGE
+            ):
+                raise FindingError(
+                    f"an error of {len(error.message)} characters: {error.message[:200]}"
+                ) from error
             return f"{type(error).__name__} {error.reason} {_place(error)}"
 
 
@@ -162,7 +175,8 @@ def _joined(*pieces: bytes) -> bytes:
     return b"".join(_SPLIT.pack(len(piece)) + piece for piece in pieces)
 
 
-# -- frames ------------------------------------------------------------------------------------------------------------
+# -- frames
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _frames(data: bytes) -> str:
@@ -171,7 +185,10 @@ def _frames(data: bytes) -> str:
     for contract in (FORWARD, RETURN):
         reader, numbers = FrameReader(contract), list[int]()
         pieces = list(islice(_pieces(data), 32))
-        sealed = [_seal_raw(header, payload) for header, payload in zip(pieces[::2], pieces[1::2], strict=False)]
+        sealed = [
+            _seal_raw(header, payload)
+            for header, payload in zip(pieces[::2], pieces[1::2], strict=False)
+        ]
         for frame in [*sealed, *_raw_frames(pieces)]:
             before = reader.next_step
             try:
@@ -179,8 +196,14 @@ def _frames(data: bytes) -> str:
             except EdgeShardError as error:
                 met.add(_place(error).rpartition(" ")[2])
                 if not error.message or reader.next_step != before:
-                    raise FindingError("a frame that was refused changed what comes next") from error
-            held = sum(len(part) for partial in reader._partial.values() for part in partial.payloads.values())
+                    raise FindingError(
+                        "a frame that was refused changed what comes next"
+                    ) from error
+            held = sum(
+                len(part)
+                for partial in reader._partial.values()
+                for part in partial.payloads.values()
+            )
             if held > contract.window * max(contract.max_bytes, 1 << 20):
                 raise FindingError(f"{held} bytes are held for steps that are not complete")
         if numbers != list(range(len(numbers))):
@@ -204,20 +227,27 @@ def _raw_frames(pieces: list[bytes]) -> Iterator[stage_pb2.Frame]:
 def _frame_seeds() -> Iterator[bytes]:
     def forward(number: int, tokens: int) -> ForwardStep:
         guide = Guide(GuideKind.REGEX, "a+")
-        span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9), guide, (6,), 11)
+        span = Span(
+            7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9), guide, (6,), 11
+        )
         copies = (StateCopy(7, 16, 3),)
-        plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else (), 0, (9,), copies, copies)
+        plan = StepPlan(
+            (1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else (), 0, (9,), copies, copies
+        )
         hidden = Tensor(DType.BFLOAT16, (tokens, 8), bytes(tokens * 16)) if tokens else None
         return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
 
-    back = ReturnedStep(0, StepResult((SampledToken(7, 8, 5, -0.5, ()),), (StageTiming(1, 0.0, 0.5),), pending=(9,)))
+    back = ReturnedStep(
+        0, StepResult((SampledToken(7, 8, 5, -0.5, ()),), (StageTiming(1, 0.0, 0.5),), pending=(9,))
+    )
     for steps in ([forward(0, 3)], [forward(0, 0), forward(1, 32)], [back]):
         frames = [frame for step in steps for frame in encode_step("tales", 3, step)]
         yield _joined(*(part for frame in frames for part in (frame.header, frame.payload)))
         yield _joined(*(frame.SerializeToString() for frame in frames))
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
+# -- models
+# ------------------------------------------------------------------------------------------------------------
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -290,7 +320,9 @@ def _gguf(data: bytes) -> None:
     tokenizer_files(file, [])
     for tensor in file.tensors.values():
         if tensor.offset + tensor.size > len(data):
-            raise FindingError(f"tensor {tensor.name} ends at {tensor.offset + tensor.size}, beyond the file")
+            raise FindingError(
+                f"tensor {tensor.name} ends at {tensor.offset + tensor.size}, beyond the file"
+            )
 
 
 def _ollama_form(data: bytes) -> None:
@@ -302,7 +334,9 @@ def _ollama_form(data: bytes) -> None:
 def _ollama_manifest(data: bytes) -> None:
     """A manifest in a store that has the blobs of the seed."""
     store = OllamaFolder(_scratch("ollama"))
-    store.manifest(b"GGUF", {"model_format": "gguf", "file_type": "Q4_K_M"}, params="{}", system="Be brief.")
+    store.manifest(
+        b"GGUF", {"model_format": "gguf", "file_type": "Q4_K_M"}, params="{}", system="Be brief."
+    )
     path = store.folder / "manifest"
     path.write_bytes(data)
     ollama.read_model(ollama.Manifest("tales:latest", path, store.folder))
@@ -320,7 +354,10 @@ def _ollama_settings(data: bytes) -> None:
     folder = _scratch("settings")
     folder.mkdir(exist_ok=True)
     files = []
-    texts = {"tokenizer.json": _json(WHOLE_TOKENIZER), "tokenizer_config.json": b'{"chat_template": "x"}'}
+    texts = {
+        "tokenizer.json": _json(WHOLE_TOKENIZER),
+        "tokenizer_config.json": b'{"chat_template": "x"}',
+    }
     for name, text in texts.items():
         (folder / name).write_bytes(text)
         files.append(StoredFile(name, folder / name, len(text)))
@@ -359,7 +396,9 @@ def _gguf_seed(type_number: int = 8) -> bytes:
     }
     _, inputs, block_bytes = GGUF_TYPES[type_number]
     blocks = max(1, 32 // inputs)
-    tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, blocks * inputs, 4, type_number, 0)
+    tensor = text("token_embd.weight") + struct.pack(
+        "<IQQIQ", 2, blocks * inputs, 4, type_number, 0
+    )
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(entries))
     header += b"".join(text(key) + value for key, value in entries.items()) + tensor
     return header + bytes(-len(header) % 32) + bytes(4 * blocks * block_bytes)
@@ -370,7 +409,8 @@ _BLOCK_ROWS = 40
 
 
 def _blocks(data: bytes) -> str | None:
-    """The first byte chooses a block format, the others are rows of one block each: packed and multiplied."""
+    """The first byte chooses a block format, the others are rows of one block each: packed and
+    multiplied."""
     if not data:
         return "no format"
     kind = BLOCK_FORMATS[data[0] % len(BLOCK_FORMATS)]
@@ -378,7 +418,9 @@ def _blocks(data: bytes) -> str | None:
     rows = min(_BLOCK_ROWS, (len(data) - 1) // layout.stored_bytes)
     if not rows:
         return "no whole block"
-    stored = torch.frombuffer(bytearray(data[1 : 1 + rows * layout.stored_bytes]), dtype=torch.uint8)
+    stored = torch.frombuffer(
+        bytearray(data[1 : 1 + rows * layout.stored_bytes]), dtype=torch.uint8
+    )
     weight = BlockWeight.of(stored, (rows, layout.inputs), kind)
     layer, numbers = PackedLinear.pack_blocks(weight), weight.dequantize()
     if not _same_bits(layer.rows(torch.arange(rows)), numbers):
@@ -407,7 +449,9 @@ def _header(data: bytes) -> None:
     end = 0
     for stored in read_header(path):
         if stored.offset < max(8, end) or stored.offset + stored.size > len(data):
-            raise FindingError(f"tensor {stored.name} lies at {stored.offset}, beyond {end} or the file")
+            raise FindingError(
+                f"tensor {stored.name} lies at {stored.offset}, beyond {end} or the file"
+            )
         end = stored.offset + stored.size
 
 
@@ -415,7 +459,10 @@ def _config(data: bytes) -> None:
     config = parse_json_object(_text(data), "config.json")
     decoder = read_config(config)
     model = model_from_config("fuzzed", config)
-    if model.layer_count != decoder.shape.layer_count or len(decoder.windows()) != model.layer_count:
+    if (
+        model.layer_count != decoder.shape.layer_count
+        or len(decoder.windows()) != model.layer_count
+    ):
         raise FindingError("layers are counted in two ways")
 
 
@@ -435,7 +482,8 @@ def _manifest(data: bytes) -> None:
 
 
 def _note(data: bytes) -> str:
-    """A note of the store's linked files: it names no bytes that the file, as it was noted, does not have."""
+    """A note of the store's linked files: it names no bytes that the file, as it was noted, does
+    not have."""
     path = _scratch("linked") / f"{'0' * 32}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
@@ -455,7 +503,11 @@ def _note(data: bytes) -> str:
 
 
 def _note_seed(**changes: object) -> bytes:
-    values = {"blobs": {_DIGEST: [32, 60]}, "orders": {_DIGEST: [3, 2, 5]}, "source": "/nowhere/model.gguf"}
+    values = {
+        "blobs": {_DIGEST: [32, 60]},
+        "orders": {_DIGEST: [3, 2, 5]},
+        "source": "/nowhere/model.gguf",
+    }
     return _json(values | changes)
 
 
@@ -550,7 +602,9 @@ def _tokenizer_settings(data: bytes) -> None:
 def _tiktoken(data: bytes) -> None:
     """Settings and ranks, separated by a zero; the result is read as a tokenizer.json is."""
     settings, _, ranks = data.partition(b"\0")
-    made = tokenizer_of("tiktoken.model", ranks, parse_json_object(_text(settings), TOKENIZER_SETTINGS))
+    made = tokenizer_of(
+        "tiktoken.model", ranks, parse_json_object(_text(settings), TOKENIZER_SETTINGS)
+    )
     if (failed := _tokenizer(made)) is not None:
         raise FindingError(f"a tokenizer.json that cannot be used: {failed}")
 
@@ -579,9 +633,14 @@ def _answer(data: bytes) -> str:
     met = set()
     for form in ToolFormat:
         answer_format = AnswerFormat(form, "<think>", "</think>")
-        at_once, piecewise = AnswerParser(answer_format, _TOOLS), AnswerParser(answer_format, _TOOLS)
+        at_once, piecewise = (
+            AnswerParser(answer_format, _TOOLS),
+            AnswerParser(answer_format, _TOOLS),
+        )
         whole = [*at_once.feed(text), *at_once.finish()]
-        parts = [delta for at in range(0, len(text), 7) for delta in piecewise.feed(text[at : at + 7])]
+        parts = [
+            delta for at in range(0, len(text), 7) for delta in piecewise.feed(text[at : at + 7])
+        ]
         parts += piecewise.finish()
         if _said(whole) != _said(parts):
             raise FindingError(f"{form} reads an answer differently when it comes in pieces")
@@ -609,7 +668,8 @@ def _index(data: bytes) -> None:
         raise FindingError("a shard lies beside the directory")
 
 
-# -- files of an operator ----------------------------------------------------------------------------------------------
+# -- files of an operator
+# ----------------------------------------------------------------------------------------------
 
 
 def _settings(data: bytes) -> None:
@@ -620,7 +680,9 @@ def _settings(data: bytes) -> None:
             load_settings(kind, "fuzz", ["--config", str(path)])
         except EdgeShardError:
             continue
-    load_settings(AgentSettings, "fuzz", ["--config", str(path), "--name", "a", "--state-dir", "/nowhere"])
+    load_settings(
+        AgentSettings, "fuzz", ["--config", str(path), "--name", "a", "--state-dir", "/nowhere"]
+    )
 
 
 def _cluster(data: bytes) -> None:
@@ -635,7 +697,9 @@ def _spec(data: bytes) -> None:
     parse_spec(parse_toml(_text(data), "spec", "file"))
 
 
-_INVITATION = Invitation(b"d" * 24, Principal("mill", Role.AGENT, "b"), "10.0.0.1:7600", "10.0.0.1:7601", b"s" * 16)
+_INVITATION = Invitation(
+    b"d" * 24, Principal("mill", Role.AGENT, "b"), "10.0.0.1:7600", "10.0.0.1:7601", b"s" * 16
+)
 
 
 def _token(data: bytes) -> str | None:
@@ -648,7 +712,9 @@ def _token(data: bytes) -> str | None:
 
 
 def _enrolment_message() -> bytes:
-    return enrolment_to_wire(Enrolment("0123456789abcdef", b"s" * 32, request_for(new_key()))).SerializeToString()
+    return enrolment_to_wire(
+        Enrolment("0123456789abcdef", b"s" * 32, request_for(new_key()))
+    ).SerializeToString()
 
 
 def _enrolment(data: bytes) -> str | None:
@@ -680,7 +746,8 @@ prompt_tokens = 128
 new_tokens = 32
 """
 _LAB = (
-    _CLUSTER + '[lab]\nmodel = "tiny/config.json"\n[[lab.run]]\nlayers = "a-1=0:1"\nmode = "no-bubbles"\nstreams = 2\n'
+    _CLUSTER + '[lab]\nmodel = "tiny/config.json"\n[[lab.run]]\nlayers = "a-1=0:1"\nmode = '
+    '"no-bubbles"\nstreams = 2\n'
 )
 _QUOTAS = """
 ["*"]
@@ -698,12 +765,18 @@ max_context = 512
 [quantisation]
 """
 _TEMPLATE = ChatTemplate(
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}", {}
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls | tojson if m.tool_calls "
+    "}}{% endfor %}",
+    {},
 )
 _TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
 _MESSAGES = [
     {"role": "user", "content": [{"type": "text", "text": "x"}]},
-    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "find", "arguments": "{}"}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "find", "arguments": "{}"}}],
+    },
     {"role": "tool", "tool_call_id": "1", "content": "y"},
 ]
 _ANSWERS = (
@@ -762,7 +835,13 @@ _JSON_TARGETS = frozenset(
 class _All:
     targets: dict[str, Target] = field(default_factory=dict)
 
-    def add(self, name: str, read: Callable[[bytes], str | None], *seeds: bytes, words: tuple[bytes, ...] = ()) -> None:
+    def add(
+        self,
+        name: str,
+        read: Callable[[bytes], str | None],
+        *seeds: bytes,
+        words: tuple[bytes, ...] = (),
+    ) -> None:
         is_json = name in _JSON_TARGETS
         self.targets[name] = Target(name, read, seeds, (*words, *_NUMBERS), is_json)
 
@@ -770,50 +849,128 @@ class _All:
 def _made() -> dict[str, Target]:
     every = _All()
     every.add("frame", _frames, *_frame_seeds())
-    every.add("header", _header, _safetensors(), words=(b'"F4"', b'"dtype"', b'"data_offsets"', b"__metadata__"))
-    every.add("config", _config, _json(TINY), *(_json(dict(config)) for config in KNOWN_MODELS.values()))
-    every.add("blocks", _blocks, *_block_seeds(), words=(b"\x00\x7c", b"\xff\x7b", b"\x00\xfc", b"\xff\xff\xff\xff"))
+    every.add(
+        "header",
+        _header,
+        _safetensors(),
+        words=(b'"F4"', b'"dtype"', b'"data_offsets"', b"__metadata__"),
+    )
+    every.add(
+        "config", _config, _json(TINY), *(_json(dict(config)) for config in KNOWN_MODELS.values())
+    )
+    every.add(
+        "blocks",
+        _blocks,
+        *_block_seeds(),
+        words=(b"\x00\x7c", b"\xff\x7b", b"\x00\xfc", b"\xff\xff\xff\xff"),
+    )
     words = (b"GGUF", b"tokenizer.ggml.tokens", b"llama.block_count")
     every.add("gguf", _gguf, *map(_gguf_seed, (8, *GGUF_TYPES)), words=words)
     architectures = tuple(name.encode() for form in FORMS for name in form.architectures)
-    every.add("ollama-form", _ollama_form, _gguf_seed(), words=(*architectures, b"tokenizer.ggml.pre", b"v.", b"mtp."))
-    every.add("ollama-manifest", _ollama_manifest, _ollama_manifest_seed(), words=(b"sha256:", b'"manifests"'))
-    parameters = {"temperature": 0.5, "stop": ["</s>"], "num_ctx": 4096, "mirostat": 1, "system": "Be brief."}
+    every.add(
+        "ollama-form",
+        _ollama_form,
+        _gguf_seed(),
+        words=(*architectures, b"tokenizer.ggml.pre", b"v.", b"mtp."),
+    )
+    every.add(
+        "ollama-manifest",
+        _ollama_manifest,
+        _ollama_manifest_seed(),
+        words=(b"sha256:", b'"manifests"'),
+    )
+    parameters = {
+        "temperature": 0.5,
+        "stop": ["</s>"],
+        "num_ctx": 4096,
+        "mirostat": 1,
+        "system": "Be brief.",
+    }
     every.add("ollama-settings", _ollama_settings, _json(parameters))
     message = _manifest_message()
     formats = tuple(kind.encode() for kind in STORED_FORMATS)
     every.add("manifest", _manifest, message.SerializeToString(), words=formats)
     in_place = {"in_place": True, "stamp": [1000, 5]}
-    every.add("note", _note, _note_seed(), _note_seed(**in_place), words=(b"in_place", b"stamp", b"orders"))
+    every.add(
+        "note",
+        _note,
+        _note_seed(),
+        _note_seed(**in_place),
+        words=(b"in_place", b"stamp", b"orders"),
+    )
     every.add("local-model", _local_model, _local_model_message().SerializeToString())
     every.add("tokenizer", _tokenizer, _json(WHOLE_TOKENIZER), *map(_json, _tokenizers()))
     square = [[[1, -2], [0, 5]], [[3, 4], [9, 9]]]
-    every.add("expert-table", _expert_table, _json({"base": [[1, 2], [3, 4]], "last": square, "earlier": square}))
-    every.add("generation", _generation, _json({"eos_token_id": [1, 2], "bos_token_id": 1}), _json({"eos_token_id": 2}))
+    every.add(
+        "expert-table",
+        _expert_table,
+        _json({"base": [[1, 2], [3, 4]], "last": square, "earlier": square}),
+    )
+    every.add(
+        "generation",
+        _generation,
+        _json({"eos_token_id": [1, 2], "bos_token_id": 1}),
+        _json({"eos_token_id": 2}),
+    )
     named = [{"name": "default", "template": "x"}]
     settings = {"bos_token": {"content": "<s>"}, "chat_template": named}
-    every.add("tokenizer-settings", _tokenizer_settings, _json(settings), _json({"chat_template": "x"}))
-    every.add("tiktoken", _tiktoken, *_tiktoken_seeds(), words=(b"MDE= ", b"tiktoken_pattern", b"<|x|>", b"\0"))
+    every.add(
+        "tokenizer-settings", _tokenizer_settings, _json(settings), _json({"chat_template": "x"})
+    )
+    every.add(
+        "tiktoken",
+        _tiktoken,
+        *_tiktoken_seeds(),
+        words=(b"MDE= ", b"tiktoken_pattern", b"<|x|>", b"\0"),
+    )
     every.add("chat", _chat, _json(_MESSAGES), _json(_TOOLS))
-    every.add("answer", _answer, *_ANSWERS, words=(b"<tool_call>", b"</think>", b"[TOOL_CALLS]", b"<|message|>"))
-    every.add("index", _index, _json({"metadata": {}, "weight_map": dict.fromkeys(_SHAPES, "model-1.safetensors")}))
+    every.add(
+        "answer",
+        _answer,
+        *_ANSWERS,
+        words=(b"<tool_call>", b"</think>", b"[TOOL_CALLS]", b"<|message|>"),
+    )
+    every.add(
+        "index",
+        _index,
+        _json({"metadata": {}, "weight_map": dict.fromkeys(_SHAPES, "model-1.safetensors")}),
+    )
     every.add("settings", _settings, _SETTINGS.encode(), *_examples())
     every.add("cluster", _cluster, _CLUSTER.encode(), _LAB.encode(), *_examples())
     every.add("spec", _spec, _SPEC.encode())
     every.add("quotas", _quotas, _QUOTAS.encode(), words=(b"max_priority", b'["operator/a"]'))
     every.add(
-        "token", _token, invitation_to_text(_INVITATION).encode(), words=(TOKEN_PREFIX.encode(), b"_", b"-", b"=")
+        "token",
+        _token,
+        invitation_to_text(_INVITATION).encode(),
+        words=(TOKEN_PREFIX.encode(), b"_", b"-", b"="),
     )
-    every.add("enrolment", _enrolment, _enrolment_message(), words=(b"-----BEGIN CERTIFICATE REQUEST-----", b"MI"))
+    every.add(
+        "enrolment",
+        _enrolment,
+        _enrolment_message(),
+        words=(b"-----BEGIN CERTIFICATE REQUEST-----", b"MI"),
+    )
     return every.targets
 
 
 def _tokenizers() -> Iterator[dict[str, Any]]:
-    plain = {**WHOLE_TOKENIZER, "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
+    plain = {
+        **WHOLE_TOKENIZER,
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+    }
     yield {**plain, "model": {"type": "WordLevel", "vocab": {"0": 0, "?": 1}, "unk_token": "?"}}
     yield {
         **plain,
-        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["0", -1.0]], "byte_fallback": False},
+        "model": {
+            "type": "Unigram",
+            "unk_id": 0,
+            "vocab": [["?", 0.0], ["0", -1.0]],
+            "byte_fallback": False,
+        },
     }
     yield {
         **plain,
@@ -826,8 +983,18 @@ def _tokenizers() -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     yield {
         **plain,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
     }
     yield {**plain, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="}}
 

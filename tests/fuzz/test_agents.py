@@ -23,7 +23,8 @@ SECONDS = in_form(6, 90)
 @pytest.mark.timing
 @pytest.mark.timeout(300)
 def test_a_coordinator_answers_any_message_of_an_agent() -> None:
-    """In a process of its own: Python looks for garbage in callbacks, and a process of tests has much of it."""
+    """In a process of its own: Python looks for garbage in callbacks, and a process of tests has
+    much of it."""
     command = [sys.executable, "-m", "tests.fuzz.agents", "--seconds", str(SECONDS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,17 +32,24 @@ def test_a_coordinator_answers_any_message_of_an_agent() -> None:
     assert report["sent"] > 50 and report["refusals"] and not report["findings"]
 
 
-@pytest.mark.parametrize("kind", [coordinator_pb2.ControlRequest, head_pb2.AttachRequest], ids=["control", "attach"])
+@pytest.mark.parametrize(
+    "kind", [coordinator_pb2.ControlRequest, head_pb2.AttachRequest], ids=["control", "attach"]
+)
 def test_each_member_of_a_message_is_built(kind: Any) -> None:
     builder = MessageBuilder(random.Random(1), lambda field: (), most_items=10)
     built: list[Any] = [builder.build(kind) for _ in range(400)]
     (oneof,) = kind.DESCRIPTOR.oneofs
-    assert {message.WhichOneof("message") for message in built} == {None, *(field.name for field in oneof.fields)}
+    assert {message.WhichOneof("message") for message in built} == {
+        None,
+        *(field.name for field in oneof.fields),
+    }
 
 
 def test_a_seed_builds_the_same_messages() -> None:
     def built(seed: int) -> list[bytes]:
-        builder = MessageBuilder(random.Random(seed), lambda field: ("known",) if field == "node_id" else ())
+        builder = MessageBuilder(
+            random.Random(seed), lambda field: ("known",) if field == "node_id" else ()
+        )
         kind = coordinator_pb2.RegisterRequest
         return [builder.build(kind).SerializeToString(deterministic=True) for _ in range(20)]
 
@@ -51,6 +59,8 @@ def test_a_seed_builds_the_same_messages() -> None:
 
 def test_lists_have_as_many_items_as_their_bound_and_one_more_or_less() -> None:
     assert bounds()["edgeshard.proto.v1.HeartbeatRequest", "stages"] == MOST_STAGES
-    builder = MessageBuilder(random.Random(1), lambda field: (), most_items=5000, most_bytes=20 << 20, many=1.0)
+    builder = MessageBuilder(
+        random.Random(1), lambda field: (), most_items=5000, most_bytes=20 << 20, many=1.0
+    )
     counts = {len(builder.build(coordinator_pb2.HeartbeatRequest).stages) for _ in range(200)}
     assert {MOST_STAGES - 1, MOST_STAGES, MOST_STAGES + 1} <= counts

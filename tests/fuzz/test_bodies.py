@@ -35,7 +35,10 @@ def test_bodies_follow_from_their_seed() -> None:
     [
         (Exchange(500, "application/json", b"{}", 0.0), "status 500"),
         (Exchange(200, "application/json", b'{"a":Infinity}', 0.0), "no JSON"),
-        (Exchange(200, "text/event-stream", b'data: {"a":NaN}\n\ndata: [DONE]\n\n', 0.0), "no JSON"),
+        (
+            Exchange(200, "text/event-stream", b'data: {"a":NaN}\n\ndata: [DONE]\n\n', 0.0),
+            "no JSON",
+        ),
         (Exchange(200, "application/x-ndjson", b'{}\n{"a"\n', 0.0), "no JSON"),
         (Exchange(400, "application/json", b'"%b"' % (b"x" * 10_000), 0.0), "an error of"),
         (ERROR, ""),
@@ -47,7 +50,9 @@ def test_a_wrong_answer_is_a_finding(answer: Exchange, words: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["exception", "slow"])
-def test_what_is_wrong_is_found_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_what_is_wrong_is_found_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     def post(gateway: Gateway, path: str, body: bytes, headers: dict[str, str]) -> Exchange:
         if wrong == "exception":
             raise KeyError("x")

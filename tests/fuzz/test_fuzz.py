@@ -1,4 +1,5 @@
-"""A short run of every reader of a stranger's bytes: the kept corpus, what hypothesis finds, seeded mutations."""
+"""A short run of every reader of a stranger's bytes: the kept corpus, what hypothesis finds, seeded
+mutations."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_mutated_inputs_are_answered(target: Target) -> None:
 def test_any_bytes_are_answered(target: Target) -> None:
     words = st.sampled_from(target.words) | st.sampled_from(target.seeds)
 
-    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(pieces=st.lists(words | st.binary(max_size=64), max_size=6))
     def check(pieces: list[bytes]) -> None:
         outcome, wrong = tried(target, b"".join(pieces))
@@ -68,7 +71,9 @@ def reader(data: bytes) -> str | None:
 BROKEN = Target("broken", reader, (b"x",))
 
 
-@pytest.mark.parametrize(("data", "words"), [(b"crash", "KeyError"), (b"long", "10000 characters"), (b"slow", "took")])
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"crash", "KeyError"), (b"long", "10000 characters"), (b"slow", "took")]
+)
 def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, data: bytes, words: str) -> None:
     monkeypatch.setattr(run, "SLOW_S", 0.01)
     assert words in tried(BROKEN, data)[1]

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.gateway.access import bodies
 from edgeshard.gateway.access.bodies import KEYED, STRANGER, Bodies, BodyBudget, PartCounter
 from edgeshard.gateway.routes.texts import TokenizeRequest
@@ -56,7 +61,9 @@ def test_random_bodies_never_hold_more_than_there_is() -> None:
                 except EdgeShardError:
                     continue
                 held.append(taking)
-            assert budget.total == sum(size for _, size in held) <= 8 * MIB + 4 * bodies.ALWAYS_BYTES
+            assert (
+                budget.total == sum(size for _, size in held) <= 8 * MIB + 4 * bodies.ALWAYS_BYTES
+            )
             assert all(sum(size for who, size in held if who == name) <= 3 * MIB for name in "abcd")
         for one in held:
             budget.give_back(*one)
@@ -88,13 +95,18 @@ TRICKY: list[Any] = [
 
 
 def structure(value: Any) -> tuple[int, int]:
-    """The parts and items of a value: lists, objects and fields, and what stands between two members."""
+    """The parts and items of a value: lists, objects and fields, and what stands between two
+    members."""
     if isinstance(value, dict):
         inner = [structure(part) for part in value.values()]
-        return 1 + len(value) + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(n for _, n in inner)
+        return 1 + len(value) + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(
+            n for _, n in inner
+        )
     if isinstance(value, list):
         inner = [structure(part) for part in value]
-        return 1 + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(n for _, n in inner)
+        return 1 + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(
+            n for _, n in inner
+        )
     return 0, 0
 
 
@@ -115,7 +127,11 @@ def test_a_number_that_json_lacks_is_refused(text: bytes) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"[" + b"[]," * bodies.MOST_PARTS, b'{"a" :1' + b',"b" :2' * bodies.MOST_PARTS, b"[0" + b",0" * (1 << 19)],
+    [
+        b"[" + b"[]," * bodies.MOST_PARTS,
+        b'{"a" :1' + b',"b" :2' * bodies.MOST_PARTS,
+        b"[0" + b",0" * (1 << 19),
+    ],
     ids=["lists", "fields with a space", "numbers"],
 )
 def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(text: bytes) -> None:
@@ -152,7 +168,8 @@ def test_room_grows_with_a_body_that_does_not_say_its_length() -> None:
 
 
 async def test_the_event_loop_has_its_time_between_two_large_bodies() -> None:
-    """Eight large bodies at once: other things run between any two, and another identity's comes next."""
+    """Eight large bodies at once: other things run between any two, and another identity's comes
+    next."""
     held = Bodies()
     large = bytearray(json.dumps({"model": "m", "prompt": "x" * (4 * bodies.LARGE_BYTES)}).encode())
     small = bytearray(b'{"model": "m", "prompt": "y"}')
@@ -164,13 +181,18 @@ async def test_the_event_loop_has_its_time_between_two_large_bodies() -> None:
 
     tasks = [asyncio.create_task(parse("key/flood", large)) for _ in range(8)]
     await asyncio.sleep(0)
-    tasks += [asyncio.create_task(parse("key/honest", large)), asyncio.create_task(parse("key/small", small))]
+    tasks += [
+        asyncio.create_task(parse("key/honest", large)),
+        asyncio.create_task(parse("key/small", small)),
+    ]
     await asyncio.gather(*tasks)
     assert order.index("key/small") <= 1 and order.index("key/honest") <= 3, order
 
 
 async def test_a_large_body_that_is_refused_says_why() -> None:
-    body = bytearray(json.dumps({"model": "m", "prompt": 7, "x": "x" * bodies.LARGE_BYTES}).encode())
+    body = bytearray(
+        json.dumps({"model": "m", "prompt": 7, "x": "x" * bodies.LARGE_BYTES}).encode()
+    )
     with pytest.raises(InvalidArgumentError):
         await Bodies().parsed("key/a", body, TokenizeRequest)
 
@@ -178,7 +200,9 @@ async def test_a_large_body_that_is_refused_says_why() -> None:
 async def test_whoever_leaves_is_parsed_for_no_more() -> None:
     held = Bodies()
     large = bytearray(json.dumps({"model": "m", "prompt": "x" * (2 * bodies.LARGE_BYTES)}).encode())
-    first, second = (asyncio.create_task(held.parsed("key/a", large, TokenizeRequest)) for _ in range(2))
+    first, second = (
+        asyncio.create_task(held.parsed("key/a", large, TokenizeRequest)) for _ in range(2)
+    )
     await asyncio.sleep(0)
     second.cancel()
     assert (await first).model == "m"

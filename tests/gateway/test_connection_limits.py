@@ -105,13 +105,21 @@ def test_random_crowds_keep_their_limits_and_end_nobody_with_a_request() -> None
                 case 3 if at_random:
                     run.leave(at_random)
             if going is not None and going != at_random:
-                assert going not in busy or going not in known, "one with a key and a request was ended"
+                assert going not in busy or going not in known, (
+                    "one with a key and a request was ended"
+                )
             assert len(run.there) == len(run.crowd) <= 12
             assert max(run.crowd._strangers.values(), default=0) <= 5
             assert max(run.crowd._known.values(), default=0) <= 8
 
 
 def test_a_network_of_ipv6_counts_as_one_address() -> None:
-    assert neighbourhood("2001:db8:1:2::7") == neighbourhood("2001:db8:1:2:ffff::1") != neighbourhood("2001:db8:1:3::7")
-    assert neighbourhood("::ffff:10.0.0.1") == neighbourhood("10.0.0.1") != neighbourhood("10.0.0.2")
+    assert (
+        neighbourhood("2001:db8:1:2::7")
+        == neighbourhood("2001:db8:1:2:ffff::1")
+        != neighbourhood("2001:db8:1:3::7")
+    )
+    assert (
+        neighbourhood("::ffff:10.0.0.1") == neighbourhood("10.0.0.1") != neighbourhood("10.0.0.2")
+    )
     assert neighbourhood("fe80::1%eth0") == neighbourhood("fe80::2")

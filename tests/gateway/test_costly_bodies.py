@@ -1,4 +1,5 @@
-"""A body whose answers would take minutes to prepare is refused at once: bounds stand in the types of its fields."""
+"""A body whose answers would take minutes to prepare is refused at once: bounds stand in the types
+of its fields."""
 
 from __future__ import annotations
 
@@ -46,12 +47,17 @@ def test_the_largest_body_that_is_accepted_is_prepared_at_once() -> None:
     taken = []
     for _ in range(TURNS):
         began = time.process_time()
-        asked = CompletionRequest.model_validate({"model": "tales", "prompt": ["x"] * 16, "n": 16, **options})
+        asked = CompletionRequest.model_validate(
+            {"model": "tales", "prompt": ["x"] * 16, "n": 16, **options}
+        )
         generations = asked.generations()
         for generation in generations:
             generation.validate()
         taken.append(time.process_time() - began)
         assert len(generations) == MOST_ANSWERS
         assert len({generation.sampling.seed for generation in generations}) == 16
-        assert all(generation.sampling.logit_bias is generations[0].sampling.logit_bias for generation in generations)
+        assert all(
+            generation.sampling.logit_bias is generations[0].sampling.logit_bias
+            for generation in generations
+        )
     assert min(taken) < MOST_PROCESSOR_S, taken

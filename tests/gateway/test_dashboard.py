@@ -1,4 +1,5 @@
-"""The dashboard of a real site over HTTP: the operator's login, the stream, an operator's actions, and refusals."""
+"""The dashboard of a real site over HTTP: the operator's login, the stream, an operator's actions,
+and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ async def test_who_reads_html_gets_the_page_and_all_others_what_they_always_got(
     assert page.status == 200 and page.headers["content-type"].startswith("text/html")
     assert page.headers["vary"] == "Accept"
     policy = page.headers["content-security-policy"]
-    assert "script-src 'self'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert (
+        "script-src 'self'" in policy
+        and "unsafe" not in policy
+        and "frame-ancestors 'none'" in policy
+    )
     assert b"<script>" not in page.body and b"style=" not in page.body
     for method, headers in (("GET", {}), ("HEAD", HTML), ("GET", {"accept": "*/*"})):
         plain = await nobody(http).send(method, "/", None, headers)
@@ -39,7 +44,9 @@ async def test_each_file_of_the_page_is_there_and_nothing_else_is(http: Http) ->
     for name in ("style.css", "main.js", "vendor/preact.js", "store.js"):
         answer = await nobody(http).get(f"/dashboard/assets/{name}")
         assert answer.status == 200 and name in page
-        assert b"http://" not in answer.body.replace(b"http://www.w3.org/", b"") or name.startswith("vendor/")
+        assert b"http://" not in answer.body.replace(b"http://www.w3.org/", b"") or name.startswith(
+            "vendor/"
+        )
     for name in ("../app.py", "%2e%2e/app.py", "vendor", "", "missing.js", "..%2fapp.py"):
         assert (await nobody(http).get(f"/dashboard/assets/{name}")).status == 404, name
 
@@ -48,7 +55,9 @@ async def test_a_link_becomes_a_cookie_once(site: Site, http: Http) -> None:
     secret = await secret_of(site)
     answer = await enter(site, http, secret)
     cookie = answer.headers["set-cookie"].lower()
-    assert all(word in cookie for word in ("httponly", "samesite=strict", "path=/", "max-age=43200"))
+    assert all(
+        word in cookie for word in ("httponly", "samesite=strict", "path=/", "max-age=43200")
+    )
     assert (answer.json["who"], secret in answer.body.decode()) == ("operator", False)
     for used in (secret, "guess"):
         again = await enter(site, http, used)
@@ -65,7 +74,9 @@ async def pictures(browser: Browser) -> AsyncGenerator[dict[str, Any]]:
             yield picture
 
 
-async def picture_with(browser: Browser, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+async def picture_with(
+    browser: Browser, condition: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
     """The first picture that it holds for."""
     async with asyncio.timeout(60), aclosing(pictures(browser)) as seen:
         return await anext(picture async for picture in seen if condition(picture))
@@ -77,7 +88,9 @@ async def writing(site: Site) -> AsyncIterator[None]:
 
     async def ask() -> None:
         while True:
-            async with aclosing(site.client.generate("tales", "Once", max_new_tokens=200, ignore_eos=True)) as events:
+            async with aclosing(
+                site.client.generate("tales", "Once", max_new_tokens=200, ignore_eos=True)
+            ) as events:
                 async for _ in events:
                     pass
 
@@ -98,16 +111,25 @@ async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
     deployment = await site.client.deployment("tales")
     found = picture["deployments"]["tales"]
     stages = [found["stages"][str(index)] for index in range(3)]
-    assert ",".join(f"{s['node']}={s['first']}:{s['end']}" for s in stages) == layers_text(deployment.placement)
+    assert ",".join(f"{s['node']}={s['first']}:{s['end']}" for s in stages) == layers_text(
+        deployment.placement
+    )
     assert (found["phase"], found["epoch"]) == ("ready", deployment.epoch)
     node = await site.client.node("a")
     assert picture["nodes"]["a"]["budget"] == node.facts.memory_budget_bytes
     assert set(picture["models"]) == {"fairy-tales", "handy"}
 
 
-async def test_a_request_is_seen_while_it_runs_and_nothing_of_its_text(site: Site, http: Http) -> None:
+async def test_a_request_is_seen_while_it_runs_and_nothing_of_its_text(
+    site: Site, http: Http
+) -> None:
     browser = await Browser.of(site, http)
-    body = {"model": "tales", "prompt": "A sentence that nobody else sees", "max_tokens": 240, "ignore_eos": True}
+    body = {
+        "model": "tales",
+        "prompt": "A sentence that nobody else sees",
+        "max_tokens": 240,
+        "ignore_eos": True,
+    }
 
     async def ask() -> None:
         while True:
@@ -115,7 +137,10 @@ async def test_a_request_is_seen_while_it_runs_and_nothing_of_its_text(site: Sit
 
     asking = asyncio.create_task(ask())
     picture = await picture_with(
-        browser, lambda picture: any(one["new"] for one in picture["requests"].values()) and _recent(picture)
+        browser,
+        lambda picture: (
+            any(one["new"] for one in picture["requests"].values()) and _recent(picture)
+        ),
     )
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -129,7 +154,9 @@ async def test_a_request_is_seen_while_it_runs_and_nothing_of_its_text(site: Sit
 
 
 def _recent(picture: dict[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = picture["deployments"]["tales"].get("recent", {}).get("between_tokens", {})
+    found: dict[str, float] = (
+        picture["deployments"]["tales"].get("recent", {}).get("between_tokens", {})
+    )
     return found
 
 
@@ -137,7 +164,9 @@ async def test_steps_are_recorded_for_all_who_look_at_the_timeline(site: Site, h
     browsers = [await Browser.of(site, http) for _ in range(2)]
 
     async def looks() -> list[Any]:
-        answers = await asyncio.gather(*(one.post("/dashboard/do/timeline", {"name": "tales"}) for one in browsers))
+        answers = await asyncio.gather(
+            *(one.post("/dashboard/do/timeline", {"name": "tales"}) for one in browsers)
+        )
         return [answer.json for answer in answers]
 
     async with writing(site), asyncio.timeout(60):
@@ -152,8 +181,12 @@ async def test_steps_are_recorded_for_all_who_look_at_the_timeline(site: Site, h
     for stage in found["stages"]:
         assert stage["steps"] > 1 and 0 < stage["computing"] <= 1
         ends = [begins + lasts for _, begins, lasts, *_ in stage["bars"]]
-        assert min(bar[1] for bar in stage["bars"]) >= 0 and max(ends) <= found["span_us"] + 1, "but for rounding"
-    assert [entry.target for entry in await site.client.audit(50) if entry.what == "Trace"] == ["tales"]
+        assert min(bar[1] for bar in stage["bars"]) >= 0 and max(ends) <= found["span_us"] + 1, (
+            "but for rounding"
+        )
+    assert [entry.target for entry in await site.client.audit(50) if entry.what == "Trace"] == [
+        "tales"
+    ]
     missing = await browsers[0].post("/dashboard/do/timeline", {"name": "missing"})
     assert (missing.status, missing.error["param"]) == (404, "deployment")
 
@@ -163,7 +196,9 @@ async def test_an_operators_trace_goes_on_while_a_timeline_is_open(site: Site, h
     async with writing(site):
         trace = asyncio.create_task(site.client.trace("tales", 5.0))
         async with asyncio.timeout(60):
-            while (await browser.post("/dashboard/do/timeline", {"name": "tales"})).json != {"taken": True}:
+            while (await browser.post("/dashboard/do/timeline", {"name": "tales"})).json != {
+                "taken": True
+            }:
                 assert not trace.done(), "it said so at no time"
                 await asyncio.sleep(0.05)
         assert all(stage.records for stage in await trace)
@@ -184,7 +219,13 @@ async def test_viewers_who_never_read_hold_up_nobody(site: Site, http: Http) -> 
 
 async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> None:
     browser = await Browser.of(site, http)
-    spec = {"name": "seen", "model": "fairy-tales", "source": "a", "layers": "a=0:12", "concurrency": 1}
+    spec = {
+        "name": "seen",
+        "model": "fairy-tales",
+        "source": "a",
+        "layers": "a=0:12",
+        "concurrency": 1,
+    }
     spec |= {"max_context": 64}
     plan = await browser.post("/dashboard/do/plan", {"spec": spec})
     assert [stage["node"] for stage in plan.json["stages"]] == ["a"]
@@ -196,13 +237,17 @@ async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> 
     assert look.status == 400 and "by hand" in look.error["message"], look.body
     typed = await browser.post("/dashboard/do/delete", {"name": "seen", "typed": "sean"})
     assert (typed.status, typed.error["param"]) == (400, "typed")
-    assert (await browser.post("/dashboard/do/delete", {"name": "seen", "typed": "seen"})).json == {}
+    assert (
+        await browser.post("/dashboard/do/delete", {"name": "seen", "typed": "seen"})
+    ).json == {}
     audit = [(entry.who, entry.what, entry.target) for entry in await site.client.audit(20)]
     said = [(what, target) for _, what, target in audit]
     assert ("Deploy", "seen") in said and ("DeleteDeployment", "seen") in said
 
 
-async def test_a_coordinator_without_folders_adds_no_models_and_says_why(site: Site, http: Http) -> None:
+async def test_a_coordinator_without_folders_adds_no_models_and_says_why(
+    site: Site, http: Http
+) -> None:
     browser = await Browser.of(site, http)
     assert (await browser.get("/dashboard/do/folders")).json == {"folders": []}
     for source, reason, told in (
@@ -210,7 +255,11 @@ async def test_a_coordinator_without_folders_adds_no_models_and_says_why(site: S
         ("owner/name", "hub_not_allowed", "--allow-hub"),
     ):
         answer = await browser.post("/dashboard/do/add-model", {"source": source})
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, reason, "source"), answer.body
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+            400,
+            reason,
+            "source",
+        ), answer.body
         assert told in answer.error["message"]
     cancel = await browser.post("/dashboard/do/cancel-addition", {"number": 7})
     assert (cancel.status, cancel.error["param"]) == (404, "number")
@@ -248,7 +297,12 @@ async def test_mistakes_name_their_field(site: Site, http: Http) -> None:
 
 async def test_a_conversation_is_the_gateways(site: Site, http: Http) -> None:
     browser = await Browser.of(site, http)
-    body = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 8, "temperature": 0}
+    body = {
+        "model": "tales",
+        "messages": [{"role": "user", "content": "Once"}],
+        "max_tokens": 8,
+        "temperature": 0,
+    }
     told = await browser.post("/dashboard/chat", body)
     asked = await http.post("/v1/chat/completions", body)
     assert told.json["choices"] == asked.json["choices"]
@@ -261,7 +315,8 @@ UNSAFE = (*(f"do/{what}" for what in POST), "chat")
 
 @pytest.mark.parametrize("path", UNSAFE)
 async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http, path: str) -> None:
-    """It has the cookie sent, as a page of another port of this host has, and knows all but the token."""
+    """It has the cookie sent, as a page of another port of this host has, and knows all but the
+    token."""
     browser = await Browser.of(site, http)
     elsewhere: tuple[dict[str, str | None], ...] = (
         {"origin": "https://evil.example"},
@@ -277,7 +332,9 @@ async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http,
     for changes in elsewhere:
         answer = await browser.post(f"/dashboard/{path}", {}, **changes)
         assert answer.status in (401, 403), (changes, answer.body)
-    formed = await browser.post(f"/dashboard/{path}", {}, content_type="text/plain", x_edgeshard_token=None)
+    formed = await browser.post(
+        f"/dashboard/{path}", {}, content_type="text/plain", x_edgeshard_token=None
+    )
     assert formed.status == 403, "as a form sends it, which a browser asks nobody about"
 
 

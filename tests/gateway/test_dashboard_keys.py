@@ -18,7 +18,12 @@ from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
 
-CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 5, "temperature": 0}
+CHAT = {
+    "model": "tales",
+    "messages": [{"role": "user", "content": "Once"}],
+    "max_tokens": 5,
+    "temperature": 0,
+}
 NAMES = map("app-{}".format, count())
 
 
@@ -46,17 +51,29 @@ async def test_a_key_sees_its_models_and_what_it_used(site: Site, http: Http) ->
     other, _, _ = await came_in(site, http)
     picture = await picture_of(browser)
     assert picture["deployments"] == {"tales": {"model": "fairy-tales", "phase": "ready"}}
-    nothing = {"requests": 0, "running": 0, "prompt_tokens": 0, "new_tokens": 0, "tokens_per_minute": 10_000}
+    nothing = {
+        "requests": 0,
+        "running": 0,
+        "prompt_tokens": 0,
+        "new_tokens": 0,
+        "tokens_per_minute": 10_000,
+    }
     assert picture["usage"] == nothing
     by_api = (await Http(http.url, key).post("/v1/chat/completions", CHAT)).json["usage"]
     by_page = (await browser.post("/dashboard/chat", CHAT)).json["usage"]
-    used = {"requests": 2, "prompt_tokens": 2 * by_api["prompt_tokens"], "new_tokens": 2 * by_page["completion_tokens"]}
+    used = {
+        "requests": 2,
+        "prompt_tokens": 2 * by_api["prompt_tokens"],
+        "new_tokens": 2 * by_page["completion_tokens"],
+    }
     assert (await picture_of(browser))["usage"] == nothing | used
     theirs = await picture_of(other)
     assert theirs["usage"]["requests"] == 0 and {"tales", "handy"} <= set(theirs["deployments"])
 
 
-async def test_nothing_of_nodes_others_and_other_deployments_is_there(site: Site, http: Http) -> None:
+async def test_nothing_of_nodes_others_and_other_deployments_is_there(
+    site: Site, http: Http
+) -> None:
     browser, name, _ = await came_in(site, http, "tales")
     _, other, _ = await came_in(site, http)
     picture = await picture_of(browser)
@@ -81,7 +98,9 @@ async def test_the_playground_is_for_its_models_alone(site: Site, http: Http) ->
     browser, _, _ = await came_in(site, http, "tales")
     for model in ("handy", "missing"):
         refused = await browser.post("/dashboard/chat", {**CHAT, "model": model})
-        assert (refused.status, refused.error["code"]) == (403, "key_scope"), "it hears nothing of whether it is there"
+        assert (refused.status, refused.error["code"]) == (403, "key_scope"), (
+            "it hears nothing of whether it is there"
+        )
 
 
 async def test_all_routes_of_operators_refuse_a_key(site: Site, http: Http) -> None:
@@ -91,7 +110,12 @@ async def test_all_routes_of_operators_refuse_a_key(site: Site, http: Http) -> N
     nothing = cast(Any, None)
     paths = set(Dashboard(nothing, nothing, nothing, nothing, nothing, nothing, nothing).paths)
     everybodys = {"/", "/dashboard/assets/{name:path}", "/dashboard/session"}
-    assert paths - everybodys == {"/dashboard/stream", "/dashboard/do/{what}", "/dashboard/usage", "/dashboard/chat"}
+    assert paths - everybodys == {
+        "/dashboard/stream",
+        "/dashboard/do/{what}",
+        "/dashboard/usage",
+        "/dashboard/chat",
+    }
     reads = ["/dashboard/stream", *(f"/dashboard/do/{what}" for what in (*GET, *POST, "missing"))]
     for path in reads:
         answer = await browser.get(f"{path}?name=tales")
@@ -102,7 +126,9 @@ async def test_all_routes_of_operators_refuse_a_key(site: Site, http: Http) -> N
     assert (await site.client.deployment("tales")).phase.value == "ready"
     assert (await operator.get("/dashboard/usage")).status == 403, "an operator has no key"
     for path in ("/v1/models", "/metrics"):
-        assert (await nobody(http).get(path, {"cookie": browser.cookie})).status == 401, "the cookie is no key"
+        assert (await nobody(http).get(path, {"cookie": browser.cookie})).status == 401, (
+            "the cookie is no key"
+        )
 
 
 async def test_a_session_ends_when_its_key_is_revoked(site: Site, http: Http) -> None:
@@ -118,7 +144,9 @@ async def test_a_session_ends_when_its_key_is_revoked(site: Site, http: Http) ->
     assert (await browser.post("/dashboard/chat", CHAT)).status == 401
     assert (await other.get("/dashboard/session")).status == 200
     await site.client.create_key(name, ("tales",))
-    assert (await browser.get("/dashboard/session")).status == 401, "another key of its name is another"
+    assert (await browser.get("/dashboard/session")).status == 401, (
+        "another key of its name is another"
+    )
 
 
 async def test_wrong_keys_are_refused_as_the_api_refuses_them(site: Site, http: Http) -> None:
@@ -130,7 +158,9 @@ async def test_wrong_keys_are_refused_as_the_api_refuses_them(site: Site, http: 
         assert "set-cookie" not in answer.headers
     await site.client.revoke_key(name)
     assert (await Browser(http).enter({"key": key})).status == 401
-    entries = [entry for entry in await site.client.audit(50) if entry.what == "POST /dashboard/session"]
+    entries = [
+        entry for entry in await site.client.audit(50) if entry.what == "POST /dashboard/session"
+    ]
     assert entries and all(entry.who == "nobody" for entry in entries)
     elsewhere = await Browser(http).enter(
         {"key": (await site.client.create_key(name))[1]}, origin="https://evil.example"
@@ -138,7 +168,9 @@ async def test_wrong_keys_are_refused_as_the_api_refuses_them(site: Site, http: 
     assert elsewhere.status == 403
 
 
-async def test_the_oldest_session_of_a_key_ends_when_there_are_too_many(site: Site, http: Http) -> None:
+async def test_the_oldest_session_of_a_key_ends_when_there_are_too_many(
+    site: Site, http: Http
+) -> None:
     first, _, key = await came_in(site, http)
     operator = await Browser.of(site, http)
     for _ in range(MOST_OF_KEY):

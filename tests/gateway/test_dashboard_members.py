@@ -1,4 +1,5 @@
-"""Keys, nodes and join tokens on the dashboard of real sites: an operator's view and actions, and the audit log."""
+"""Keys, nodes and join tokens on the dashboard of real sites: an operator's view and actions, and
+the audit log."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
 
 GATEWAY = ("--http-listen", "127.0.0.1:0")
 SPEC = {"name": "tales", "model": "fairy-tales", "dtype": "float32", "concurrency": 2}
-CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 3, "temperature": 0}
+CHAT = {
+    "model": "tales",
+    "messages": [{"role": "user", "content": "Once"}],
+    "max_tokens": 3,
+    "temperature": 0,
+}
 
 
 # Over TLS, with nodes that join
@@ -36,13 +42,20 @@ class Secured:
     async def done(self) -> list[tuple[str, str, str, str]]:
         """The entries of the audit log by anna: who, call, target, result."""
         entries = await self.client.audit(50)
-        return [(one.who, one.what, one.target, one.result) for one in entries if one.who == "operator/anna"]
+        return [
+            (one.who, one.what, one.target, one.result)
+            for one in entries
+            if one.who == "operator/anna"
+        ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secured]:
     """A coordinator without nodes, and anna's browser."""
-    async with SecureSite(tmp_path_factory.mktemp("secured"), *GATEWAY) as mill, mill.client_of(name="anna") as client:
+    async with (
+        SecureSite(tmp_path_factory.mktemp("secured"), *GATEWAY) as mill,
+        mill.client_of(name="anna") as client,
+    ):
         http = Http(mill.coordinator.gateway)
         secured = Secured(mill, client)
         secured.browser = await Browser.of(secured, http)
@@ -77,7 +90,11 @@ async def test_each_action_has_a_line_in_the_audit_log_and_no_secret(secured: Se
     expected = [("CreateKey", "shop", "ok"), ("RevokeKey", "shop", "ok")]
     expected += [("RemoveNode", "pi", "NOT_FOUND"), ("LabelNode", "pi", "NOT_FOUND")]
     assert [entry[1:] for entry in (await secured.done())[-4:]] == expected
-    logs = [path.read_text() for path in secured.mill.directory.rglob("*") if path.suffix in (".log", ".jsonl")]
+    logs = [
+        path.read_text()
+        for path in secured.mill.directory.rglob("*")
+        if path.suffix in (".log", ".jsonl")
+    ]
     assert logs and not any(text in log for log in logs)
 
 
@@ -135,7 +152,9 @@ async def test_an_api_key_does_none_of_it(secured: Secured) -> None:
     _, text = await secured.client.create_key("reader")
     reader = Browser(Http(secured.mill.coordinator.gateway))
     assert (await reader.enter({"key": text})).status == 200
-    answers: list[Answer] = [await reader.get(f"/dashboard/do/{what}?name=pi") for what in ("keys", "tokens", "unused")]
+    answers: list[Answer] = [
+        await reader.get(f"/dashboard/do/{what}?name=pi") for what in ("keys", "tokens", "unused")
+    ]
     for what in ("create-key", "revoke-key", "label", "remove-node", "revoke-token"):
         answers.append(await reader.post(f"/dashboard/do/{what}", {"name": "reader"}))
     assert {(answer.status, answer.error["code"]) for answer in answers} == {(403, "session_kind")}
@@ -145,10 +164,14 @@ async def test_an_api_key_does_none_of_it(secured: Secured) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[Site]:
+async def site(
+    tmp_path_factory: pytest.TempPathFactory, forked_daemons: None
+) -> AsyncIterator[Site]:
     """Nodes a, b and c; the deployment tales uses a and b."""
     directory = tmp_path_factory.mktemp("site")
-    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY) as site:
+    async with Site(
+        directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY
+    ) as site:
         await site.client.deploy(parse_spec({**SPEC, "layers": "a=0:6,b=6:12"}))
         yield site
 
@@ -173,7 +196,9 @@ async def test_usage_of_a_key_is_counted(site: Site, browser: Browser) -> None:
 
 async def test_labels_are_set_and_removed(site: Site, browser: Browser) -> None:
     set_both = {"name": "c", "changes": ["zone=hall1", "gpu=no"]}
-    assert (await browser.post("/dashboard/do/label", set_both)).json == {"labels": {"gpu": "no", "zone": "hall1"}}
+    assert (await browser.post("/dashboard/do/label", set_both)).json == {
+        "labels": {"gpu": "no", "zone": "hall1"}
+    }
     answer = await browser.post("/dashboard/do/label", {"name": "c", "changes": ["gpu-"]})
     assert answer.json == {"labels": {"zone": "hall1"}}
     assert dict((await site.client.node("c")).labels) == {"zone": "hall1"}
@@ -181,7 +206,10 @@ async def test_labels_are_set_and_removed(site: Site, browser: Browser) -> None:
 
 async def test_the_cause_why_a_node_is_unused(site: Site, browser: Browser) -> None:
     causes = (await browser.get("/dashboard/do/unused?name=c")).json["causes"]
-    assert "by hand" in causes["tales"]["why"] and causes["tales"]["line"] == "edgectl describe deployment tales"
+    assert (
+        "by hand" in causes["tales"]["why"]
+        and causes["tales"]["line"] == "edgectl describe deployment tales"
+    )
     assert (await browser.get("/dashboard/do/unused?name=a")).json == {"causes": {}}
     missing = await browser.get("/dashboard/do/unused?name=nowhere")
     assert (missing.status, missing.error["code"]) == (404, "not_found")
@@ -198,7 +226,9 @@ async def test_a_plan_names_the_cause(site: Site, browser: Browser) -> None:
     used = {stage.node_name for stage in placed.placement.stages}
     (node, *_) = {"a", "b", "c"} - used
     cause = (await browser.get(f"/dashboard/do/unused?name={node}")).json["causes"]["planned"]
-    assert next(iter(used)) in cause["why"] and cause["line"].startswith("edgectl replan planned"), cause
+    assert next(iter(used)) in cause["why"] and cause["line"].startswith(
+        "edgectl replan planned"
+    ), cause
     await site.client.delete_deployment("planned")
 
 
@@ -211,7 +241,9 @@ async def test_a_removed_node_leaves_and_its_layers_move(site: Site, browser: Br
 
     async def has_moved() -> bool:
         found = await site.client.deployment("moving")
-        return found.phase == "ready" and all(stage.node_name != removed for stage in found.placement.stages)
+        return found.phase == "ready" and all(
+            stage.node_name != removed for stage in found.placement.stages
+        )
 
     await site.until(has_moved)
     again = await browser.post("/dashboard/do/remove-node", body)

@@ -34,7 +34,9 @@ def test_a_form_has_the_bounds_of_each_option(form: type[BaseModel]) -> None:
         name = names.get(item.name, item.name)
         if item.option.rule and item.name not in ELSEWHERE[form] | {"max_new_tokens"}:
             (bounds, _) = schema[name]["anyOf"]
-            least, above, most = (bounds.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
+            least, above, most = (
+                bounds.get(key) for key in ("minimum", "exclusiveMinimum", "maximum")
+            )
             expected = LOWER.get(item.name, item.option.low), item.option.above, item.option.high
             assert (least, above, most) == expected, name
             checked += 1
@@ -51,6 +53,8 @@ def test_a_form_has_the_bounds_of_each_option(form: type[BaseModel]) -> None:
         (Options, "num_predict", -(2**31)),
     ],
 )
-def test_so_has_the_most_new_tokens_under_each_name(form: type[BaseModel], name: str, low: int) -> None:
+def test_so_has_the_most_new_tokens_under_each_name(
+    form: type[BaseModel], name: str, low: int
+) -> None:
     bounds = form.model_json_schema()["properties"][name]["anyOf"][0]
     assert (bounds["minimum"], bounds["maximum"]) == (low, 2**31)

@@ -1,4 +1,5 @@
-"""HTTP as clients and proxies speak it: methods, targets, encodings, keys, and the page of routes."""
+"""HTTP as clients and proxies speak it: methods, targets, encodings, keys, and the page of
+routes."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ async def raw(http: Http, request: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/version", "/v1/models", "/api/tags", "/api/ps", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/version", "/v1/models", "/api/tags", "/api/ps", "/metrics"]
+)
 async def test_head_has_the_headers_of_get_and_no_body(http: Http, path: str) -> None:
     get, head = await http.get(path), await http.send("HEAD", path, None)
     assert (head.status, head.body) == (get.status, b"") == (200, b"")
@@ -69,23 +72,32 @@ async def test_a_slash_at_the_end_is_served_and_nothing_is_redirected(http: Http
     for path in ("/v1/models/", "/health/", "/api/tags/"):
         assert (await http.get(path)).status == 200, path
     assert (await http.get("/dashboard/")).status == 404
-    assert (await Http(http.url).get("/v1/models/")).status == 401, "the rights are those of the route"
+    assert (await Http(http.url).get("/v1/models/")).status == 401, (
+        "the rights are those of the route"
+    )
 
 
 async def test_an_absolute_target_leads_to_its_route_if_its_host_is_this_one(http: Http) -> None:
     assert (await http.post(f"{http.url}{CHAT}", ASKED)).status == 200
     other = await http.get("http://evil.example/v1/models")
     assert (other.status, other.error["code"]) == (403, "foreign_host")
-    assert (await http.get(f"{http.url}/v1/models", {"host": "evil.example"})).status == 200, "Host does not count"
+    assert (await http.get(f"{http.url}/v1/models", {"host": "evil.example"})).status == 200, (
+        "Host does not count"
+    )
     assert (await http.get("http://a@127.0.0.1/v1/models")).status == 400
 
 
 async def test_a_request_without_host_is_served(http: Http) -> None:
-    head = f"POST {CHAT} HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\nContent-Length: "
+        f"{len(BODY)}\r\n\r\n"
+    )
     assert (await raw(http, head.encode() + BODY)).startswith(b"HTTP/1.1 200 ")
     assert b" 403 " in (await raw(http, b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n"))
     assert b"Host is missing" in (await raw(http, b"GET /health HTTP/1.1\r\n\r\n"))
-    assert b"several headers Host" in (await raw(http, b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"))
+    assert b"several headers Host" in (
+        await raw(http, b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
+    )
     assert b"Host names no machine" in (await raw(http, b"GET /health HTTP/1.0\r\nHost:\r\n\r\n"))
 
 
@@ -96,7 +108,9 @@ async def test_a_compressed_body_is_read(http: Http, said: Said, name: str) -> N
     assert (await http.post(CHAT, BODY, {"content-encoding": "identity"})).status == 200
 
 
-async def test_a_compressed_body_is_bounded_by_its_decoded_bytes(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compressed_body_is_bounded_by_its_decoded_bytes(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, bodies.BODY_LIMIT_S))
     encoded = {"content-encoding": "gzip"}
     fits = gzip.compress(BODY + b" " * ((1 << 20) - len(BODY)))
@@ -136,7 +150,9 @@ async def test_a_key_may_come_in_another_header(http: Http) -> None:
     assert (await nobody.get("/v1/models", {"x-api-key": "wrong"})).status == 401
     both = {"x-api-key": "wrong", "authorization": f"bearer {KEY}"}
     assert (await nobody.get("/v1/models", both)).status == 200, "Authorization goes before it"
-    assert (await nobody.get("/v1/models", {"authorization": "Basic x", "x-api-key": KEY})).status == 200
+    assert (
+        await nobody.get("/v1/models", {"authorization": "Basic x", "x-api-key": KEY})
+    ).status == 200
 
 
 async def test_a_wrong_base_url_hears_of_the_right_one(http: Http) -> None:
@@ -153,7 +169,9 @@ async def test_a_wrong_base_url_hears_of_the_right_one(http: Http) -> None:
         assert ": call" not in (await http.post(path, ASKED)).error["message"]
 
 
-async def test_the_page_of_routes_is_open_on_loopback_and_loads_nothing(said: Said, http: Http) -> None:
+async def test_the_page_of_routes_is_open_on_loopback_and_loads_nothing(
+    said: Said, http: Http
+) -> None:
     nobody = Http(http.url)
     page = await nobody.get("/docs")
     text = page.body.decode()
@@ -162,7 +180,10 @@ async def test_the_page_of_routes_is_open_on_loopback_and_loads_nothing(said: Sa
     assert "//" not in text and "<script" not in text and "src=" not in text
     assert CHAT in text and "max_completion_tokens" in text
     document = (await nobody.get("/openapi.json")).json
-    assert document["paths"][CHAT] and {"ChatCompletion", "Completion"} <= document["components"]["schemas"].keys()
+    assert (
+        document["paths"][CHAT]
+        and {"ChatCompletion", "Completion"} <= document["components"]["schemas"].keys()
+    )
     foreign = await nobody.get("/openapi.json", {"origin": "https://evil.example"})
     assert foreign.status == 403
     async with serving(said) as beyond:
@@ -170,14 +191,25 @@ async def test_the_page_of_routes_is_open_on_loopback_and_loads_nothing(said: Sa
             assert (await Http(beyond.url).get(path)).status == 401
 
 
-async def test_tools_that_no_server_runs_here_are_named_and_left_out(http: Http, said: Said) -> None:
-    answer = await http.post(CHAT, {**ASKED, "tools": [SEARCH, FUNCTION, CUSTOM, SEARCH, {"type": "a b"}]})
-    assert (answer.status, answer.headers["x-ignored-tools"]) == (200, "web_search, custom, unknown")
+async def test_tools_that_no_server_runs_here_are_named_and_left_out(
+    http: Http, said: Said
+) -> None:
+    answer = await http.post(
+        CHAT, {**ASKED, "tools": [SEARCH, FUNCTION, CUSTOM, SEARCH, {"type": "a b"}]}
+    )
+    assert (answer.status, answer.headers["x-ignored-tools"]) == (
+        200,
+        "web_search, custom, unknown",
+    )
     assert json.loads(said.conversations[-1].tools) == [FUNCTION]
     streamed = {**ASKED, "stream": True, "web_search_options": {}}
     async with http.opened("POST", CHAT, streamed) as stream:
         assert (stream.status, stream.headers["x-ignored-tools"]) == (200, "web_search")
-    responses = {"model": "m", "input": "x", "tools": [{"type": "function", "name": "find", "later": 1}, SEARCH]}
+    responses = {
+        "model": "m",
+        "input": "x",
+        "tools": [{"type": "function", "name": "find", "later": 1}, SEARCH],
+    }
     answer = await http.post("/v1/responses", responses)
     assert (answer.status, answer.headers["x-ignored-tools"]) == (200, "web_search")
     assert [tool["name"] for tool in answer.json["tools"]] == ["find"]
@@ -193,12 +225,20 @@ async def test_only_a_forced_choice_of_such_a_tool_is_refused(http: Http, said: 
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named, other]}}
     choices: tuple[Any, ...] = ("auto", "required", named, allowed, None)
     for choice in choices:
-        assert (await http.post(CHAT, {**ASKED, **tools, "tool_choice": choice})).status == 200, choice
+        assert (await http.post(CHAT, {**ASKED, **tools, "tool_choice": choice})).status == 200, (
+            choice
+        )
     none = {"type": "allowed_tools", "mode": "auto", "tools": []}
     assert (await http.post(CHAT, {**ASKED, **tools, "tool_choice": none})).status == 200
     assert not said.conversations[-1].tools
     forced = {"type": "allowed_tools", "mode": "required", "tools": [other]}
-    choices = (other, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}, forced, {"type": "function"})
+    choices = (
+        other,
+        {"type": "web_search"},
+        {"type": "mcp", "server_label": "x"},
+        forced,
+        {"type": "function"},
+    )
     for choice in choices:
         refused = await http.post(CHAT, {**ASKED, **tools, "tool_choice": choice})
         assert (refused.status, refused.error["param"]) == (400, "tool_choice"), choice
@@ -207,10 +247,25 @@ async def test_only_a_forced_choice_of_such_a_tool_is_refused(http: Http, said: 
 
 
 NULLS: dict[str, dict[str, Any]] = {
-    CHAT: {**ASKED, "stream_options": {"include_usage": None}, "stream": True, "response_format": None},
+    CHAT: {
+        **ASKED,
+        "stream_options": {"include_usage": None},
+        "stream": True,
+        "response_format": None,
+    },
     "/v1/completions": {"model": "m", "prompt": "x"},
-    "/v1/responses": {"model": "m", "input": "x", "text": {"format": None}, "reasoning": {"effort": None}},
-    "/api/chat": {"model": "m", "messages": ASKED["messages"], "options": {"num_ctx": None}, "stream": False},
+    "/v1/responses": {
+        "model": "m",
+        "input": "x",
+        "text": {"format": None},
+        "reasoning": {"effort": None},
+    },
+    "/api/chat": {
+        "model": "m",
+        "messages": ASKED["messages"],
+        "options": {"num_ctx": None},
+        "stream": False,
+    },
     "/api/generate": {"model": "m", "prompt": "x", "options": None, "stream": False},
     "/tokenize": {"model": "m", "prompt": "x", "messages": None},
 }
@@ -218,7 +273,9 @@ NULLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", NULLS)
 async def test_a_null_is_an_absent_field(http: Http, path: str) -> None:
-    extra = dict.fromkeys(("context_management", "of_another_server", "user", "temperature", "open_objects"))
+    extra = dict.fromkeys(
+        ("context_management", "of_another_server", "user", "temperature", "open_objects")
+    )
     answer = await http.post(path, {**NULLS[path], **extra})
     assert answer.status == 200, answer.body
     assert (await http.post(path, {**NULLS[path], "of_another_server": 0})).status == 400
@@ -241,7 +298,11 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("field", REFUSED_FIELDS)
 async def test_an_error_names_its_field(http: Http, field: str) -> None:
     path, more = REFUSED_FIELDS[field]
-    body = {"model": "m", **({"messages": ASKED["messages"]} if path == CHAT else {"prompt": "x"}), **more}
+    body = {
+        "model": "m",
+        **({"messages": ASKED["messages"]} if path == CHAT else {"prompt": "x"}),
+        **more,
+    }
     if path == "/v1/responses":
         body = {"model": "m", "input": "x", **more}
     answer = await http.post(path, body)
@@ -258,7 +319,13 @@ async def test_options_of_ollama_without_effect_are_taken(http: Http, said: Said
     generate = {"model": "m", "prompt": "x", "stream": False, "options": options}
     assert (await http.post("/api/generate", {**generate, **empty})).status == 200
     assert said.asked[-1].max_new_tokens == 4
-    effective = {"typical_p": 0.5, "mirostat": 1, "rope_frequency_base": 1e4, "num_ctx": -1, "num_predict": 4.5}
+    effective = {
+        "typical_p": 0.5,
+        "mirostat": 1,
+        "rope_frequency_base": 1e4,
+        "num_ctx": -1,
+        "num_predict": 4.5,
+    }
     for name, value in {**effective, "repeat_last_n": 64}.items():
         more = {**options, "repeat_penalty": 1.5, "repeat_last_n": -1, name: value}
         refused = await http.post("/api/generate", {**generate, "options": more})
@@ -280,9 +347,21 @@ async def test_the_context_of_ollamas_client_bounds_its_answer(http: Http, said:
 
 
 async def test_schemas_have_no_nulls(http: Http, said: Said) -> None:
-    properties = {"a": {"type": "string", "description": None, "enum": ["x", None]}, "b": {"const": None}}
-    schema = {"type": "object", "title": None, "properties": properties, "required": ["a"], "$defs": None}
-    form = {"type": "json_schema", "json_schema": {"name": "n", "description": None, "schema": schema}}
+    properties = {
+        "a": {"type": "string", "description": None, "enum": ["x", None]},
+        "b": {"const": None},
+    }
+    schema = {
+        "type": "object",
+        "title": None,
+        "properties": properties,
+        "required": ["a"],
+        "$defs": None,
+    }
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "description": None, "schema": schema},
+    }
     assert (await http.post(CHAT, {**ASKED, "response_format": form})).status == 200
     guide = said.asked[-1].guide
     assert guide is not None and json.loads(guide.text) == {
@@ -294,17 +373,32 @@ async def test_schemas_have_no_nulls(http: Http, said: Said) -> None:
 
 
 async def test_hints_reach_the_template(http: Http, said: Said) -> None:
-    await http.post(CHAT, {**ASKED, "verbosity": "low", "reasoning_effort": "high", "service_tier": "flex"})
-    assert json.loads(said.conversations[-1].variables) == {"verbosity": "low", "reasoning_effort": "high"}
+    await http.post(
+        CHAT, {**ASKED, "verbosity": "low", "reasoning_effort": "high", "service_tier": "flex"}
+    )
+    assert json.loads(said.conversations[-1].variables) == {
+        "verbosity": "low",
+        "reasoning_effort": "high",
+    }
     hints = {"text": {"verbosity": "high"}, "reasoning": {"effort": "low", "summary": "detailed"}}
     await http.post("/v1/responses", {"model": "m", "input": "x", **hints, "truncation": "auto"})
-    assert json.loads(said.conversations[-1].variables) == {"verbosity": "high", "reasoning_effort": "low"}
+    assert json.loads(said.conversations[-1].variables) == {
+        "verbosity": "high",
+        "reasoning_effort": "low",
+    }
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", CHAT, "/v1/responses", "/api/chat"])
 async def test_a_fields_range_is_that_of_the_interface(http: Http, said: Said, path: str) -> None:
     body = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(path, ASKED)
-    options = {"top_p": 0, "top_k": 0, "temperature": 0, "frequency_penalty": -2, "seed": -1, "stop": []}
+    options = {
+        "top_p": 0,
+        "top_k": 0,
+        "temperature": 0,
+        "frequency_penalty": -2,
+        "seed": -1,
+        "stop": [],
+    }
     more = {"options": options, "stream": False} if path == "/api/chat" else options
     assert (await http.post(path, {"model": "m", **body, **more})).status == 200
     assert said.asked[-1].sampling.top_p == 0
@@ -320,15 +414,26 @@ async def test_a_compressed_body_is_bounded_by_the_bytes_that_are_received(
     empty = b"\x00\x00\x00\xff\xff"
     fits = begun + empty * 1000 + stream.flush()
     assert (await http.post(CHAT, fits, {"content-encoding": "gzip"})).status == 200
-    chunk = begun + empty * ((1 << 20) // len(empty))  # barely too long: a client that still sends reads no refusal
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Encoding: gzip\r\n"
-    sent = head.encode() + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk)
+    chunk = begun + empty * (
+        (1 << 20) // len(empty)
+    )  # barely too long: a client that still sends reads no refusal
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+        f"{KEY}\r\nContent-Encoding: gzip\r\n"
+    )
+    sent = head.encode() + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (
+        len(chunk),
+        chunk,
+    )
     assert b"413 " in await raw(http, sent)
 
 
 def chunked(path: str, chunks: list[bytes]) -> bytes:
     """A request whose body is sent in these chunks."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+        f"{KEY}\r\nTransfer-Encoding: chunked\r\n"
+    )
     body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
     return head.encode() + b"Connection: close\r\n\r\n" + body + b"0\r\n\r\n"
 
@@ -337,7 +442,8 @@ async def test_a_body_may_have_some_short_chunks_and_any_number_of_long_ones(htt
     padding = b" " * connection.MIN_CHUNK_BYTES
     short = [bytes([byte]) for byte in BODY]
     answer = await raw(
-        http, chunked(CHAT, [*short, *[b" "] * (connection.FREE_CHUNKS - len(short)), *[padding] * 4000])
+        http,
+        chunked(CHAT, [*short, *[b" "] * (connection.FREE_CHUNKS - len(short)), *[padding] * 4000]),
     )
     assert answer.startswith(b"HTTP/1.1 200 ")
 

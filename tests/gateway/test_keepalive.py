@@ -1,4 +1,5 @@
-"""No stream is silent for long: in the queue, during the prompt, and while a call of a tool is held back."""
+"""No stream is silent for long: in the queue, during the prompt, and while a call of a tool is held
+back."""
 
 from __future__ import annotations
 
@@ -19,8 +20,20 @@ from starlette.types import Message, Scope
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.conversation import AnswerFormat, ChatPrompt, Conversation, ToolFormat
-from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.domain.requests.conversation import (
+    AnswerFormat,
+    ChatPrompt,
+    Conversation,
+    ToolFormat,
+)
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationEvent,
+    Started,
+    Token,
+)
 from edgeshard.gateway.answers import keepalive
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen
@@ -33,11 +46,15 @@ from tests.support.idle_proxy import IdleProxy
 pytestmark = pytest.mark.timing
 
 SILENCE_S, PROMISED_S, IDLE_S, WAIT_S = (14.0, 15.0, 30.0, 120.0) if LONG else (0.3, 0.8, 1.0, 2.4)
-"""The longest silence as set and as promised, a proxy's limit of it, and how long a stream waits."""
+"""The longest silence as set and as promised, a proxy's limit of it, and how long a stream
+waits."""
 CALL = '<tool_call>{"name": "find", "arguments": {}}</tool_call>'
 MESSAGES = [{"role": "user", "content": "x"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
-CHAT = ("/v1/chat/completions", {"model": "m", "messages": MESSAGES, "tools": [TOOL], "stream": True})
+CHAT = (
+    "/v1/chat/completions",
+    {"model": "m", "messages": MESSAGES, "tools": [TOOL], "stream": True},
+)
 RESPONSES = ("/v1/responses", {"model": "m", "input": "x", "stream": True})
 TEXT = ("/v1/completions", {"model": "m", "prompt": "x", "stream": True})
 STREAMS = (
@@ -51,7 +68,8 @@ PHASES = ("rendering", "queue", "prompt", "call")
 
 
 class Slow(Clockwork):
-    """Waits `wait_s` in one phase of a request, and then answers with a call of a tool, or fails with `error`."""
+    """Waits `wait_s` in one phase of a request, and then answers with a call of a tool, or fails
+    with `error`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +160,9 @@ def check_events(text: str) -> None:
     *events, last, rest = text.split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
     assert ":" in events
-    choices = [json.loads(event.removeprefix("data: "))["choices"] for event in events if event != ":"]
+    choices = [
+        json.loads(event.removeprefix("data: "))["choices"] for event in events if event != ":"
+    ]
     said = json.dumps(choices)
     assert '"finish_reason": "tool_calls"' in said or '<tool_call>{\\"name\\":' in said
 
@@ -155,7 +175,8 @@ def check_responses(text: str) -> None:
 
 
 def check_lines(text: str) -> None:
-    """Objects that have all keys of a piece; at least five of them are fillers, and the last one ends the answer."""
+    """Objects that have all keys of a piece; at least five of them are fillers, and the last one
+    ends the answer."""
     *lines, last = [json.loads(line) for line in text.splitlines()]
     assert last["done"] and not any(line["done"] for line in lines)
     said = [line["message"] if "message" in line else line["response"] for line in lines]
@@ -172,7 +193,9 @@ CHECKS = {
 }
 
 
-async def test_without_fillers_the_proxy_closes_the_connection(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_fillers_the_proxy_closes_the_connection(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keepalive, "MAX_SILENCE_S", 60.0)
     slow.wait_s = 60.0
     async with serving(slow) as url:
@@ -183,7 +206,9 @@ async def test_without_fillers_the_proxy_closes_the_connection(slow: Slow, monke
     assert proxy.closed == 1
 
 
-@pytest.mark.parametrize(("phase", "path", "body"), [("queue", *stream) for stream in STREAMS] + [("rendering", *CHAT)])
+@pytest.mark.parametrize(
+    ("phase", "path", "body"), [("queue", *stream) for stream in STREAMS] + [("rendering", *CHAT)]
+)
 async def test_a_refusal_in_time_keeps_its_status(
     slow: Slow, monkeypatch: pytest.MonkeyPatch, phase: str, path: str, body: dict[str, Any]
 ) -> None:
@@ -196,7 +221,9 @@ async def test_a_refusal_in_time_keeps_its_status(
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMS)
-async def test_a_late_refusal_is_a_part_of_the_stream(slow: Slow, path: str, body: dict[str, Any]) -> None:
+async def test_a_late_refusal_is_a_part_of_the_stream(
+    slow: Slow, path: str, body: dict[str, Any]
+) -> None:
     slow.wait_s = 2.5 * SILENCE_S
     slow.error = InvalidArgumentError("stop: too many", field="stop", reason="INVALID")
     async with serving(slow) as url:
@@ -210,7 +237,9 @@ async def test_a_late_refusal_is_a_part_of_the_stream(slow: Slow, path: str, bod
 
 
 @pytest.mark.parametrize("phase", ["queue", "call"])
-async def test_a_client_that_leaves_a_stream_without_events_ends_its_request(slow: Slow, phase: str) -> None:
+async def test_a_client_that_leaves_a_stream_without_events_ends_its_request(
+    slow: Slow, phase: str
+) -> None:
     slow.wait_s, slow.phase = 60.0, phase
     async with serving(slow) as url:
         async with Http(url).opened("POST", *CHAT) as stream:
@@ -254,7 +283,8 @@ LEFT = {"type": "http.disconnect"}
 async def test_a_client_that_leaves_around_the_first_part_ends_its_request(
     monkeypatch: pytest.MonkeyPatch, answered: int, sent: int
 ) -> None:
-    """The answer is ready after some turns of the event loop, and the client leaves after others."""
+    """The answer is ready after some turns of the event loop, and the client leaves after
+    others."""
     monkeypatch.setattr(keepalive, "MAX_SILENCE_S", 0.0)
     parts = Parts()
     gone = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Each field of each body with the largest values that it may have: no callback of the event loop takes long."""
+"""Each field of each body with the largest values that it may have: no callback of the event loop
+takes long."""
 
 from __future__ import annotations
 
@@ -15,12 +16,17 @@ from edgeshard.gateway.app import FORMS
 from tests.support.body_exchange import Gateway
 
 MAX_CALLBACK_S = 0.25
-"""The bound of any callback, in seconds of processor time. On a quiet machine the slowest value takes 0.12 s."""
+"""The bound of any callback, in seconds of processor time. On a quiet machine the slowest value
+takes 0.12 s."""
 TURNS = 3
 """The fastest counts."""
 TURN = {"role": "user", "content": "x"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-TOOL = {"type": "function", "name": "f", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "name": "f",
+    "function": {"name": "f", "parameters": {"type": "object"}},
+}
 NEEDED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": [TURN]},
@@ -47,10 +53,12 @@ LARGE: dict[str, Any] = {
     "parts": [{"role": "user", "content": [{"type": "text", "text": "x"}] * (_PARTS // 3)}],
     "calls": [{"role": "assistant", "content": "", "tool_calls": [CALL] * (_PARTS // 9)}],
     "results": [{"type": "function_call_output", "call_id": "c", "output": "x"}] * (_PARTS // 4),
-    "past calls": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * (_PARTS // 5),
+    "past calls": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
+    * (_PARTS // 5),
     "tools": [TOOL] * 1024,
     "too many tools": [TOOL] * (_PARTS // 9),
-    "large tools": [{**TOOL, "parameters": {"properties": {f"p{n}": {} for n in range(60)}}}] * (_PARTS // 140),
+    "large tools": [{**TOOL, "parameters": {"properties": {f"p{n}": {} for n in range(60)}}}]
+    * (_PARTS // 140),
     "fields": {f"f{number}": number for number in range(_PARTS)},
     "objects by name": {f"f{number}": {} for number in range(_PARTS // 2)},
     "a schema": {"allOf": [{"properties": {"a": {}}}] * (_PARTS // 6)},
@@ -67,7 +75,8 @@ _KINDS = {"type": "json_schema"}
 
 
 def _is_taken(annotation: Any, what: str) -> bool:
-    """Whether a field of a type may take a large value; a number or a word is refused by its type."""
+    """Whether a field of a type may take a large value; a number or a word is refused by its
+    type."""
     if annotation is Any:
         return True
     name = str(annotation)
@@ -81,7 +90,8 @@ def _is_taken(annotation: Any, what: str) -> bool:
 def cases(model: type[BaseModel]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     """The fields of a form and of the forms in it, each with its large values by their names.
 
-    One field stands for all that take any value and have no effect, except those that an answer repeats.
+    One field stands for all that take any value and have no effect, except those that an answer
+    repeats.
     """
     has_ignored = False
     for field, info in model.model_fields.items():
@@ -90,14 +100,21 @@ def cases(model: type[BaseModel]) -> Iterator[tuple[str, list[tuple[str, Any]]]]
             if has_ignored:
                 continue
             has_ignored = True
-        large = [(what, {name: value}) for what, value in LARGE.items() if _is_taken(info.annotation, what)]
+        large = [
+            (what, {name: value})
+            for what, value in LARGE.items()
+            if _is_taken(info.annotation, what)
+        ]
         if large:
             yield name, large
         for inner in _models(info.annotation):
             for inner_name, inner_large in cases(inner):
                 yield (
                     f"{name}.{inner_name}",
-                    [(what, {name: _around(info.annotation, value)}) for what, value in inner_large],
+                    [
+                        (what, {name: _around(info.annotation, value)})
+                        for what, value in inner_large
+                    ],
                 )
 
 
@@ -134,7 +151,9 @@ def gateway() -> Iterator[Gateway]:
 @pytest.mark.parametrize("name", CASES)
 def test_no_value_of_a_field_takes_long(gateway: Gateway, name: str) -> None:
     path, value = CASES[name]
-    body = json.dumps({"model": "m", **NEEDED.get(path, {}), **value}, separators=(",", ":")).encode()
+    body = json.dumps(
+        {"model": "m", **NEEDED.get(path, {}), **value}, separators=(",", ":")
+    ).encode()
     answer = gateway.post(path, body)
     longest_s = answer.longest_s
     for _ in range(TURNS - 1):

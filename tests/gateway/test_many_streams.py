@@ -1,4 +1,5 @@
-"""Two hundred streams of a real site at once: readers that are slow, that read nothing, and that leave."""
+"""Two hundred streams of a real site at once: readers that are slow, that read nothing, and that
+leave."""
 
 from __future__ import annotations
 
@@ -32,8 +33,15 @@ ASKED: dict[str, Any] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def crowd(site: Site) -> Http:
-    """A deployment that admits this many requests, a quarter of them at once, and a key that may have them all."""
-    spec = {"name": "crowd", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": CLIENTS // 4}
+    """A deployment that admits this many requests, a quarter of them at once, and a key that may
+    have them all."""
+    spec = {
+        "name": "crowd",
+        "model": "fairy-tales",
+        "source": "a",
+        "dtype": "float32",
+        "concurrency": CLIENTS // 4,
+    }
     await site.client.deploy(parse_spec({**spec, "layers": "a=0:4,b=4:9,c=9:12"}))
     _, key = await site.client.create_key("crowd", requests=2 * CLIENTS, metrics=True)
     return Http(site.cluster.coordinator.gateway, key)
@@ -41,7 +49,8 @@ async def crowd(site: Site) -> Http:
 
 async def all_opened(http: Http, stack: AsyncExitStack, asked: dict[str, Any]) -> list[Stream]:
     opening = (
-        stack.enter_async_context(http.opened("POST", "/v1/completions", asked, holds=HOLDS)) for _ in range(CLIENTS)
+        stack.enter_async_context(http.opened("POST", "/v1/completions", asked, holds=HOLDS))
+        for _ in range(CLIENTS)
     )
     streams = await asyncio.gather(*opening)
     assert {stream.status for stream in streams} == {200}
@@ -75,7 +84,9 @@ async def active(site: Site) -> int:
 
 @pytest.mark.long
 async def test_slow_readers_get_all_and_hold_up_nobody(site: Site, crowd: Http) -> None:
-    whole = (await crowd.post("/v1/completions", {**ASKED, "stream": False})).json["choices"][0]["text"]
+    whole = (await crowd.post("/v1/completions", {**ASKED, "stream": False})).json["choices"][0][
+        "text"
+    ]
     before = resident(site)
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         streams = await all_opened(crowd, stack, ASKED)
@@ -99,7 +110,9 @@ async def test_readers_that_leave_end_their_requests(site: Site, crowd: Http) ->
             assert await active(site) > 0
         await site.until(lambda: _nothing_runs(site), PATIENCE_S)
     await site.kv_gone()
-    assert await generated(crowd) - before < CLIENTS * 400, "tokens of answers that came to their end"
+    assert await generated(crowd) - before < CLIENTS * 400, (
+        "tokens of answers that came to their end"
+    )
 
 
 async def _nothing_runs(site: Site) -> bool:

@@ -1,4 +1,5 @@
-"""Requests in the shapes that applications send, from JSON files: each gets an answer of the shape that they read.
+"""Requests in the shapes that applications send, from JSON files: each gets an answer of the shape
+that they read.
 
 Those of Open WebUI were recorded. The others were written after the applications' public source.
 """
@@ -32,7 +33,9 @@ async def test_every_application_has_its_file() -> None:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_a_request_gets_the_answer_that_its_client_reads(site: Site, http: Http, name: str) -> None:
+async def test_a_request_gets_the_answer_that_its_client_reads(
+    site: Site, http: Http, name: str
+) -> None:
     headers, request = REQUESTS[name]
     if request["answer"] == "left":
         async with http.opened("POST", request["path"], request["body"], headers) as stream:
@@ -85,7 +88,11 @@ def check_text(answer: Answer, body: Any) -> None:
 
 
 def check_responses(answer: Answer, body: Any) -> None:
-    events = [json.loads(line[6:]) for line in answer.body.decode().split("\n") if line.startswith("data: ")]
+    events = [
+        json.loads(line[6:])
+        for line in answer.body.decode().split("\n")
+        if line.startswith("data: ")
+    ]
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] in ("response.completed", "response.incomplete")
@@ -99,7 +106,9 @@ def check_lines(answer: Answer, body: Any) -> None:
     lines = [json.loads(line) for line in answer.body.decode().splitlines()]
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
     assert {line["model"] for line in lines} == {body["model"]}
-    pieces = [line["message"]["content"] if "message" in line else line["response"] for line in lines]
+    pieces = [
+        line["message"]["content"] if "message" in line else line["response"] for line in lines
+    ]
     assert lines[-1]["done_reason"] in ("stop", "length") and lines[-1]["eval_count"] > 0
     if "format" in body:
         assert json.loads("".join(pieces)).keys() == {"is_on"}

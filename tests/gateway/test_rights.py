@@ -49,7 +49,13 @@ BODIES: dict[str, dict[str, Any]] = {
 """A body for each route of the gateway that reads one."""
 REFUSED = {"/v1/embeddings": 400}
 """The routes that refuse everybody before a body is read."""
-RENDERING = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"} | {
+RENDERING = {
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+} | {
     "/api/chat",
     "/api/generate",
 }
@@ -90,7 +96,9 @@ class Deeds(Said):
         await asyncio.sleep(0)
         self.meanwhile()
 
-    def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
+    def generate(
+        self, model: str, generation: Generation, identity: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
         self.done.append("generate")
         return super().generate(model, generation, identity)
 
@@ -98,7 +106,9 @@ class Deeds(Said):
         await self._wait("prompt")
         return await super().prompt(model, conversation, identity)
 
-    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str, special: bool, identity: str
+    ) -> tuple[int, ...]:
         await self._wait("tokenize")
         return (1, 2)
 
@@ -116,7 +126,8 @@ async def answered(
     between: Callable[[], None] = lambda: None,
     connection: Any = None,
 ) -> tuple[int, bytes]:
-    """Status and body of an answer; `between` is called before the last byte of the request is there."""
+    """Status and body of an answer; `between` is called before the last byte of the request is
+    there."""
     parts = [(body[:-1], True), (body[-1:], False)] if body else [(b"", False)]
     waiting: Iterator[tuple[bytes, bool]] = iter(parts)
     status, answer = 0, b""
@@ -157,7 +168,12 @@ async def answered(
 
 def routes_of(app: Any) -> list[tuple[str, str]]:
     """Each method and path of an application."""
-    return [(method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()]
+    return [
+        (method, route.path)
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    ]
 
 
 def gateway() -> tuple[ASGIApp, list[tuple[str, str]], Deeds, Keys]:
@@ -171,7 +187,9 @@ SHOWN = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_a_key_that_is_revoked_before_the_last_byte_gets_nothing(method: str, path: str) -> None:
+async def test_a_key_that_is_revoked_before_the_last_byte_gets_nothing(
+    method: str, path: str
+) -> None:
     """A new route needs a body in the table."""
     app, _, deeds, keys = gateway()
     body = b""
@@ -199,7 +217,9 @@ async def test_answers_that_wait_for_others_do_not_begin_after_a_revocation() ->
     deeds.texts = ["word"] * 4
     begin = deeds.generate
 
-    def generate(model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
+    def generate(
+        model: str, generation: Generation, identity: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
         if len(deeds.done) == 3:
             keys.revoke()
         return begin(model, generation, identity)
@@ -242,7 +262,9 @@ class Page:
         feed = Feed(lambda: {"site": {}})
         operator: Any = lambda who, address, check: self.actions  # noqa: E731 - takes what the dashboard gives
         places = PageOrigins(False, lambda host: True)
-        self.dashboard = Dashboard(self.door, places, feed, operator, self.keys, lambda _: feed, lambda: 0.0)
+        self.dashboard = Dashboard(
+            self.door, places, feed, operator, self.keys, lambda _: feed, lambda: 0.0
+        )
         self.deeds = Deeds()
         self.app: Any = make_app(self.deeds, self.keys, pages=self.dashboard)
         self.cookie, self.session = self._entered(kind)
@@ -261,7 +283,12 @@ class Page:
         return {"cookie": cookie, "origin": f"http://{HOST}", TOKEN: self.session.token, **changes}
 
     async def asked(
-        self, method: str, path: str, body: Any = None, between: Callable[[], None] = lambda: None, **more: Any
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        between: Callable[[], None] = lambda: None,
+        **more: Any,
     ) -> tuple[int, Any]:
         sent = b"" if body is None else json.dumps(body).encode()
         status, answer = await answered(
@@ -312,7 +339,9 @@ async def test_an_operator_who_is_revoked_before_the_last_byte_does_nothing(what
     assert answer["error"]["code"] == "done" and page.actions.done, "the same is done for another"
 
 
-@pytest.mark.parametrize("path", [*(f"do/{what}" for what in POST), *(f"do/{what}?name=x" for what in GET)])
+@pytest.mark.parametrize(
+    "path", [*(f"do/{what}" for what in POST), *(f"do/{what}?name=x" for what in GET)]
+)
 async def test_what_an_operator_does_ends_with_the_revocation(path: str) -> None:
     page = Page()
     page.actions.held = asyncio.Event()
@@ -331,7 +360,9 @@ async def test_a_conversation_of_a_revoked_page_has_no_answer(kind: Kind) -> Non
         page = Page(kind)
         page.deeds.meanwhile = page.revoke if rendered else page.deeds.meanwhile
         between = (lambda: None) if rendered else page.revoke
-        status, _ = await page.asked("POST", "/dashboard/chat", BODIES["/v1/chat/completions"], between)
+        status, _ = await page.asked(
+            "POST", "/dashboard/chat", BODIES["/v1/chat/completions"], between
+        )
         assert status == 401 and "generate" not in page.deeds.done
 
 
@@ -340,7 +371,9 @@ async def test_a_login_of_somebody_revoked_meanwhile_is_refused(login: str) -> N
     page = Page(Kind.OPERATOR if login == "secret" else Kind.APPLICATION)
     shown = {"secret": page.door.link(OPERATOR, 0.0), "key": KEY}[login]
     origin = {"origin": f"http://{HOST}"}
-    status, _ = await page.asked("POST", "/dashboard/session", {login: shown}, page.revoke, headers=origin)
+    status, _ = await page.asked(
+        "POST", "/dashboard/session", {login: shown}, page.revoke, headers=origin
+    )
     assert status == 401
 
 
@@ -360,16 +393,23 @@ async def test_a_cookie_without_the_token_opens_nothing(path: str) -> None:
 async def test_only_the_login_returns_the_token() -> None:
     page = Page()
     shown = {"secret": page.door.link(OPERATOR, 0.0)}
-    status, login = await page.asked("POST", "/dashboard/session", shown, headers={"origin": f"http://{HOST}"})
+    status, login = await page.asked(
+        "POST", "/dashboard/session", shown, headers={"origin": f"http://{HOST}"}
+    )
     assert status == 200 and len(login["token"]) > 5
-    assert await page.asked("GET", "/dashboard/session") == (200, {"who": OPERATOR, "kind": "operator"})
+    assert await page.asked("GET", "/dashboard/session") == (
+        200,
+        {"who": OPERATOR, "kind": "operator"},
+    )
 
 
 async def test_the_connection_of_a_page_counts_as_known() -> None:
     page = Page()
     known: list[str] = []
     connection = SimpleNamespace(showed_key=known.append)
-    await page.asked("GET", "/dashboard/session", connection=connection, headers=page.headers(**{TOKEN: "guess"}))
+    await page.asked(
+        "GET", "/dashboard/session", connection=connection, headers=page.headers(**{TOKEN: "guess"})
+    )
     assert known == []
     await page.asked("GET", "/dashboard/session", connection=connection)
     assert known == [OPERATOR]
@@ -380,7 +420,9 @@ async def test_a_stranger_sends_little_and_only_from_the_page() -> None:
     large = {"secret": "x" * STRANGER.max_bytes}
     status, answer = await page.asked("POST", "/dashboard/session", large, headers=origin)
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
-    status, answer = await page.asked("POST", "/dashboard/session", large, headers={"origin": "https://evil.example"})
+    status, answer = await page.asked(
+        "POST", "/dashboard/session", large, headers={"origin": "https://evil.example"}
+    )
     assert (status, answer["error"]["code"]) == (403, "foreign_origin"), "nothing of it is read"
     status, answer = await page.asked("POST", "/dashboard/session", [[]] * 9, headers=origin)
     assert status == 400
@@ -390,7 +432,9 @@ async def test_strangers_of_one_address_have_a_budget_of_memory() -> None:
     page, origin = Page(), {"origin": f"http://{HOST}"}
     bodies = page.app._bodies
     with bodies.room("address/10.0.0.7", bodies._budget.most_of_one):
-        status, answer = await page.asked("POST", "/dashboard/session", {"secret": "x"}, headers=origin)
+        status, answer = await page.asked(
+            "POST", "/dashboard/session", {"secret": "x"}, headers=origin
+        )
     assert (status, answer["error"]["code"]) == (429, "too_many_bodies")
 
 
@@ -407,7 +451,9 @@ async def test_each_call_of_an_action_checks_the_right() -> None:
         return admin_pb2.ReplanResponse()
 
     page = Page()
-    audit: Any = SimpleNamespace(ended=lambda *said: ends.append(said[-1]), began=lambda *said: None)
+    audit: Any = SimpleNamespace(
+        ended=lambda *said: ends.append(said[-1]), began=lambda *said: None
+    )
     check = partial(page.door.session, page.cookie, 0.0)
     services = {"AdminService": SimpleNamespace(Replan=replan)}
     own = OwnConnection(services, audit, CallFrom("10.0.0.7:1", None, True), check)

@@ -32,10 +32,19 @@ def shut(**more: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an object": (POINT, SHUT),
     "one without properties yet": (point(properties={}), shut(properties={})),
-    "one with patterns too": (point(patternProperties={"^z": TEXT}), shut(patternProperties={"^z": TEXT})),
-    "in a property": ({"properties": {"p": POINT}}, {"properties": {"p": SHUT}, "additionalProperties": False}),
+    "one with patterns too": (
+        point(patternProperties={"^z": TEXT}),
+        shut(patternProperties={"^z": TEXT}),
+    ),
+    "in a property": (
+        {"properties": {"p": POINT}},
+        {"properties": {"p": SHUT}, "additionalProperties": False},
+    ),
     "in a list": ({"items": POINT}, {"items": SHUT}),
-    "in places": ({"prefixItems": [POINT, TEXT], "items": OTHER}, {"prefixItems": [SHUT, TEXT], "items": OTHER_SHUT}),
+    "in places": (
+        {"prefixItems": [POINT, TEXT], "items": OTHER},
+        {"prefixItems": [SHUT, TEXT], "items": OTHER_SHUT},
+    ),
     "as values": ({"additionalProperties": POINT}, {"additionalProperties": SHUT}),
     "in $defs": (
         {"$ref": "#/$defs/p", "$defs": {"p": POINT, "unused": OTHER}},
@@ -68,7 +77,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"allOf": [{"properties": {"p": POINT}}, OTHER]},
         {"allOf": [{"properties": {"p": SHUT}}, OTHER]},
     ),
-    "values that look like schemas": (point(default=POINT, enum=[POINT]), shut(default=POINT, enum=[POINT])),
+    "values that look like schemas": (
+        point(default=POINT, enum=[POINT]),
+        shut(default=POINT, enum=[POINT]),
+    ),
     "a property named as a keyword": (
         {"properties": {"properties": POINT, "default": OTHER}},
         {"properties": {"properties": SHUT, "default": OTHER_SHUT}, "additionalProperties": False},
@@ -96,7 +108,14 @@ OPEN: dict[str, dict[str, Any]] = {
     },
     "a condition": {"if": POINT, "not": POINT},
     "no schema of an object": {"type": "string"},
-    "nothing sensible": {"properties_": 1, "allOf": 3, "$ref": 7, "$defs": [], "items": True, "anyOf": [1, None]},
+    "nothing sensible": {
+        "properties_": 1,
+        "allOf": 3,
+        "$ref": 7,
+        "$defs": [],
+        "items": True,
+        "anyOf": [1, None],
+    },
     "what is not there": {"$ref": "#/$defs/none"},
     "what is no schema": {"items": {"$ref": "#/items/$ref/0"}},
 }
@@ -118,7 +137,8 @@ def test_what_says_so_or_cannot_be_closed_stays_open(name: str) -> None:
 def test_a_schema_that_refers_to_itself_over_and_over_takes_no_time() -> None:
     count = 20_000
     names = {
-        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{(n + 1) % count}"}, {"$ref": "#/$defs/d0"}]} for n in range(count)
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{(n + 1) % count}"}, {"$ref": "#/$defs/d0"}]}
+        for n in range(count)
     }
     began = time.process_time()
     assert closed({"$ref": "#/$defs/d0", "$defs": {**names, "p": POINT}})["$defs"]["p"] == SHUT
@@ -142,18 +162,27 @@ LARGEST: dict[str, dict[str, Any]] = {
     "bytes": {"description": "x" * (GUIDE_LIMIT_BYTES - 20)},
     "objects": of_parts(schemas.MAX_PARTS - 3),
     "depth": nested(schemas.MAX_DEPTH),
-    "references": {"$defs": {"a": POINT}, "allOf": [{"$ref": "#/$defs/a"}] * schemas.MAX_REFERENCES},
+    "references": {
+        "$defs": {"a": POINT},
+        "allOf": [{"$ref": "#/$defs/a"}] * schemas.MAX_REFERENCES,
+    },
     "reference": {"allOf": [{"$ref": "#" + "/" * (schemas.MAX_REFERENCE_CHARACTERS - 1)}] * 100},
 }
 TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"description": "x" * GUIDE_LIMIT_BYTES}, "bytes"),
-    "names": ({"properties": {f"{number:08}": 1 for number in range(GUIDE_LIMIT_BYTES // 8)}}, "bytes"),
+    "names": (
+        {"properties": {f"{number:08}": 1 for number in range(GUIDE_LIMIT_BYTES // 8)}},
+        "bytes",
+    ),
     "numbers": ({"enum": [1] * GUIDE_LIMIT_BYTES}, "bytes"),
     "a million numbers": ({"enum": [1] * 1_000_000}, "bytes"),
     "objects": (of_parts(schemas.MAX_PARTS + 3), "lists and objects"),
     "depth": (nested(schemas.MAX_DEPTH + 1), "deeper"),
     "references": ({"allOf": [{"$ref": "#"}] * (schemas.MAX_REFERENCES + 1)}, "references"),
-    "a long reference": ({"$ref": "#" + "/" * schemas.MAX_REFERENCE_CHARACTERS}, "reference of more"),
+    "a long reference": (
+        {"$ref": "#" + "/" * schemas.MAX_REFERENCE_CHARACTERS},
+        "reference of more",
+    ),
     "infinity": ({"maximum": float("inf")}, "number"),
 }
 

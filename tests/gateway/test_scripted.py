@@ -75,7 +75,9 @@ async def until_nothing_runs(said: Said) -> None:
 
 
 async def test_calls_and_reasoning_come_apart(said: Said, http: Http) -> None:
-    said.format = AnswerFormat(ToolFormat.TAGGED, "<think>", "</think>", False, (Marker(100, "<think>"),))
+    said.format = AnswerFormat(
+        ToolFormat.TAGGED, "<think>", "</think>", False, (Marker(100, "<think>"),)
+    )
     said.texts = [
         "",
         "I mu",
@@ -89,7 +91,9 @@ async def test_calls_and_reasoning_come_apart(said: Said, http: Http) -> None:
     message = whole["message"]
     assert (message["content"].strip(), message["reasoning_content"]) == ("Well.", "I muse")
     (call,) = message["tool_calls"]
-    assert call["function"]["name"] == "find" and json.loads(call["function"]["arguments"]) == {"a": 1}
+    assert call["function"]["name"] == "find" and json.loads(call["function"]["arguments"]) == {
+        "a": 1
+    }
     assert whole["finish_reason"] == "tool_calls"
     events = await http.events("/v1/chat/completions", {**ASKED, "tools": [TOOL], "stream": True})
     deltas = [event["choices"][0]["delta"] for event in events]
@@ -103,16 +107,29 @@ async def test_calls_and_reasoning_come_apart(said: Said, http: Http) -> None:
     streamed = (await http.post("/v1/responses", {**asked, "stream": True})).body.decode()
     last = json.loads(streamed.strip().rsplit("data: ", 1)[1])
     assert last["type"] == "response.completed"
-    assert [item["type"] for item in last["response"]["output"]] == ["reasoning", "message", "function_call"]
-    talk = (await http.post("/api/chat", {**ASKED, "tools": [TOOL], "stream": False})).json["message"]
-    assert talk["thinking"] == "I muse" and talk["tool_calls"][0]["function"] == {"name": "find", "arguments": {"a": 1}}
+    assert [item["type"] for item in last["response"]["output"]] == [
+        "reasoning",
+        "message",
+        "function_call",
+    ]
+    talk = (await http.post("/api/chat", {**ASKED, "tools": [TOOL], "stream": False})).json[
+        "message"
+    ]
+    assert talk["thinking"] == "I muse" and talk["tool_calls"][0]["function"] == {
+        "name": "find",
+        "arguments": {"a": 1},
+    }
 
 
 async def test_an_answer_without_a_text_has_an_empty_message(said: Said, http: Http) -> None:
     said.texts = [""]
     asked = {"model": "m", "input": "x"}
     (item,) = (await http.post("/v1/responses", asked)).json["output"]
-    assert (item["type"], item["status"], item["content"][0]["text"]) == ("message", "completed", "")
+    assert (item["type"], item["status"], item["content"][0]["text"]) == (
+        "message",
+        "completed",
+        "",
+    )
     streamed = (await http.post("/v1/responses", {**asked, "stream": True})).body.decode()
     last = json.loads(streamed.strip().rsplit("data: ", 1)[1])
     assert last["type"] == "response.completed"
@@ -142,7 +159,10 @@ async def test_what_is_not_given_is_the_models_recommendation(said: Said, http: 
     sampling = said.asked[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.6, 0.5, 2**64 - 1)
     assert said.asked[0].max_new_tokens == 50
-    await http.post("/v1/chat/completions", {**ASKED, "reasoning_effort": "low", "chat_template_kwargs": {"a": 1}})
+    await http.post(
+        "/v1/chat/completions",
+        {**ASKED, "reasoning_effort": "low", "chat_template_kwargs": {"a": 1}},
+    )
     assert json.loads(said.conversations[-1].variables) == {"a": 1, "reasoning_effort": "low"}
 
 
@@ -158,10 +178,18 @@ async def test_tools_that_must_not_be_called_are_not_mentioned(said: Said, http:
     assert said.conversations[-1].tools == ""
 
 
-async def test_tools_whose_definitions_have_the_same_name_keep_their_own(said: Said, http: Http) -> None:
+async def test_tools_whose_definitions_have_the_same_name_keep_their_own(
+    said: Said, http: Http
+) -> None:
     def tool(name: str, color: str) -> dict[str, Any]:
-        color_of = {"$defs": {"color": {"const": color}}, "properties": {"color": {"$ref": "#/$defs/color"}}}
-        return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **color_of}}}
+        color_of = {
+            "$defs": {"color": {"const": color}},
+            "properties": {"color": {"$ref": "#/$defs/color"}},
+        }
+        return {
+            "type": "function",
+            "function": {"name": name, "parameters": {"type": "object", **color_of}},
+        }
 
     tools = [tool("lamp", "red"), tool("door", "black")]
     await http.post("/v1/chat/completions", {**ASKED, "tools": tools, "tool_choice": "required"})
@@ -178,7 +206,9 @@ async def test_tools_whose_definitions_have_the_same_name_keep_their_own(said: S
     colors = {}
     for call in schema["anyOf"]:
         arguments = resolved(call["properties"]["arguments"])
-        colors[call["properties"]["name"]["const"]] = resolved(arguments["properties"]["color"])["const"]
+        colors[call["properties"]["name"]["const"]] = resolved(arguments["properties"]["color"])[
+            "const"
+        ]
     assert colors == {"lamp": "red", "door": "black"}
 
 
@@ -201,7 +231,10 @@ async def test_objects_are_closed_wherever_a_schema_is_given_unless_it_is_asked_
     for asked_otherwise, schema in (({}, closed_schema), ({"open_objects": True}, open_schema)):
         chat = {"messages": ASKED["messages"], **asked_otherwise}
         assert await asked("/v1/chat/completions", **chat, response_format=formed) == schema
-        assert await asked("/v1/completions", prompt="x", response_format=formed, **asked_otherwise) == schema
+        assert (
+            await asked("/v1/completions", prompt="x", response_format=formed, **asked_otherwise)
+            == schema
+        )
         text = {"format": {"type": "json_schema", "name": "n", "schema": open_schema}}
         assert await asked("/v1/responses", input="x", text=text, **asked_otherwise) == schema
         forced = await asked("/v1/chat/completions", **chat, tools=tools, tool_choice="required")
@@ -219,7 +252,9 @@ async def test_an_error_in_the_midst_of_a_stream_is_said_in_it(said: Said, http:
     assert (whole.status, whole.error["message"]) == (503, "it broke")
     lines = (await http.post("/api/chat", ASKED)).body.decode().splitlines()
     assert json.loads(lines[-1]) == {"error": "it broke"}
-    response = (await http.post("/v1/responses", {"model": "m", "input": "x", "stream": True})).body.decode()
+    response = (
+        await http.post("/v1/responses", {"model": "m", "input": "x", "stream": True})
+    ).body.decode()
     assert json.loads(response.strip().rsplit("data: ", 1)[1])["response"]["status"] == "failed"
     said.error = ZeroDivisionError("Rumpelstiltskin")
     bug = await http.post("/v1/chat/completions", ASKED)
@@ -234,7 +269,9 @@ async def test_a_request_that_ends_leaves_nothing_running(said: Said, http: Http
     await until_nothing_runs(said)
 
 
-async def test_a_client_that_takes_nothing_is_given_up(said: Said, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_takes_nothing_is_given_up(
+    said: Said, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "STALLED_S", 0.2)
     said.texts = ["word " * 200] * 100_000
     async with http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}) as stream:
@@ -261,7 +298,9 @@ async def is_hung_up_on(stream: Stream) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_who_does_not_say_what_it_wants_is_hung_up_on(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_say_what_it_wants_is_hung_up_on(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accepting, "HEAD_LIMIT_S", 0.2)
     asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for before, then in ((b"", b""), (b"", b"GET /hea"), (asked, b"GET /hea")):
@@ -276,7 +315,9 @@ async def test_who_does_not_say_what_it_wants_is_hung_up_on(http: Http, monkeypa
         writer.close()
 
 
-async def test_connections_are_not_without_number(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_not_without_number(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accepting, "Crowd", lambda: Crowd(most=3))
     said.texts = ["a"] * 100_000
     server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0"))
@@ -284,7 +325,9 @@ async def test_connections_are_not_without_number(said: Said, monkeypatch: pytes
     http = Http(server.url, KEY)
     async with AsyncExitStack() as stack:
         for _ in range(3):
-            await stack.enter_async_context(http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}))
+            await stack.enter_async_context(
+                http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True})
+            )
         with pytest.raises((ConnectionError, h11.RemoteProtocolError)):
             await http.get("/health")
     await until_nothing_runs(said)
@@ -311,10 +354,13 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Http, name: str) -> None:
+async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(
+    http: Http, name: str
+) -> None:
     """The faults of a body are counted, and so are its parts."""
     too_many = (
-        "the body has too many parts: at most 32768 lists, objects and fields, and 262144 items; send less at once"
+        "the body has too many parts: at most 32768 lists, objects and fields, and 262144 "
+        "items; send less at once"
     )
     answer = await http.post("/v1/chat/completions", BAD_BODIES[name])
     expected = {
@@ -326,10 +372,14 @@ async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Ht
     assert (answer.status, answer.error["message"]) == expected
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, 0.2))
     reader, writer = await asyncio.open_connection(*address_of(http))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    )
     writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
     async with asyncio.timeout(60):
         answered = await reader.readuntil(b"\r\n")
@@ -339,7 +389,9 @@ async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypat
 
 async def test_slow_readers_hold_up_nobody(said: Said, http: Http) -> None:
     said.texts = ["word " * 20] * 50_000
-    streams = [http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}) for _ in range(40)]
+    streams = [
+        http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}) for _ in range(40)
+    ]
     for stream in streams:
         await stream.__aenter__()
     said.texts = ["word"] * 20
@@ -352,7 +404,9 @@ async def test_slow_readers_hold_up_nobody(said: Said, http: Http) -> None:
 
 async def test_every_route_but_the_named_ones_asks_for_a_key(said: Said, http: Http) -> None:
     document = (await http.get("/openapi.json")).json
-    routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    routes = {
+        (method.upper(), path) for path, methods in document["paths"].items() for method in methods
+    }
     routes |= {("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/"), ("GET", "/docs")}
     nobody = Http(http.url)
     for method, path in routes:
@@ -364,7 +418,10 @@ async def test_every_route_but_the_named_ones_asks_for_a_key(said: Said, http: H
             head = await nobody.send("HEAD", path, None)
             assert (head.status, head.body) == (expected, b""), path
     unlocked = {
-        (m.upper(), p) for p, ms in document["paths"].items() for m, op in ms.items() if op.get("security") == []
+        (m.upper(), p)
+        for p, ms in document["paths"].items()
+        for m, op in ms.items()
+        if op.get("security") == []
     }
     assert unlocked == OPEN - {("GET", "/")}
 
@@ -376,7 +433,10 @@ def test_every_typed_error_has_a_status() -> None:
 
 def test_items_of_an_input_become_messages() -> None:
     items: Sequence[dict[str, Any]] = [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+        },
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
@@ -400,7 +460,10 @@ def test_what_another_server_wrote_is_skipped_or_becomes_text() -> None:
         {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "+ x"},
         {"type": "local_shell_call", "call_id": "2", "action": {"command": ["ls"]}},
         {"type": "custom_tool_call_output", "call_id": "1", "output": None},
-        {"role": "assistant", "content": [{"type": "output_audio"}, {"type": "refusal", "refusal": "no"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "output_audio"}, {"type": "refusal", "refusal": "no"}],
+        },
     ]
     user, called, result, answer = messages_of(items)
     assert (user["content"], result["content"], answer["content"]) == ("a", "", "no")
@@ -417,13 +480,17 @@ async def test_plain_http_is_for_loopback_alone(said: Said, tmp_path: Path) -> N
     with pytest.raises(DeniedError, match="http-tls-cert"):
         HttpListen("0.0.0.0:0").check()
     files = issue_files(Authority.create("here", now()), _principal(), tmp_path / "pki")
-    server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0", files.cert, files.key))
+    server = GatewayServer(
+        make_app(said, Keyed()), HttpListen("127.0.0.1:0", files.cert, files.key)
+    )
     await server.start()
     try:
         assert server.url.startswith("https://")
         said_by_curl = await run("curl", "-sk", f"{server.url}/health")
         assert json.loads(said_by_curl) == {"status": "ok"}
-        checked = await run("curl", "-s", "--cacert", files.ca, "--resolve", _name(server.url), _by_name(server.url))
+        checked = await run(
+            "curl", "-s", "--cacert", files.ca, "--resolve", _name(server.url), _by_name(server.url)
+        )
         assert json.loads(checked) == {"status": "ok"}
     finally:
         await server.stop()
@@ -434,8 +501,13 @@ async def test_plain_http_is_for_loopback_alone(said: Said, tmp_path: Path) -> N
         HttpListen("127.0.0.1:0", files.cert).check()
 
 
-async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(said: Said, tmp_path: Path) -> None:
-    old, new = (issue_files(Authority.create("here", now()), _principal(), tmp_path / name) for name in ("old", "new"))
+async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(
+    said: Said, tmp_path: Path
+) -> None:
+    old, new = (
+        issue_files(Authority.create("here", now()), _principal(), tmp_path / name)
+        for name in ("old", "new")
+    )
     server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0", old.cert, old.key))
     await server.start()
     ours, theirs = (ssl.PEM_cert_to_DER_cert(files.cert.read_text()) for files in (old, new))
@@ -458,7 +530,9 @@ async def _shown(url: str) -> bytes:
     """The certificate that the gateway shows to a new connection, over which it answers."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=context)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", int(url.rpartition(":")[2]), ssl=context
+    )
     async with asyncio.timeout(60):
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).endswith(b'{"status":"ok"}')
@@ -501,7 +575,9 @@ async def for_pages(said: Said, *origins: str, local_only: bool = False) -> Asyn
 
 
 def cors(answer: Answer) -> dict[str, str]:
-    return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
+    return {
+        name: value for name, value in answer.headers.items() if name.startswith("access-control-")
+    }
 
 
 @pytest.mark.parametrize("local_only", [False, True])
@@ -509,21 +585,38 @@ async def test_a_page_that_is_allowed_asks_from_its_browser(said: Said, local_on
     async with for_pages(said, "http://localhost:3000", PAGE, local_only=local_only) as http:
         browser = Http(http.url)  # which sends no key with its question
         leave = await browser.send("OPTIONS", "/v1/chat/completions", None, PREFLIGHT)
-        assert (leave.status, leave.headers["access-control-allow-origin"], leave.body) == (204, PAGE, b"")
-        assert leave.headers["access-control-allow-headers"] == "authorization, content-type, x-stainless-os"
-        assert "POST" in leave.headers["access-control-allow-methods"] and leave.headers["vary"] == "Origin"
+        assert (leave.status, leave.headers["access-control-allow-origin"], leave.body) == (
+            204,
+            PAGE,
+            b"",
+        )
+        assert (
+            leave.headers["access-control-allow-headers"]
+            == "authorization, content-type, x-stainless-os"
+        )
+        assert (
+            "POST" in leave.headers["access-control-allow-methods"]
+            and leave.headers["vary"] == "Origin"
+        )
         said.texts = ["a"]
-        for path, body in (("/v1/chat/completions", ASKED), ("/v1/chat/completions", {**ASKED, "stream": True})):
+        for path, body in (
+            ("/v1/chat/completions", ASKED),
+            ("/v1/chat/completions", {**ASKED, "stream": True}),
+        ):
             answer = await http.post(path, body, {"origin": PAGE})
             assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, PAGE)
             assert "x-request-id" in answer.headers["access-control-expose-headers"]
         refused = await browser.get("/v1/models", {"origin": PAGE})
-        assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, PAGE), "so the page sees why"
+        assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, PAGE), (
+            "so the page sees why"
+        )
         assert (await http.get("/v1/models", {"origin": PAGE, "host": "chat.example"})).status == (
             403 if local_only else 200
         )
         stranger = {"origin": "https://evil.example"}
-        assert not cors(await browser.send("OPTIONS", "/v1/models", None, {**PREFLIGHT, **stranger}))
+        assert not cors(
+            await browser.send("OPTIONS", "/v1/models", None, {**PREFLIGHT, **stranger})
+        )
         other = await http.get("/v1/models", stranger)
         assert not cors(other) and other.headers["vary"] == "Origin"
         assert other.status == (403 if local_only else 200)
@@ -547,7 +640,15 @@ async def test_no_page_is_allowed_by_itself_and_no_cookies_ever(said: Said, http
 
 @pytest.mark.parametrize(
     "text",
-    ["chat.example", "https://chat.example/", "https://chat.example/chat", "HTTPS://x", "null", "", "http://x:y"],
+    [
+        "chat.example",
+        "https://chat.example/",
+        "https://chat.example/chat",
+        "HTTPS://x",
+        "null",
+        "",
+        "http://x:y",
+    ],
 )
 def test_what_no_browser_sends_as_an_origin_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="--http-allow-origin"):
@@ -580,7 +681,9 @@ async def test_answers_are_what_the_document_says(said: Said, http: Http, tmp_pa
 
 async def test_an_abandoned_generator_is_closed(said: Said) -> None:
     said.texts = ["a"] * 10
-    async with aclosing(answers.answers([lambda: said.generate("m", Generation("x"), "")] * 3, 2)) as events:
+    async with aclosing(
+        answers.answers([lambda: said.generate("m", Generation("x"), "")] * 3, 2)
+    ) as events:
         await anext(events)
     assert said.running == 0
 
@@ -590,7 +693,10 @@ DEEP: dict[str, Any] = {"items": {"allOf": [{"properties": {"a": {}}}] * 5000}}
 LARGE_SCHEMAS: dict[str, tuple[str, dict[str, Any], str]] = {
     "response_format": (
         "/v1/chat/completions",
-        {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}},
+        {
+            "messages": CHAT,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}},
+        },
         "response_format",
     ),
     "guided_json": ("/v1/completions", {"prompt": "x", "guided_json": DEEP}, "guided_json"),
@@ -610,22 +716,36 @@ LARGE_SCHEMAS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "tools of a response": (
         "/v1/responses",
-        {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": DEEP}], "tool_choice": "required"},
+        {
+            "input": "x",
+            "tools": [{"type": "function", "name": "f", "parameters": DEEP}],
+            "tool_choice": "required",
+        },
         "tools",
     ),
 }
 
 
 @pytest.mark.parametrize("name", LARGE_SCHEMAS)
-async def test_a_schema_that_is_too_large_is_refused_by_the_name_of_its_field(http: Http, name: str) -> None:
+async def test_a_schema_that_is_too_large_is_refused_by_the_name_of_its_field(
+    http: Http, name: str
+) -> None:
     path, body, field = LARGE_SCHEMAS[name]
     answer = await http.post(path, {"model": "m", **body})
-    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, field, "guide_invalid")
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (
+        400,
+        field,
+        "guide_invalid",
+    )
 
 
 async def test_a_large_schema_of_ollama_is_refused_by_the_name_of_its_field(http: Http) -> None:
-    answer = await http.post("/api/chat", {"model": "m", "messages": CHAT, "format": DEEP, "stream": False})
-    assert answer.status == 400 and answer.json["error"].startswith("format: the JSON schema has more than")
+    answer = await http.post(
+        "/api/chat", {"model": "m", "messages": CHAT, "format": DEEP, "stream": False}
+    )
+    assert answer.status == 400 and answer.json["error"].startswith(
+        "format: the JSON schema has more than"
+    )
 
 
 BAD_CHOICES: list[Any] = [
@@ -638,16 +758,22 @@ BAD_CHOICES: list[Any] = [
 
 @pytest.mark.parametrize("choice", BAD_CHOICES)
 async def test_a_choice_of_another_form_is_refused(http: Http, choice: Any) -> None:
-    answer = await http.post("/v1/chat/completions", {"model": "m", "messages": CHAT, **FORCED, "tool_choice": choice})
+    answer = await http.post(
+        "/v1/chat/completions", {"model": "m", "messages": CHAT, **FORCED, "tool_choice": choice}
+    )
     assert (answer.status, answer.error["param"]) == (400, "tool_choice")
 
 
 @pytest.mark.parametrize("name", [[], {}, 7])
 async def test_a_function_without_a_name_cannot_be_chosen(http: Http, name: Any) -> None:
     tools = [{"type": "function", "function": {"name": name}}]
-    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "f"}}]}}
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "f"}}]},
+    }
     answer = await http.post(
-        "/v1/chat/completions", {"model": "m", "messages": CHAT, "tools": tools, "tool_choice": choice}
+        "/v1/chat/completions",
+        {"model": "m", "messages": CHAT, "tools": tools, "tool_choice": choice},
     )
     assert (answer.status, answer.error["param"]) == (400, "tool_choice")
 
@@ -657,7 +783,9 @@ HUGE = b"1e400"
 
 
 @pytest.mark.parametrize("field", ["messages", "tools", "chat_template_kwargs"])
-async def test_a_number_that_is_too_large_is_refused_where_it_would_be_passed_on(http: Http, field: str) -> None:
+async def test_a_number_that_is_too_large_is_refused_where_it_would_be_passed_on(
+    http: Http, field: str
+) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 0.125}}}
     values: dict[str, Any] = {
         "messages": [{"role": "user", "content": "x", "name": 0.125}],
@@ -670,10 +798,16 @@ async def test_a_number_that_is_too_large_is_refused_where_it_would_be_passed_on
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_number_that_is_too_large_is_null_where_it_is_repeated(http: Http, stream: bool) -> None:
+async def test_a_number_that_is_too_large_is_null_where_it_is_repeated(
+    http: Http, stream: bool
+) -> None:
     body = {"model": "m", "input": "x", "metadata": {"a": 0.125}, "stream": stream}
     answer = await http.post("/v1/responses", json.dumps(body).encode().replace(b"0.125", HUGE))
-    assert answer.status == 200 and b'"metadata":{"a":null}' in answer.body and b"Infinity" not in answer.body
+    assert (
+        answer.status == 200
+        and b'"metadata":{"a":null}' in answer.body
+        and b"Infinity" not in answer.body
+    )
 
 
 async def test_nan_is_no_json(http: Http) -> None:

@@ -12,7 +12,13 @@ from edgeshard.gateway.access.middleware import canonical
 
 def scope_of(target: str, method: str = "GET", host: bytes = b"a.example") -> dict[str, Any]:
     raw = target.encode()
-    return {"type": "http", "method": method, "path": target, "raw_path": raw, "headers": [(b"host", host)]}
+    return {
+        "type": "http",
+        "method": method,
+        "path": target,
+        "raw_path": raw,
+        "headers": [(b"host", host)],
+    }
 
 
 @pytest.mark.parametrize(

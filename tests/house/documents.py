@@ -17,7 +17,8 @@ _REASON = re.compile(r"^ *<!-- not run: (?P<reason>.+) -->$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its line, its language, its text, and the reason of a comment above it for not running it."""
+    """A fenced block: its line, its language, its text, and the reason of a comment above it for
+    not running it."""
 
     path: Path
     line: int
@@ -46,8 +47,15 @@ def blocks(path: Path) -> list[Block]:
         assert opening is not None
         above = next((text for text in reversed(lines[:start]) if text.strip()), "")
         reason = _REASON.match(above)
-        text = "\n".join(row.removeprefix(opening["indent"]) for row in lines[start + 1 : number]) + "\n"
-        found.append(Block(path, start + 1, opening["info"].strip(), text, reason["reason"] if reason else ""))
+        text = (
+            "\n".join(row.removeprefix(opening["indent"]) for row in lines[start + 1 : number])
+            + "\n"
+        )
+        found.append(
+            Block(
+                path, start + 1, opening["info"].strip(), text, reason["reason"] if reason else ""
+            )
+        )
         start = None
     assert start is None, f"{path}: the block opened on line {(start or 0) + 1} is never closed"
     return found

@@ -1,4 +1,5 @@
-"""The pages on architecture and algorithms follow the code: rooms, drawn phases, the sections that are cited."""
+"""The pages on architecture and algorithms follow the code: rooms, drawn phases, the sections that
+are cited."""
 
 from __future__ import annotations
 
@@ -22,14 +23,18 @@ from tests.house import documents
 ROOT = documents.ROOT
 ROOMS = ("edgeshard", "agent/edgeshard_agent", "coordinator/edgeshard_coordinator")
 CITING = [
-    path for top in ("edgeshard", "agent", "coordinator", "bench", "tools") for path in (ROOT / top).rglob("*.py")
+    path
+    for top in ("edgeshard", "agent", "coordinator", "bench", "tools")
+    for path in (ROOT / top).rglob("*.py")
 ]
 CITING += [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
 
 
 @pytest.fixture
 def draw() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_architecture", ROOT / "tools" / "draw_architecture.py")
+    spec = importlib.util.spec_from_file_location(
+        "draw_architecture", ROOT / "tools" / "draw_architecture.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -81,8 +86,12 @@ def test_every_section_that_code_cites_exists() -> None:
                 page = match[2]
                 assert match[1].endswith("docs/"), f"{place} cites a {page} that is not in docs/"
                 assert page in headings, f"{place} cites docs/{page}; the pages are {pages}"
-                assert match[3], f"{place} cites docs/{page} without a section, as in docs/papers.md#subset-dp"
-                assert match[3] in headings[page], f"{place} cites #{match[3]}; it has {sorted(headings[page])}"
+                assert match[3], (
+                    f"{place} cites docs/{page} without a section, as in docs/papers.md#subset-dp"
+                )
+                assert match[3] in headings[page], (
+                    f"{place} cites #{match[3]}; it has {sorted(headings[page])}"
+                )
                 citations += 1
     assert citations > 10, "the pattern finds no citations any more"
 
@@ -90,7 +99,9 @@ def test_every_section_that_code_cites_exists() -> None:
 @pytest.mark.parametrize("package", ROOMS)
 def test_every_room_has_a_line_on_the_map(package: str) -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    for folder in sorted(path for path in (ROOT / package).iterdir() if path.is_dir() and any(path.glob("*.py"))):
+    for folder in sorted(
+        path for path in (ROOT / package).iterdir() if path.is_dir() and any(path.glob("*.py"))
+    ):
         room = f"{package}/{folder.name}/"
         assert re.search(rf"^\| `{re.escape(room)}` \| \S", text, re.MULTILINE), (
             f"ARCHITECTURE.md has no line on {room}"
@@ -107,15 +118,28 @@ def test_each_file_on_the_map_is_in_its_module() -> None:
 def misplaced(text: str) -> Iterator[str]:
     """The files of the third column that are in none of the row's folders."""
     for folders, files in re.findall(r"^\| (`[^|]+) \|[^|]*\| ([^|]*)\|$", text, re.MULTILINE):
-        there = {path.name for folder in re.findall(r"`([^`]+)/`", folders) for path in (ROOT / folder).rglob("*")}
+        there = {
+            path.name
+            for folder in re.findall(r"`([^`]+)/`", folders)
+            for path in (ROOT / folder).rglob("*")
+        }
         yield from (name for name in re.findall(r"`([\w.]+\.\w+)`", files) if name not in there)
 
 
 def test_a_token_has_no_more_forms_than_are_listed() -> None:
-    section = (ROOT / "ARCHITECTURE.md").read_text().partition("### Forms of a token")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "ARCHITECTURE.md")
+        .read_text()
+        .partition("### Forms of a token")[2]
+        .partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     assert len(rows) == 5
-    listed = {(name, *re.findall(r"`(\S+/\S+)`", row)) for row in rows for name in re.findall(r"`(\w+)`", row)}
+    listed = {
+        (name, *re.findall(r"`(\S+/\S+)`", row))
+        for row in rows
+        for name in re.findall(r"`(\w+)`", row)
+    }
     assert listed == {*classes_of_tokens(), *messages_of_tokens()}
 
 
@@ -131,7 +155,9 @@ def classes_of_tokens() -> Iterator[tuple[str, str]]:
 
 def messages_of_tokens() -> Iterator[tuple[str, str]]:
     for found in pkgutil.iter_modules(edgeshard.proto.v1.__path__):
-        file: Any = getattr(importlib.import_module(f"edgeshard.proto.v1.{found.name}"), "DESCRIPTOR", None)
+        file: Any = getattr(
+            importlib.import_module(f"edgeshard.proto.v1.{found.name}"), "DESCRIPTOR", None
+        )
         for name, message in file.message_types_by_name.items() if file is not None else ():
             if is_token(field.name for field in message.fields):
                 yield name, f"proto/{file.name}"

@@ -14,12 +14,19 @@ from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.requests.generation import StageTiming
 
 
-def stream(first_s: float, every_s: float, tokens: int, *compute_s: float, wait_s: float = 0.0) -> Stream:
-    """Its times say by their place which step they are of, so that two streams of one step say the same."""
+def stream(
+    first_s: float, every_s: float, tokens: int, *compute_s: float, wait_s: float = 0.0
+) -> Stream:
+    """Its times say by their place which step they are of, so that two streams of one step say the
+    same."""
     arrivals = []
     for number in range(tokens):
         at = first_s + number * every_s
-        arrivals.append(Arrival(at, tuple(StageTiming(s, wait_s, c + 1e-12 * at) for s, c in enumerate(compute_s))))
+        arrivals.append(
+            Arrival(
+                at, tuple(StageTiming(s, wait_s, c + 1e-12 * at) for s, c in enumerate(compute_s))
+            )
+        )
     return Stream(0.0, tuple(arrivals))
 
 
@@ -28,7 +35,9 @@ def test_a_rate_is_of_the_time_in_which_all_streams_generate() -> None:
     sample = sample_of([early, late])
     assert sample.tokens_per_s == pytest.approx(1 / 0.5 + 1 / 0.25)
     assert sample.ttft_s == pytest.approx(2.5)
-    assert sample.inter_token_latency_s == pytest.approx(0.25), "the late one has most of the tokens of that time"
+    assert sample.inter_token_latency_s == pytest.approx(0.25), (
+        "the late one has most of the tokens of that time"
+    )
 
 
 def test_streams_that_never_generate_together_have_no_rate() -> None:
@@ -51,7 +60,8 @@ def test_a_step_of_several_streams_counts_once() -> None:
 
 def test_each_figure_has_its_own_median() -> None:
     samples = [
-        Sample(rate, 1 / rate, rate, (rate, 2.0), (0.1, 0.1), share) for rate, share in ((1, 0.5), (9, 0.1), (5, 0.9))
+        Sample(rate, 1 / rate, rate, (rate, 2.0), (0.1, 0.1), share)
+        for rate, share in ((1, 0.5), (9, 0.1), (5, 0.9))
     ]
     assert median_sample(samples) == Sample(5, 0.2, 5, (5, 2.0), (0.1, 0.1), 0.5)
 
@@ -72,7 +82,9 @@ def test_the_simulator_agrees_with_the_ideal_without_bubbles_and_not_with_them()
     assert simulated_tokens_per_s(Mode.NO_BUBBLES, 16, 2, *times) == pytest.approx(
         ideal_tokens_per_s(16, 2, *times), rel=0.05
     )
-    assert simulated_tokens_per_s(Mode.BUBBLES, 16, 2, *times) < 0.75 * ideal_tokens_per_s(16, 2, *times)
+    assert simulated_tokens_per_s(Mode.BUBBLES, 16, 2, *times) < 0.75 * ideal_tokens_per_s(
+        16, 2, *times
+    )
 
 
 def row(engine: str = "edgeshard", rate: float = 10.0, **changes: Any) -> dict[str, Any]:
@@ -102,7 +114,10 @@ def row(engine: str = "edgeshard", rate: float = 10.0, **changes: Any) -> dict[s
 def test_the_page_has_ratios_and_leaves_out_what_was_not_measured() -> None:
     rows = [row("transformers", 5.0 * n, mode="sequential", streams=n) for n in (1, 8)]
     rows += [row(rate=20.0 * n, streams=n, load_1_minute=2.5) for n in (1, 8)]
-    rows += [row(rate=40.0 * n, streams=n, stages=2, placed_micro_batches=2, kernel_ratio=1.8) for n in (1, 8)]
+    rows += [
+        row(rate=40.0 * n, streams=n, stages=2, placed_micro_batches=2, kernel_ratio=1.8)
+        for n in (1, 8)
+    ]
     rows += [row(rate=50.0, dtype="int8"), row(rate=70.0, dtype="int4")]
     rows += [
         row(stages=2, mode=m, section="prompts", prompt_tokens=4096, ttft_s=t)
@@ -110,13 +125,15 @@ def test_the_page_has_ratios_and_leaves_out_what_was_not_measured() -> None:
     ]
     page = document(rows)
     words = " ".join(page.split())
-    assert "--quick" in words and "medians of 3 rounds" in words and "was 2.5 in the median" in words
+    assert (
+        "--quick" in words and "medians of 3 rounds" in words and "was 2.5 in the median" in words
+    )
     assert "| whole | 20.0 (4.0x) | 160.0 (4.0x) |" in page
     assert "| whole | int4 | 70.0 | 3.50 |" in page
     assert "| 4,096 | 2 stages, sliced | 4.00 | 0.50 |" in page
-    assert "2.00 |" in next(line for line in page.splitlines() if line.startswith("| no-bubbles | 8 |")), (
-        "of whole at 8"
-    )
+    assert "2.00 |" in next(
+        line for line in page.splitlines() if line.startswith("| no-bubbles | 8 |")
+    ), "of whole at 8"
     assert "A long prompt among streams" not in page
 
 

@@ -12,11 +12,15 @@ from bench.flatness import MIB, ProcessSample, Sample, growth, problems, slope
 
 
 def samples(
-    rss: Callable[[float], float], seconds: float = 1800, threads: Callable[[float], int] = lambda _: 12
+    rss: Callable[[float], float],
+    seconds: float = 1800,
+    threads: Callable[[float], int] = lambda _: 12,
 ) -> list[Sample]:
     """One process, sampled each 10 s; its memory and threads as functions of the seconds."""
     times = [float(at) for at in range(0, int(seconds) + 1, 10)]
-    return [Sample(at, {"a": ProcessSample(int(rss(at)), threads(at), 20)}, {"a": 0}, 0) for at in times]
+    return [
+        Sample(at, {"a": ProcessSample(int(rss(at)), threads(at), 20)}, {"a": 0}, 0) for at in times
+    ]
 
 
 def test_a_slope_is_that_of_the_line() -> None:

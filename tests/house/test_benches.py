@@ -1,4 +1,5 @@
-"""Every program of bench/ still runs, in its tiny form (`bench/sizes.py`), and ends the processes it started."""
+"""Every program of bench/ still runs, in its tiny form (`bench/sizes.py`), and ends the processes
+it started."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ RUNS = [
     ["hop --rounds 1 --tokens 4"],
     ["hpipe_paper --check --pictures {tmp}", "hpipe_paper --measure --output {tmp}"],
     ["hybrids --quick"],
-    ["kernels --quick", "kernels --quick --linear --rows 3 --library {library} -o {tmp}/kernels.json"],
+    [
+        "kernels --quick",
+        "kernels --quick --linear --rows 3 --library {library} -o {tmp}/kernels.json",
+    ],
     ["lab --rounds 1 --new-tokens 2"],
     ["loading {tmp} --rounds 1"],
     ["many_boxes --nodes 3 --seconds 1 -o {tmp}/nodes.json"],
@@ -53,7 +57,11 @@ RUNS = [
     ["real_models --check"],
     ["replicas --rounds 1 --streams 2"],
     ["saturation"],
-    ["speculation --quick", "speculation --quick --draft", "speculation --quick --together --models tales"],
+    [
+        "speculation --quick",
+        "speculation --quick --draft",
+        "speculation --quick --together --models tales",
+    ],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],
     ["streaming {tmp} --budgets 50 --sweeps 1 --steps 1"],
     ["test_planner_exact"],
@@ -62,16 +70,22 @@ RUNS = [
     ["token_budget --rounds 1"],
     ["token_cost --rounds 1 --stages 2 --streams 1"],
 ]
-"""Programs with the arguments of their tiny form; what stands in one list runs one after the other."""
+"""Programs with the arguments of their tiny form; what stands in one list runs one after the
+other."""
 OTHERS = {"llama_cpp_logits"}
 """Programs for another interpreter, which `gguf_mixtures` runs if there is one."""
 LIMITS = {"lab", "promises", "saturation"}
-"""They exit with 1 if measured and predicted are too far apart, which may happen in the tiny form."""
+"""They exit with 1 if measured and predicted are too far apart, which may happen in the tiny
+form."""
 
 
 def programs() -> list[str]:
     """Modules and packages that `python -m bench.NAME` runs, and files that pytest does."""
-    modules = [path.stem for path in BENCH.glob("*.py") if path.stem.startswith("test_") or _is_program(path)]
+    modules = [
+        path.stem
+        for path in BENCH.glob("*.py")
+        if path.stem.startswith("test_") or _is_program(path)
+    ]
     return sorted([*modules, *(path.parent.name for path in BENCH.glob("*/__main__.py"))])
 
 
@@ -97,7 +111,9 @@ def why_not(name: str) -> str:
 
 def run(line: str, directory: Path) -> None:
     name, *words = shlex.split(line.format(tmp=directory, root=ROOT, library=LIBRARY))
-    command = ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
+    command = (
+        ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
+    )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     ended = subprocess.run(
         [sys.executable, "-m", *command, *words],
@@ -109,7 +125,9 @@ def run(line: str, directory: Path) -> None:
         timeout=TIMEOUT_S,
     )
     allowed = (0, 1) if name in LIMITS and "Traceback" not in ended.stderr else (0,)
-    assert ended.returncode in allowed, f"{' '.join(ended.args)}\n{ended.stdout[-1000:]}\n{ended.stderr[-3000:]}"
+    assert ended.returncode in allowed, (
+        f"{' '.join(ended.args)}\n{ended.stdout[-1000:]}\n{ended.stderr[-3000:]}"
+    )
 
 
 def test_every_program_has_a_tiny_form() -> None:
@@ -140,7 +158,9 @@ def test_the_table_of_experts_is_learned(tmp_path: Path) -> None:
 def test_a_program_that_is_told_to_end_takes_its_site_along() -> None:
     command = [sys.executable, "-m", "bench.hop", "--rounds", "1000"]
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         process.stderr.readline()  # a round is over
         children = psutil.Process(process.pid).children(recursive=True)

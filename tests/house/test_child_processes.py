@@ -1,4 +1,5 @@
-"""Every process of the product that runs a module does not take what lies in the user's directory for one."""
+"""Every process of the product that runs a module does not take what lies in the user's directory
+for one."""
 
 from __future__ import annotations
 
@@ -58,8 +59,15 @@ def test_the_install_does_not_lose_to_a_folder_of_its_name(tmp_path: Path) -> No
     (tmp_path / "edgeshard").symlink_to(ROOT)
     program = tmp_path / "program.py"
     program.write_text(
-        "from edgeshard import Client\nimport edgeshard_agent.settings, edgeshard_coordinator.settings\n"
+        "from edgeshard import Client\nimport edgeshard_agent.settings, "
+        "edgeshard_coordinator.settings\n"
     )
-    for command in ([str(program)], ["-c", program.read_text()], ["-m", "edgeshard.cli.main", "version"]):
-        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    for command in (
+        [str(program)],
+        ["-c", program.read_text()],
+        ["-m", "edgeshard.cli.main", "version"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr

@@ -14,8 +14,13 @@ def test_a_trees_surface_has_its_commands_routes_metrics_and_messages() -> None:
     assert any(line.startswith("edgectl serve --nodes N int default 1:") for line in found["help"])
     assert any(line.startswith("edgeshard-agent: --listen") for line in found["help"])
     assert any(line.startswith("paths /v1/chat/completions post") for line in found["openapi"])
-    assert "edgeshard_http_requests" in found["metrics"] and "edgeshard_stage_busy_ratio" in found["metrics"]
-    assert any(line.startswith("edgeshard.proto.v1.") and " = 1 " in line for line in found["proto"])
+    assert (
+        "edgeshard_http_requests" in found["metrics"]
+        and "edgeshard_stage_busy_ratio" in found["metrics"]
+    )
+    assert any(
+        line.startswith("edgeshard.proto.v1.") and " = 1 " in line for line in found["proto"]
+    )
 
 
 def test_what_is_lost_and_gained_is_said_by_part() -> None:

@@ -1,4 +1,5 @@
-"""The documents tell the truth: their commands run, their links and files exist, their make targets too."""
+"""The documents tell the truth: their commands run, their links and files exist, their make targets
+too."""
 
 from __future__ import annotations
 
@@ -24,15 +25,20 @@ ROOT: Path = documents.ROOT
 LANGUAGES = {"bash", "console", "python", "toml", "yaml", "json", "text", "mermaid"}
 TIMEOUT_S = 400
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
-DECISIONS = [path for path in sorted((ROOT / "docs" / "decisions").glob("*.md")) if path.name != "README.md"]
+DECISIONS = [
+    path for path in sorted((ROOT / "docs" / "decisions").glob("*.md")) if path.name != "README.md"
+]
 CODE = {".py", ".cpp", ".h", ".proto", ".js", ".sh"}
 FIRST = "README.md"
 """Also in the quick form."""
-RUNNABLE = [n for n in NAMES if any(b.language in ("bash", "python") for b in documents.blocks(ROOT / n))]
+RUNNABLE = [
+    n for n in NAMES if any(b.language in ("bash", "python") for b in documents.blocks(ROOT / n))
+]
 
 
 def script(name: str) -> str:
-    """One bash script of all the document's bash and python blocks, in order: one reader, one terminal."""
+    """One bash script of all the document's bash and python blocks, in order: one reader, one
+    terminal."""
     parts = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT"]
     for block in documents.blocks(ROOT / name):
         parts.append(f"echo '@@ {block.place}' >&2")
@@ -52,7 +58,8 @@ def on_free_ports(text: str) -> str:
 
 
 def free_port(taken: Collection[int]) -> int:
-    """A port that stays free until it is used: the system gives it to no process that requests any port."""
+    """A port that stays free until it is used: the system gives it to no process that requests any
+    port."""
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = max(range(10_000, first), range(last + 1, 65_536), key=len)
     for port in random.sample(ports, len(ports)):
@@ -63,10 +70,19 @@ def free_port(taken: Collection[int]) -> int:
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == FIRST else pytest.mark.long) for n in RUNNABLE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == FIRST else pytest.mark.long) for n in RUNNABLE]
+)
 def test_the_commands_of_a_document_run(name: str, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESHARD__", "XDG_"))}
-    environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("EDGESHARD__", "XDG_"))
+    }
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+    }
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     process = subprocess.Popen(
         ["bash", "-c", script(name)],
@@ -90,16 +106,23 @@ def test_the_commands_of_a_document_run(name: str, tmp_path: Path) -> None:
 
 def logs(directory: Path) -> str:
     """The ends of the logs that a document's daemons left."""
-    tails = [f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in directory.rglob("*.log")]
+    tails = [
+        f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:])
+        for path in directory.rglob("*.log")
+    ]
     return "\n".join(tails)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_block_is_run_or_says_why_not(name: str) -> None:
     for block in documents.blocks(ROOT / name):
-        assert block.language in LANGUAGES, f"{block.place}: language {block.language!r} is none of {sorted(LANGUAGES)}"
+        assert block.language in LANGUAGES, (
+            f"{block.place}: language {block.language!r} is none of {sorted(LANGUAGES)}"
+        )
         if block.language == "console":
-            assert block.reason, f"{block.place}: write `<!-- not run: REASON -->` above it, or make it bash"
+            assert block.reason, (
+                f"{block.place}: write `<!-- not run: REASON -->` above it, or make it bash"
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,16 +137,22 @@ def test_links_lead_somewhere(name: str) -> None:
         text = target[0]
         if re.fullmatch(r"[\w./-]+\.md", text):
             named = page.resolve().relative_to(ROOT)
-            assert text == str(named), f"{name} links to {named} and says {text}: one kind of path, from the root"
+            assert text == str(named), (
+                f"{name} links to {named} and says {text}: one kind of path, from the root"
+            )
         if anchor and page.suffix == ".md":
-            assert anchor in documents.anchors(page), f"{name} links to #{anchor}, no heading of {page.name}"
+            assert anchor in documents.anchors(page), (
+                f"{name} links to #{anchor}, no heading of {page.name}"
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_make_targets_named_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     for path in re.findall(r"`([\w.-]+/[\w./-]*)`", text):
-        assert (ROOT / path).exists(), f"{name} names {path}, which does not exist (paths are from the root)"
+        assert (ROOT / path).exists(), (
+            f"{name} names {path}, which does not exist (paths are from the root)"
+        )
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"\bmake ([a-z][a-z0-9-]+)`|^make ([a-z0-9-]+)", text, re.MULTILINE):
         assert (target[0] or target[1]) in targets, f"{name} names `make {target[0] or target[1]}`"
@@ -150,14 +179,25 @@ def test_commands_of_the_page_for_others_users_exist() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_tests_named_exist(name: str) -> None:
     for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / name).read_text()):
-        assert re.search(rf"^(?:async )?def {test}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {test}"
+        assert re.search(rf"^(?:async )?def {test}\(", (ROOT / path).read_text(), re.MULTILINE), (
+            f"{path} has no {test}"
+        )
 
 
 def test_each_cell_of_who_can_do_what_names_a_test() -> None:
     text = (ROOT / "docs" / "security.md").read_text()
     section = text.partition("## Who can do what")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\w+) \|(.*)\|$", section, re.MULTILINE)
-    assert [who for who, _ in rows[1:]] == ["outsider", "key", "operator", "node", "head", "stage", "middle", "user"]
+    assert [who for who, _ in rows[1:]] == [
+        "outsider",
+        "key",
+        "operator",
+        "node",
+        "head",
+        "stage",
+        "middle",
+        "user",
+    ]
     for who, cells in rows[1:]:
         for cell in cells.split("|"):
             assert re.search(r"`tests/[\w/]+\.py::\w+`", cell), f"{who}: {cell}"
@@ -169,12 +209,16 @@ def test_a_table_begins_a_paragraph(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
     for number, line in enumerate(lines):
         if re.fullmatch(r"\|( -+:? \|)+", line) and number > 1:
-            assert not lines[number - 2].strip(), f"{name}:{number}: put an empty line in front of the table"
+            assert not lines[number - 2].strip(), (
+                f"{name}:{number}: put an empty line in front of the table"
+            )
 
 
 def test_the_index_of_decisions_has_each_page_once() -> None:
     directory = ROOT / "docs" / "decisions"
-    rows = re.findall(r"^- \[([\w-]+)\]\(\1\.md\): \S", (directory / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^- \[([\w-]+)\]\(\1\.md\): \S", (directory / "README.md").read_text(), re.MULTILINE
+    )
     pages = sorted(path.stem for path in directory.glob("*.md") if path.name != "README.md")
     assert sorted(rows) == pages
 
@@ -183,7 +227,9 @@ def test_the_index_of_decisions_has_each_page_once() -> None:
 def test_each_heading_of_a_decision_names_a_choice(path: Path) -> None:
     headings = re.findall(r"^##+ (.+)$", path.read_text(), re.MULTILINE)
     assert headings, f"{path.name} has no choice"
-    assert all(heading.startswith("Choice: ") for heading in headings), f"{path.name}: write `## Choice: ...`"
+    assert all(heading.startswith("Choice: ") for heading in headings), (
+        f"{path.name}: write `## Choice: ...`"
+    )
     assert len(set(headings)) == len(headings), f"{path.name} has one heading twice"
 
 
@@ -202,7 +248,9 @@ def test_each_decision_that_code_cites_exists() -> None:
             if anchor == "choice-replay":
                 continue
             assert place.exists(), f"{name} cites {page}, no page of docs/decisions"
-            assert not anchor or anchor in documents.anchors(place), f"{name} cites #{anchor}, no heading of {page}"
+            assert not anchor or anchor in documents.anchors(place), (
+                f"{name} cites #{anchor}, no heading of {page}"
+            )
             cited += 1
     assert cited > 5 or not tracked.stdout, "the pattern finds no citations any more"
 
@@ -225,14 +273,23 @@ def test_a_long_line_is_found_where_it_could_be_broken() -> None:
     short, word = "word " * 24, "w" * 130
     assert documents.long_lines(f"{short.strip()}\n{short}more\n") == [2]
     assert documents.long_lines(f"- {word}\n1. https://{word}\n{word}\n") == []
-    assert documents.long_lines(f"| {short}more |\n<!-- {short}more -->\n```text\n{short}more\n```\n") == []
-    assert documents.long_lines(f"<!-- a\nb -->\n```text\na\n```\n{short}more\n  - {short}more\n") == [6, 7]
+    assert (
+        documents.long_lines(f"| {short}more |\n<!-- {short}more -->\n```text\n{short}more\n```\n")
+        == []
+    )
+    assert documents.long_lines(
+        f"<!-- a\nb -->\n```text\na\n```\n{short}more\n  - {short}more\n"
+    ) == [6, 7]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_the_map_has_every_page(path: Path) -> None:
-    section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Documents")[2].partition("\n## ")[0]
-    assert f"(docs/{path.name})" in section, f"name docs/{path.name} under Documents in ARCHITECTURE.md"
+    section = (
+        (ROOT / "ARCHITECTURE.md").read_text().partition("## Documents")[2].partition("\n## ")[0]
+    )
+    assert f"(docs/{path.name})" in section, (
+        f"name docs/{path.name} under Documents in ARCHITECTURE.md"
+    )
 
 
 def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration_types() -> None:
@@ -244,7 +301,9 @@ def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration
     }
     commands = {line for line in typed if line.startswith("make ")}
     assert {"make serve", "make demo", "make test", "make test-all"} <= commands
-    automated = {line.partition(" ||")[0] for line in (ROOT / ".ci" / "run").read_text().splitlines()}
+    automated = {
+        line.partition(" ||")[0] for line in (ROOT / ".ci" / "run").read_text().splitlines()
+    }
     # The first listens beyond loopback: tests/cli/test_serve.py runs its commands on loopback.
     # test-all contains test.
     assert commands - automated == {"make serve", "make test"}
@@ -252,7 +311,10 @@ def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration
 
 def test_the_reader_of_documents_sees_blocks_reasons_and_indentation(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
-    path.write_text("a\n\n```bash\necho 1\n```\n<!-- not run: costs money -->\n\n- b\n  ```console\n  $ pay\n  ```\n")
+    path.write_text(
+        "a\n\n```bash\necho 1\n```\n<!-- not run: costs money -->\n\n- b\n  ```console\n  $ pay\n  "
+        "```\n"
+    )
     first, second = documents.blocks(path)
     assert (first.language, first.text, first.reason, first.line) == ("bash", "echo 1\n", "", 3)
     assert (second.language, second.text) == ("console", "$ pay\n")
@@ -261,7 +323,12 @@ def test_the_reader_of_documents_sees_blocks_reasons_and_indentation(tmp_path: P
 
 def test_a_document_with_a_wrong_command_fails(tmp_path: Path) -> None:
     """The harness itself: the first failing command ends a script, and its children with it."""
-    text = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nsleep 60 &\nfalse\necho reached\n"
-    result = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    text = (
+        "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nsleep 60 "
+        "&\nfalse\necho reached\n"
+    )
+    result = subprocess.run(
+        ["bash", "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
     assert result.returncode == 1
     assert "reached" not in result.stdout

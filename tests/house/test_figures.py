@@ -9,12 +9,22 @@ from pathlib import Path
 import pytest
 
 from tests.house import documents
-from tools.figures import UNKNOWN, Figures, code_of, figures_of, marker, stamped, tree_hash, trees_now
+from tools.figures import (
+    UNKNOWN,
+    Figures,
+    code_of,
+    figures_of,
+    marker,
+    stamped,
+    tree_hash,
+    trees_now,
+)
 
 ROOT = documents.ROOT
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
 WRITTEN_FROM_DATA_SHEETS = ("docs/paper",)
-"""By programs of bench/ that give the same every time and look with --check whether a page still has it."""
+"""By programs of bench/ that give the same every time and look with --check whether a page still
+has it."""
 WITHOUT = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/")
 """Commands only, and decisions, whose figures are as they were when the choice was made."""
 PROGRAM = re.compile(
@@ -45,14 +55,19 @@ def missing(section: str) -> list[str]:
     prose = COMMENT.sub("", FENCED.sub("", section))
     named = {match[1] or f"make {match[2]}" for match in PROGRAM.finditer(prose)}
     lacking = sorted(
-        name for name in named if not any(re.search(rf"\b{name}(?![\w-])", command) for command in commands)
+        name
+        for name in named
+        if not any(re.search(rf"\b{name}(?![\w-])", command) for command in commands)
     )
     return lacking + (["its table"] if has_table_of_figures(section) and not commands else [])
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith((*WRITTEN_FROM_DATA_SHEETS, *WITHOUT))])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if not n.startswith((*WRITTEN_FROM_DATA_SHEETS, *WITHOUT))]
+)
 def test_figures_name_what_measured_them_and_the_trees(name: str) -> None:
-    """A section that names a benchmark in its text, or has a table of figures, has such a comment."""
+    """A section that names a benchmark in its text, or has a table of figures, has such a
+    comment."""
     for section in sections((ROOT / name).read_text()):
         heading = section.partition("\n")[0]
         assert not missing(section), (
@@ -64,15 +79,23 @@ def test_figures_name_what_measured_them_and_the_trees(name: str) -> None:
 def test_a_comment_names_a_program_and_rooms_that_are_there(name: str) -> None:
     text = (ROOT / name).read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert len(figures_of(text)) == len(re.findall(r"^ *<!-- figures\b", text, re.MULTILINE)), "one is malformed"
+    assert len(figures_of(text)) == len(re.findall(r"^ *<!-- figures\b", text, re.MULTILINE)), (
+        "one is malformed"
+    )
     answered = (ROOT / "docs" / "decisions" / "tests.md").read_text().splitlines()
     for found in figures_of(text):
-        module, target = (re.search(form, found.command) for form in (r"python -m ([\w.]+)", r"^make ([a-z-]+)"))
-        assert module or target, f"{name}:{found.line}: neither `python -m MODULE` nor `make TARGET`"
+        module, target = (
+            re.search(form, found.command) for form in (r"python -m ([\w.]+)", r"^make ([a-z-]+)")
+        )
+        assert module or target, (
+            f"{name}:{found.line}: neither `python -m MODULE` nor `make TARGET`"
+        )
         if module:
             path = ROOT / module[1].replace(".", "/")
             kept = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
-            assert kept == (found.commit is None), f"{name}:{found.line}: (of COMMIT) is of programs that are not kept"
+            assert kept == (found.commit is None), (
+                f"{name}:{found.line}: (of COMMIT) is of programs that are not kept"
+            )
             if not kept:
                 row = next((line for line in answered if f"`{path.name}.py`" in line), "")
                 assert f"| {found.commit} |" in row, (
@@ -81,7 +104,9 @@ def test_a_comment_names_a_program_and_rooms_that_are_there(name: str) -> None:
         assert target is None or target[1] in targets, f"{name}:{found.line}"
         for room, tree in found.trees.items():
             assert (ROOT / room).exists(), f"{name}:{found.line}: there is no {room}"
-            assert re.fullmatch(r"[0-9a-f]{10}", tree), f"{name}:{found.line}: {tree} is no tree of 10 digits"
+            assert re.fullmatch(r"[0-9a-f]{10}", tree), (
+                f"{name}:{found.line}: {tree} is no tree of 10 digits"
+            )
 
 
 def test_what_lacks_a_comment_is_found() -> None:
@@ -89,7 +114,9 @@ def test_what_lacks_a_comment_is_found() -> None:
     fence = "```console\n$ python -m bench.hop\n```\n"
     told = "It takes 1 ms (`python -m bench.hop`).\n"
     assert missing(f"# A\n\n{fence}") == [] and missing(f"# A\n\n{told}") == ["bench.hop"]
-    assert missing(f"# A\n\n{table}") == ["its table"] and missing("# A\n\n`make soak` ran.\n") == ["make soak"]
+    assert missing(f"# A\n\n{table}") == ["its table"] and missing("# A\n\n`make soak` ran.\n") == [
+        "make soak"
+    ]
     comment = marker("python -m bench.hop --rounds 3", {"agent": "0" * 10})
     assert missing(f"# A\n\n{comment}\n\n{told}\n{table}") == []
     assert len(sections(f"# A\n\n```bash\n# no heading\n```\n\n## B\n\n{told}")) == 3
@@ -97,7 +124,9 @@ def test_what_lacks_a_comment_is_found() -> None:
 
 def test_a_room_that_changes_makes_its_figures_stale_until_they_are_stamped(tmp_path: Path) -> None:
     def git(*words: str) -> None:
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True
+        )
 
     for room in ("agent", "edgeshard"):
         (tmp_path / room).mkdir()
@@ -109,8 +138,12 @@ def test_a_room_that_changes_makes_its_figures_stale_until_they_are_stamped(tmp_
     first = trees_now(rooms, tmp_path)
     page = f"# A\n\n{marker('python -m bench.hop', first)}\n\nfigures\n"
     (found,) = figures_of(page)
-    assert found == Figures(3, "python -m bench.hop", first) and not found.changed(trees_now(rooms, tmp_path))
-    assert found.commit is None and Figures(3, "make gone (of 01234567)", first).commit == "01234567"
+    assert found == Figures(3, "python -m bench.hop", first) and not found.changed(
+        trees_now(rooms, tmp_path)
+    )
+    assert (
+        found.commit is None and Figures(3, "make gone (of 01234567)", first).commit == "01234567"
+    )
     (tmp_path / "agent" / "a.py").write_text('"""A docstring."""\n1  # a comment\n')
     assert trees_now(rooms, tmp_path) == first
     (tmp_path / "agent" / "b.py").write_text("2\n")
@@ -122,7 +155,9 @@ def test_a_room_that_changes_makes_its_figures_stale_until_they_are_stamped(tmp_
     assert not figures_of(stamped(page, now, 3))[0].changed(now)
     with pytest.raises(ValueError, match="line 4"):
         stamped(page, now, 4)
-    assert trees_now(("gone",), tmp_path) == {"gone": UNKNOWN} == trees_now(("gone",), tmp_path.parent)
+    assert (
+        trees_now(("gone",), tmp_path) == {"gone": UNKNOWN} == trees_now(("gone",), tmp_path.parent)
+    )
 
 
 PYTHON = '''"""Module."""
@@ -147,4 +182,6 @@ def test_the_hash_ignores_comments_and_docstrings_only() -> None:
         assert code_of(name, content) == content
     first = tree_hash({"a.py": b"1\n", "b.py": b"2\n"})
     assert tree_hash({"b.py": b"# new\n2\n", "a.py": b"1\n"}) == first
-    assert len({first, tree_hash({"a.py": b"1\n"}), tree_hash({"a.py": b"1\n", "c.py": b"2\n"})}) == 3
+    assert (
+        len({first, tree_hash({"a.py": b"1\n"}), tree_hash({"a.py": b"1\n", "c.py": b"2\n"})}) == 3
+    )

@@ -15,7 +15,8 @@ PROJECT = '[project.scripts]\nedgectl = "edgeshard.cli:main"\n'
 
 
 def found(root: Path, cli: str, allowed: dict[str, str] | None = None, **files: str) -> list[str]:
-    """The unused parts of a project of `edgeshard/cli.py`, whose `main` is run, and a file `edgeshard/NAME.py` each."""
+    """The unused parts of a project of `edgeshard/cli.py`, whose `main` is run, and a file
+    `edgeshard/NAME.py` each."""
     (root / "pyproject.toml").write_text(PROJECT)
     package = root / "edgeshard"
     package.mkdir()
@@ -29,22 +30,43 @@ def found(root: Path, cli: str, allowed: dict[str, str] | None = None, **files: 
 
 USED = {
     "called": ("from edgeshard.lib import f\ndef main(): f()", "def f(): ..."),
-    "imported where it is needed": ("def main():\n    from edgeshard.lib import f\n    f()", "def f(): ..."),
+    "imported where it is needed": (
+        "def main():\n    from edgeshard.lib import f\n    f()",
+        "def f(): ...",
+    ),
     "through its module": ("from edgeshard import lib\ndef main(): lib.f()", "def f(): ..."),
-    "through its whole name": ("import edgeshard.lib\ndef main(): edgeshard.lib.f()", "def f(): ..."),
+    "through its whole name": (
+        "import edgeshard.lib\ndef main(): edgeshard.lib.f()",
+        "def f(): ...",
+    ),
     "under another name": ("from edgeshard.lib import f as g\ndef main(): g()", "def f(): ..."),
     "relatively": ("from .lib import f\ndef main(): f()", "def f(): ..."),
-    "by another that is used": ("from edgeshard.lib import f\ndef main(): f()", "def g(): ...\ndef f(): g()"),
+    "by another that is used": (
+        "from edgeshard.lib import f\ndef main(): f()",
+        "def g(): ...\ndef f(): g()",
+    ),
     "by a value": ("from edgeshard.lib import F\ndef main(): F[0]()", "def f(): ...\nF = (f,)"),
     "as a type": ("from edgeshard.lib import A\ndef main(a: A): ...", "class A: ..."),
     "as a base": ("from edgeshard.lib import B\ndef main(): B()", "class A: ...\nclass B(A): ..."),
-    "by a method": ("from edgeshard.lib import A\ndef main(): A()", "def f(): ...\nclass A:\n  def go(self): f()"),
-    "registered": ("from edgeshard.lib import app\ndef main(): app()", "app = []\n@app.command()\ndef f(): ..."),
+    "by a method": (
+        "from edgeshard.lib import A\ndef main(): A()",
+        "def f(): ...\nclass A:\n  def go(self): f()",
+    ),
+    "registered": (
+        "from edgeshard.lib import app\ndef main(): app()",
+        "app = []\n@app.command()\ndef f(): ...",
+    ),
     "on import": ("import edgeshard.lib\ndef main(): ...", "def f(): ...\nprint(f())"),
-    "as a program": ("def main(): return ['-m', 'edgeshard.lib']", "def f(): ...\nif __name__ == '__main__':\n  f()"),
+    "as a program": (
+        "def main(): return ['-m', 'edgeshard.lib']",
+        "def f(): ...\nif __name__ == '__main__':\n  f()",
+    ),
     "as an entry point": ("def main(): return 'edgeshard.lib:f'", "def f(): ..."),
     "as a relative entry point": ("def main(): return '.lib:f'", "def f(): ..."),
-    "under a condition": ("from edgeshard.lib import f\ndef main(): f()", "try:\n  x\nexcept E:\n  def f(): ..."),
+    "under a condition": (
+        "from edgeshard.lib import f\ndef main(): f()",
+        "try:\n  x\nexcept E:\n  def f(): ...",
+    ),
 }
 
 
@@ -89,21 +111,37 @@ def test_private_names_and_what_only_tests_call_are_as_one_expects(tmp_path: Pat
     assert "lib.py:1: f " in line
 
 
-def test_what_the_sdk_exports_is_used_through_every_module_that_passes_it_on(tmp_path: Path) -> None:
-    files = {"client/__init__": "from edgeshard.lib import f", "lib": "from edgeshard.deep import f"}
+def test_what_the_sdk_exports_is_used_through_every_module_that_passes_it_on(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "client/__init__": "from edgeshard.lib import f",
+        "lib": "from edgeshard.deep import f",
+    }
     assert found(tmp_path, "def main(): ...", None, **files, deep="def f(): ...") == []
 
 
 def test_what_a_registry_discovers_is_used_and_nothing_else_of_the_file(tmp_path: Path) -> None:
     file = "def _block(): shape()\ndef shape(): ...\nARCHITECTURE = (_block,)\ndef left(): ..."
     (line,) = found(
-        tmp_path, "def main(): ...", None, **{"architectures/__init__": "", "architectures/families/a": file}
+        tmp_path,
+        "def main(): ...",
+        None,
+        **{"architectures/__init__": "", "architectures/families/a": file},
     )
     assert "a.py:4: left " in line
 
 
 def test_what_is_allowed_is_not_found_nor_what_it_uses(tmp_path: Path) -> None:
-    assert found(tmp_path, "def main(): ...", {"edgeshard.lib.f": "because"}, lib="def f(): g()\ndef g(): ...") == []
+    assert (
+        found(
+            tmp_path,
+            "def main(): ...",
+            {"edgeshard.lib.f": "because"},
+            lib="def f(): g()\ndef g(): ...",
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("lib", ["def f(): ...", "def g(): ..."], ids=["used", "gone"])

@@ -1,4 +1,5 @@
-"""The import rules of `.importlinter` hold on a skeleton of the tree, and each of them fails when it is broken.
+"""The import rules of `.importlinter` hold on a skeleton of the tree, and each of them fails when
+it is broken.
 
 The skeleton has every module of the project, empty. The imports that the rules name are added to
 it. For two neighbours of a layers contract that is one from the lower to the upper, for a forbidden
@@ -19,15 +20,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TREES = {"edgeshard": ROOT, "edgeshard_agent": ROOT / "agent", "edgeshard_coordinator": ROOT / "coordinator"}
-STRANGERS = {"edgeshard.proto": "edgeshard.domain.ids", "edgeshard_agent.ops": "edgeshard_agent.engine.compute_thread"}
+TREES = {
+    "edgeshard": ROOT,
+    "edgeshard_agent": ROOT / "agent",
+    "edgeshard_coordinator": ROOT / "coordinator",
+}
+STRANGERS = {
+    "edgeshard.proto": "edgeshard.domain.ids",
+    "edgeshard_agent.ops": "edgeshard_agent.engine.compute_thread",
+}
 """For each protected package a module that is not among its importers."""
 
 
 def contracts() -> dict[str, configparser.SectionProxy]:
     config = configparser.ConfigParser()
     config.read(ROOT / ".importlinter")
-    return {name: section for name, section in config.items() if name.startswith("importlinter:contract:")}
+    return {
+        name: section
+        for name, section in config.items()
+        if name.startswith("importlinter:contract:")
+    }
 
 
 def entries(section: configparser.SectionProxy, key: str) -> list[str]:
@@ -36,7 +48,9 @@ def entries(section: configparser.SectionProxy, key: str) -> list[str]:
 
 def layers(section: configparser.SectionProxy) -> list[list[str]]:
     """Each layer's packages, the highest first, with their containers' names."""
-    lines = [re.split(r"\s*[|:]\s*", line.strip()) for line in section["layers"].strip().splitlines()]
+    lines = [
+        re.split(r"\s*[|:]\s*", line.strip()) for line in section["layers"].strip().splitlines()
+    ]
     (container,) = entries(section, "containers") or [""]
     return [[f"{container}.{name}".lstrip(".") for name in line] for line in lines]
 
@@ -47,10 +61,15 @@ def is_independent(line: str) -> bool:
 
 
 def upward(section: configparser.SectionProxy) -> list[tuple[str, str]]:
-    """(importer, imported): from each layer to the one above, and between those with `|` between them."""
-    found = [(low, high) for above, below in pairwise(layers(section)) for low in below for high in above]
+    """(importer, imported): from each layer to the one above, and between those with `|` between
+    them."""
+    found = [
+        (low, high) for above, below in pairwise(layers(section)) for low in below for high in above
+    ]
     lines = section["layers"].strip().splitlines()
-    ranks = [rank for rank, line in zip(layers(section), lines, strict=True) if is_independent(line)]
+    ranks = [
+        rank for rank, line in zip(layers(section), lines, strict=True) if is_independent(line)
+    ]
     return found + [pair for together in ranks for pair in permutations(together, 2)]
 
 
@@ -70,7 +89,9 @@ def plant(skeleton: Path, imports: list[tuple[str, str]]) -> None:
     lines = defaultdict(list)
     for importer, imported in imports:
         path = skeleton / importer.replace(".", "/")
-        lines[path / "__init__.py" if path.is_dir() else path.with_suffix(".py")].append(f"import {imported}\n")
+        lines[path / "__init__.py" if path.is_dir() else path.with_suffix(".py")].append(
+            f"import {imported}\n"
+        )
     for path, text in lines.items():
         path.write_text("".join(text))
 
@@ -85,7 +106,9 @@ def linted(skeleton: Path) -> str:
         text=True,
         check=False,
     )
-    assert result.returncode in (0, 1) and "Contracts:" in result.stdout, result.stdout + result.stderr
+    assert result.returncode in (0, 1) and "Contracts:" in result.stdout, (
+        result.stdout + result.stderr
+    )
     return result.stdout
 
 
@@ -95,7 +118,12 @@ def test_the_skeleton_keeps_every_rule(skeleton: Path) -> None:
 
 
 def test_an_import_from_a_lower_layer_to_a_higher_one_is_found(skeleton: Path) -> None:
-    pairs = [pair for section in contracts().values() if section["type"] == "layers" for pair in upward(section)]
+    pairs = [
+        pair
+        for section in contracts().values()
+        if section["type"] == "layers"
+        for pair in upward(section)
+    ]
     assert len(pairs) > 40
     plant(skeleton, pairs)
     said = linted(skeleton)
@@ -144,7 +172,9 @@ def test_protected_packages_are_and_a_room_without_a_layer_is_found(skeleton: Pa
     for section in protected:
         for package in entries(section, "protected_modules"):
             plant(skeleton, [(STRANGERS[package], package)])
-    exhaustive = [section for section in contracts().values() if section.getboolean("exhaustive", False)]
+    exhaustive = [
+        section for section in contracts().values() if section.getboolean("exhaustive", False)
+    ]
     for section in exhaustive:
         (container,) = entries(section, "containers")
         (skeleton / container.replace(".", "/") / "attic.py").touch()

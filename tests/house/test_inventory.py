@@ -1,4 +1,5 @@
-"""Licences and the bill of materials: they fit the lock, nothing undeclared is delivered, and it has its form."""
+"""Licences and the bill of materials: they fit the lock, nothing undeclared is delivered, and it
+has its form."""
 
 from __future__ import annotations
 
@@ -50,16 +51,25 @@ def entries() -> dict[str, Locked]:
 
 @pytest.fixture
 def here(entries: dict[str, Locked]) -> dict[str, Installed]:
-    """The packages of this environment at the lock's versions; it need not be made by `make setup`."""
-    return {name: package for name, package in inventory.installed().items() if is_locked(package, entries)}
+    """The packages of this environment at the lock's versions; it need not be made by
+    `make setup`."""
+    return {
+        name: package
+        for name, package in inventory.installed().items()
+        if is_locked(package, entries)
+    }
 
 
-def test_the_table_fits_the_lock_and_what_is_installed(project: dict[str, Any], entries: dict[str, Locked]) -> None:
+def test_the_table_fits_the_lock_and_what_is_installed(
+    project: dict[str, Any], entries: dict[str, Locked]
+) -> None:
     assert problems(project, entries, TABLE, inventory.installed()) == []
     assert [row.name for row in read_table(TABLE)] == sorted(entries)
 
 
-def test_a_table_behind_the_lock_is_a_problem(project: dict[str, Any], entries: dict[str, Locked]) -> None:
+def test_a_table_behind_the_lock_is_a_problem(
+    project: dict[str, Any], entries: dict[str, Locked]
+) -> None:
     entries["structlog"] = replace(entries["structlog"], version="99.0")
     assert problems(project, entries, TABLE, {}) == [
         "docs/licences.md does not fit constraints.lock; run `make licences`"
@@ -85,8 +95,18 @@ def test_what_is_delivered_has_an_allowed_licence(
     assert name in found and repr(licence) in found and "does not allow" in found
 
 
-def test_what_only_develops_may_have_any_licence(project: dict[str, Any], entries: dict[str, Locked]) -> None:
-    assert problems(project, entries, re.sub(r"(\| pytest \| \S+ \|)[^|]+\|", r"\1 GPL-3.0-only |", TABLE), {}) == []
+def test_what_only_develops_may_have_any_licence(
+    project: dict[str, Any], entries: dict[str, Locked]
+) -> None:
+    assert (
+        problems(
+            project,
+            entries,
+            re.sub(r"(\| pytest \| \S+ \|)[^|]+\|", r"\1 GPL-3.0-only |", TABLE),
+            {},
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,14 +117,20 @@ def test_what_only_develops_may_have_any_licence(project: dict[str, Any], entrie
         ("Apache-2.0 AND Apache-2.0 WITH LLVM-exception", "a", True),
         ("GPL-2.0-only OR MIT", "a", True),
         ("GPL-2.0-only OR MIT AND LGPL-2.1-only", "a", False),
-        ("(MIT OR GPL-2.0-only) AND BSD-3-Clause", "a", False),  # brackets are not read: too strict, never too lax
+        (
+            "(MIT OR GPL-2.0-only) AND BSD-3-Clause",
+            "a",
+            False,
+        ),  # brackets are not read: too strict, never too lax
         ("(MIT OR BSD-3-Clause) AND ISC", "a", True),
         ("", "a", False),
         (NVIDIA, "nvidia-cublas", True),
         (NVIDIA, "torch", False),
     ],
 )
-def test_an_expression_is_allowed_if_one_alternative_is(licence: str, name: str, expected: bool) -> None:
+def test_an_expression_is_allowed_if_one_alternative_is(
+    licence: str, name: str, expected: bool
+) -> None:
     assert allowed(licence, name) == expected
 
 
@@ -114,15 +140,30 @@ def test_an_expression_is_allowed_if_one_alternative_is(licence: str, name: str,
         ("mit or apache-2.0", "GPL", (), "MIT OR Apache-2.0"),
         (None, "Apache 2.0", ("License :: OSI Approved :: BSD License",), "Apache-2.0"),
         (None, "MIT", (), "MIT"),
-        (None, "Permission is hereby granted...", ("License :: OSI Approved :: MIT License",), "MIT"),
+        (
+            None,
+            "Permission is hereby granted...",
+            ("License :: OSI Approved :: MIT License",),
+            "MIT",
+        ),
         (
             None,
             None,
             ("License :: OSI Approved :: MIT License", "License :: OSI Approved :: BSD License"),
             "BSD AND MIT",
         ),
-        (None, "GPLv3", ("License :: OSI Approved :: GNU General Public License v3 (GPLv3)",), UNKNOWN),
-        (None, None, ("License :: OSI Approved :: MIT License", "License :: OSI Approved :: Of Tomorrow"), UNKNOWN),
+        (
+            None,
+            "GPLv3",
+            ("License :: OSI Approved :: GNU General Public License v3 (GPLv3)",),
+            UNKNOWN,
+        ),
+        (
+            None,
+            None,
+            ("License :: OSI Approved :: MIT License", "License :: OSI Approved :: Of Tomorrow"),
+            UNKNOWN,
+        ),
         (None, None, ("License :: Other/Proprietary License",), UNKNOWN),
         (None, None, (), UNKNOWN),
     ],
@@ -134,7 +175,9 @@ def test_a_licence_is_read_from_what_the_metadata_declares(
     assert licence_of("a", {key: value for key, value in declared.items() if value}) == expected
 
 
-def test_use_follows_what_leads_to_a_package(project: dict[str, Any], entries: dict[str, Locked]) -> None:
+def test_use_follows_what_leads_to_a_package(
+    project: dict[str, Any], entries: dict[str, Locked]
+) -> None:
     use = uses(project, entries)
     assert use["grpcio"] == use["cffi"] == use["psutil"] == RUN_TIME
     assert use["torch"] == use["nvidia-cublas"] == use["sympy"] == AGENT
@@ -163,7 +206,9 @@ def test_rows_of_packages_that_are_not_installed_are_kept_and_the_others_asked_f
         asked.extend(entry.name for entry in missing)
         return dict.fromkeys(asked, "MIT-0")
 
-    monkeypatch.setattr(inventory, "installed", lambda: {"rich": Installed("rich", entries["rich"].version, "ISC")})
+    monkeypatch.setattr(
+        inventory, "installed", lambda: {"rich": Installed("rich", entries["rich"].version, "ISC")}
+    )
     monkeypatch.setattr(inventory, "from_index", from_index)
     old = TABLE.replace(f"| triton | {entries['triton'].version} |", "| triton | 0.1 |")
     rows = {row.name: row for row in read_table(make_table(project, entries, old))}
@@ -189,7 +234,11 @@ def test_a_bill_of_materials_has_the_form_of_cyclonedx(
     for component in bill["components"]:
         entry = entries[component["name"]]
         assert re.fullmatch(r"pkg:pypi/[a-z0-9-]+@[\w.%]+", component["purl"])
-        assert component["type"] == "library" and component["scope"] in {"required", "optional", "excluded"}
+        assert component["type"] == "library" and component["scope"] in {
+            "required",
+            "optional",
+            "excluded",
+        }
         (files,) = component["externalReferences"]
         assert files["type"] == "distribution"
         assert {f"sha256:{item['content']}" for item in files["hashes"]} == set(entry.hashes)
@@ -200,7 +249,9 @@ def test_a_bill_of_materials_has_the_form_of_cyclonedx(
     assert len(set(references)) == len(references)
     graph = {row["ref"]: row["dependsOn"] for row in bill["dependencies"]}
     assert sorted(graph) == sorted(references)
-    assert all(len(set(below)) == len(below) and set(below) <= set(references) for below in graph.values())
+    assert all(
+        len(set(below)) == len(below) and set(below) <= set(references) for below in graph.values()
+    )
     assert f"pkg:pypi/grpcio@{entries['grpcio'].version}" in graph[own["bom-ref"]]
 
 
@@ -211,11 +262,15 @@ def test_the_build_of_torch_is_named(project: dict[str, Any], entries: dict[str,
     assert component["scope"] == "optional"
 
 
-@pytest.mark.parametrize("package", [Installed("attrs", "26.1.0", "MIT"), Installed("rich", "1.0", "MIT")])
+@pytest.mark.parametrize(
+    "package", [Installed("attrs", "26.1.0", "MIT"), Installed("rich", "1.0", "MIT")]
+)
 def test_no_bill_is_made_of_what_is_not_locked(
     package: Installed, project: dict[str, Any], entries: dict[str, Locked]
 ) -> None:
-    with pytest.raises(InventoryError, match=rf"{package.name} {re.escape(package.version)}\. Remove \.venv"):
+    with pytest.raises(
+        InventoryError, match=rf"{package.name} {re.escape(package.version)}\. Remove \.venv"
+    ):
         make_sbom(project, entries, {package.name: package}, NOW)
 
 

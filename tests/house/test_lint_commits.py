@@ -13,7 +13,9 @@ IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
 
 
 def git(tree: Path, *arguments: str) -> str:
-    ended = subprocess.run(["git", *IDENTITY, *arguments], cwd=tree, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        ["git", *IDENTITY, *arguments], cwd=tree, capture_output=True, text=True, check=True
+    )
     return ended.stdout.strip()
 
 
@@ -32,7 +34,9 @@ def test_a_bad_message_is_refused(subject: str, body: str, lines: int, word: str
 
 
 def test_a_good_message_passes() -> None:
-    assert not list(faults("Wrap a long line", "", 50)) and not list(faults("Wrap lines", "They end at 100.", 51))
+    assert not list(faults("Wrap a long line", "", 50)) and not list(
+        faults("Wrap lines", "They end at 100.", 51)
+    )
 
 
 def test_commits_since_the_rule_are_read_and_merges_are_not(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The lint finds each thing it is there to find, under every disguise listed, and nothing in innocent code."""
+"""The lint finds each thing it is there to find, under every disguise listed, and nothing in
+innocent code."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ GOOD_PYTHON = [
     "f(trust_remote_code=False)",
     "f(**{'trust_remote_code': False})",
     "import numpy as np\nnp.load('x')\nnp.load('x', allow_pickle=False)",
-    "import yaml\nyaml.safe_load(s)\nyaml.load(s, Loader=yaml.SafeLoader)\nyaml.load(s, yaml.CSafeLoader)",
+    "import yaml\nyaml.safe_load(s)\nyaml.load(s, Loader=yaml.SafeLoader)\nyaml.load(s, "
+    "yaml.CSafeLoader)",
     "import json\njson.load(f)",
     "from tools import load\nload('x')",
     "torch = read()\ntorch.load('x')",
@@ -76,7 +78,9 @@ GOOD_PYTHON = [
 
 
 def lint(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(LINT), str(path)], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, str(LINT), str(path)], capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("source", BAD_PYTHON, ids=lambda source: source.replace("\n", "; "))

@@ -37,7 +37,10 @@ def test_a_file_is_named_too_and_a_folder_has_so_many(tmp_path: Path) -> None:
         (room / f"module_{number}.py").touch()
     assert not list(findings(tmp_path))
     (room / "ghosts.py").touch()
-    assert [finding.split(":")[0] for finding in findings(tmp_path)] == ["edgeshard/room", "edgeshard/room/ghosts.py"]
+    assert [finding.split(":")[0] for finding in findings(tmp_path)] == [
+        "edgeshard/room",
+        "edgeshard/room/ghosts.py",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,15 @@ def test_code_that_is_read_at_once_is_not_found(code: str) -> None:
 
 def test_a_line_of_more_than_100_characters_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "long.py"
-    command = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--config",
+        str(ROOT / "pyproject.toml"),
+        str(path),
+    ]
     for length, refused in ((100, False), (101, True)):
         path.write_text("a = " + "1" * (length - 4) + "\n")
         run = subprocess.run(command, capture_output=True, text=True, check=False)

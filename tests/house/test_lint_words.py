@@ -15,7 +15,8 @@ SENTENCES = {
     "begin with the subject, not with 'Of ...,'": "Of two equal plans, the first one is kept.",
     "make a noun the subject, not 'What ... is'": "What a node holds is written to its disk.",
     "only people say, tell and ask": "The node says that it is ready.",
-    "write 'after' or 'next to', not 'behind' or 'beside'": "A step runs behind the step of another request.",
+    "write 'after' or 'next to', not 'behind' or 'beside'": "A step runs behind the step of "
+    "another request.",
     "write 'no' and a noun, not 'nobody' or 'none where'": "A key that nobody uses expires.",
     "give the number, not 'so many' or 'so long'": "Wait at most so long for an answer.",
     "write 'only', not 'alone'": "This key is for reading alone.",
@@ -75,11 +76,17 @@ def test_plain_sentences_pass(tree: Path) -> None:
 def test_clauses_of_a_message_are_sentences() -> None:
     fault = "the file " + "that has a long name and " * 3 + "ends here"
     assert list(broken_rules(f"{fault}: {fault}; {fault}")) == [TOO_LONG]
-    assert not list(hits_in("edgeshard/error.py", f'raise NotFoundError("{fault}: {fault}; {fault}")'))
+    assert not list(
+        hits_in("edgeshard/error.py", f'raise NotFoundError("{fault}: {fault}; {fault}")')
+    )
 
 
 def test_no_baseline_covers_what_users_see(tree: Path) -> None:
-    plant(tree, "edgeshard/help.py", SEEN["edgeshard/help.py"].format("The node says that it is ready."))
+    plant(
+        tree,
+        "edgeshard/help.py",
+        SEEN["edgeshard/help.py"].format("The node says that it is ready."),
+    )
     assert findings(tree, {"edgeshard/help.py": 5})
 
 
@@ -97,4 +104,6 @@ def test_a_baseline_falls_and_moves_with_its_file() -> None:
     moved = frozenset({"a.md", "c.md", "d.md"})
     assert falling.excess({"a.md": 3, "c.md": 2}, baseline, moved) == {}
     assert falling.excess({"a.md": 3, "c.md": 2, "d.md": 1}, baseline, moved) == {"d.md": 1}
-    assert falling.excess({"a.md": 5}, baseline, moved) == {"a.md": 2}, "only a new file takes a free number"
+    assert falling.excess({"a.md": 5}, baseline, moved) == {"a.md": 2}, (
+        "only a new file takes a free number"
+    )

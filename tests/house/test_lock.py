@@ -1,4 +1,5 @@
-"""The lock covers pyproject.toml, every entry has hashes, nothing else stands there, and pip refuses anything else."""
+"""The lock covers pyproject.toml, every entry has hashes, nothing else stands there, and pip
+refuses anything else."""
 
 from __future__ import annotations
 
@@ -31,18 +32,26 @@ def test_the_lock_covers_every_requirement_within_its_range(project: dict[str, A
     """By the list that set-up installs, not by the tool's own."""
     entries = read_lock(TEXT)
     wanted = [Requirement(text) for text in SETUP["requirements"](project, *SETUP["LEVELS"])]
-    assert {"hatchling", "grpcio", "torch", "pip", "uv", "pytest"} <= {requirement.name for requirement in wanted}
+    assert {"hatchling", "grpcio", "torch", "pip", "uv", "pytest"} <= {
+        requirement.name for requirement in wanted
+    }
     for requirement in wanted:
-        assert requirement.specifier.contains(entries[canonicalize_name(requirement.name)].version), requirement
+        assert requirement.specifier.contains(
+            entries[canonicalize_name(requirement.name)].version
+        ), requirement
     assert problems(project, TEXT) == []
     project["build-system"]["requires"] = ["attrs"]
-    assert "attrs" in SETUP["requirements"](project, "runtime"), "what builds the project is fetched beside the lock"
+    assert "attrs" in SETUP["requirements"](project, "runtime"), (
+        "what builds the project is fetched beside the lock"
+    )
 
 
 def test_every_entry_has_a_hash_and_the_file_nothing_but_entries() -> None:
     entries = read_lock(TEXT)
     assert len(entries) > 100
-    assert all(entry.hashes and len(set(entry.hashes)) == len(entry.hashes) for entry in entries.values())
+    assert all(
+        entry.hashes and len(set(entry.hashes)) == len(entry.hashes) for entry in entries.values()
+    )
     assert sum(line.startswith("    --hash=sha256:") for line in TEXT.splitlines()) == sum(
         len(entry.hashes) for entry in entries.values()
     )
@@ -95,14 +104,19 @@ def test_a_lock_behind_pyproject_is_a_problem_with_a_remedy(project: dict[str, A
 
 def test_a_package_that_nobody_asks_for_is_a_problem(project: dict[str, Any]) -> None:
     stray = Locked("attrs", "26.1.0", "", (f"sha256:{'0' * 64}",), ("something-else",))
-    found = problems(project, write_lock([*read_lock(TEXT).values(), stray], "2026-11-23T00:00:00Z"))
+    found = problems(
+        project, write_lock([*read_lock(TEXT).values(), stray], "2026-11-23T00:00:00Z")
+    )
     assert found == ["constraints.lock: nobody in it asks for attrs; run `make lock`"]
 
 
 def test_only_what_some_machine_may_install_is_locked() -> None:
     assert not installable("sys_platform == 'win32'")
     assert not installable("python_full_version < '3.11'")
-    assert installable("sys_platform == 'linux' and platform_machine == 'aarch64' and python_full_version >= '3.14'")
+    assert installable(
+        "sys_platform == 'linux' and platform_machine == 'aarch64' and python_full_version >= "
+        "'3.14'"
+    )
     assert installable("")
     assert all(installable(entry.marker) for entry in read_lock(TEXT).values())
 
@@ -113,7 +127,13 @@ def test_hashes_of_other_builds_of_torch_stay_while_its_version_does(
     """With an index that lists only CUDA builds, as the default one does."""
 
     def entry(version: str, *digits: str) -> Locked:
-        return Locked("torch", version, "", tuple(f"sha256:{digit * 64}" for digit in digits), ("pyproject.toml",))
+        return Locked(
+            "torch",
+            version,
+            "",
+            tuple(f"sha256:{digit * 64}" for digit in digits),
+            ("pyproject.toml",),
+        )
 
     path = tmp_path / "constraints.lock"
     path.write_text(write_lock([entry("2.0", "a", "c")], "2026-11-01T00:00:00Z"))
@@ -135,16 +155,36 @@ def test_hashes_of_other_builds_of_torch_stay_while_its_version_does(
 
 def held_install(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     """Install from wheels in this folder, held to the lock as set-up holds pip to it."""
-    options = ("--no-index", "--find-links", str(folder), "--no-deps", "--target", str(folder / "target"))
-    command = (sys.executable, "-m", "pip", "--isolated", "install", *SETUP["HELD"], *options, *names)
+    options = (
+        "--no-index",
+        "--find-links",
+        str(folder),
+        "--no-deps",
+        "--target",
+        str(folder / "target"),
+    )
+    command = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--isolated",
+        "install",
+        *SETUP["HELD"],
+        *options,
+        *names,
+    )
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def made_wheel(folder: Path, name: str, version: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         info = f"{name}-{version}.dist-info"
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
 
 

@@ -1,4 +1,5 @@
-"""The ways in: make's targets, the set-up script's decisions, and the script continuous integration calls."""
+"""The ways in: make's targets, the set-up script's decisions, and the script continuous integration
+calls."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ TARGETS = (
 
 @pytest.fixture
 def setup_environment() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_environment", ROOT / "tools" / "setup_environment.py")
+    spec = importlib.util.spec_from_file_location(
+        "setup_environment", ROOT / "tools" / "setup_environment.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -94,40 +97,58 @@ def test_compiled_modules_are_kept_whatever_the_environment_says() -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     target = 'told: ; @echo "[$${PYTHONDONTWRITEBYTECODE-}]"'
     command = ["make", "--eval", target, "told"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert result.stdout == "[]\n", result
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_has_a_recipe(target: str) -> None:
-    result = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stderr
 
 
 def test_bench_runs_what_the_suite_leaves_out(project: dict[str, Any]) -> None:
     """Both are pytest files, so that pytest-benchmark measures; only the one target names them."""
     assert project["tool"]["pytest"]["ini_options"]["testpaths"] == ["tests"]
-    result = subprocess.run(["make", "--dry-run", "bench"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    result = subprocess.run(
+        ["make", "--dry-run", "bench"], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
     for path in sorted((ROOT / "bench").glob("test_*.py")):
         assert f"bench/{path.name}" in result.stdout
     assert "bench.engine --quick" in result.stdout and "--llama-cpp" not in result.stdout
 
 
 def test_what_runs_is_set_up_without_what_developers_need() -> None:
-    """Every target depends on the level that it needs, except targets that need none or run the script each time."""
+    """Every target depends on the level that it needs, except targets that need none or run the
+    script each time."""
     text = (ROOT / "Makefile").read_text()
     needed = dict(re.findall(r"^([a-z0-9-]+): \$\((RUNS|STAMP)\)", text, re.M))
-    assert {target for target, level in needed.items() if level == "RUNS"} == {"install", "demo", "serve"}
+    assert {target for target, level in needed.items() if level == "RUNS"} == {
+        "install",
+        "demo",
+        "serve",
+    }
     of_wheels = set(re.findall(r"^([a-z-]+): wheels ", text, re.M))
     assert of_wheels == {"folders", "bundle", "deb", "image", "release"}
     assert set(TARGETS) - set(needed) - of_wheels == {"help", "setup", "clients", "docs", "lock"}
     missing = ["make", "--dry-run", "RUNS=runs.none", "STAMP=stamp.none"]
-    for target, called in (("demo", "tools/setup_environment.py runtime"), ("check", "tools/setup_environment.py")):
-        done = subprocess.run([*missing, target], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    for target, called in (
+        ("demo", "tools/setup_environment.py runtime"),
+        ("check", "tools/setup_environment.py"),
+    ):
+        done = subprocess.run(
+            [*missing, target], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
         assert done.stdout.partition(" ||")[0].rstrip().endswith(called)
 
 
-def test_setup_is_done_again_only_for_what_is_installed(setup_environment: ModuleType, project: dict[str, Any]) -> None:
+def test_setup_is_done_again_only_for_what_is_installed(
+    setup_environment: ModuleType, project: dict[str, Any]
+) -> None:
     levels = setup_environment.LEVELS
     runs = setup_environment.fingerprint(project, "lock", "runtime")
     before = setup_environment.fingerprint(project, "lock", *levels)
@@ -140,16 +161,22 @@ def test_setup_is_done_again_only_for_what_is_installed(setup_environment: Modul
     assert setup_environment.fingerprint(dependency, "lock", *levels) != before
     assert setup_environment.fingerprint(group, "lock", *levels) != before
     assert setup_environment.fingerprint(project, "another lock", *levels) != before
-    assert setup_environment.fingerprint(group, "lock", "runtime") == runs != before, "a linter is nothing that runs"
+    assert setup_environment.fingerprint(group, "lock", "runtime") == runs != before, (
+        "a linter is nothing that runs"
+    )
     assert setup_environment.fingerprint(dependency, "lock", "runtime") != runs
 
 
-def test_setup_takes_torch_at_the_pinned_version(setup_environment: ModuleType, project: dict[str, Any]) -> None:
+def test_setup_takes_torch_at_the_pinned_version(
+    setup_environment: ModuleType, project: dict[str, Any]
+) -> None:
     assert setup_environment.torch_requirement(project).startswith("torch==")
 
 
 REPORT = '{"install": [{"metadata": {"version": "2.13.0+cpu"}}]}'
-FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
+FIRST_IMPORT = (
+    "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
+)
 FAKE_PYTHON = f"""#!/bin/sh
 echo "$@" >> calls
 case "$*" in *--report*) echo '{REPORT}' ;; esac
@@ -187,7 +214,9 @@ class Checkout:
         """Set-up, without a terminal."""
         command = [sys.executable, str(self.root / "tools" / "setup_environment.py"), *arguments]
         left_out = ("TORCH_INDEX_URL", "EDGESHARD_UNLOCKED")
-        environment = {key: value for key, value in os.environ.items() if key not in left_out} | extra
+        environment = {
+            key: value for key, value in os.environ.items() if key not in left_out
+        } | extra
         return subprocess.run(
             command,
             cwd=self.root,
@@ -204,8 +233,11 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_finished(checkout: Checkout) -> None:
-    """The first run installs, the second not, a failed one leaves no stamp, and a changed lock is installed."""
+def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_finished(
+    checkout: Checkout,
+) -> None:
+    """The first run installs, the second not, a failed one leaves no stamp, and a changed lock is
+    installed."""
     checkout.broken.touch()
     assert checkout.setup()[0] == 1
     assert not checkout.stamp.exists()
@@ -215,7 +247,9 @@ def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_f
     assert status == 0 and any("--editable" in call for call in calls)
     status, calls, _ = checkout.setup()
     assert status == 0
-    assert calls == ["hatch_build.py"], "a finished set-up was done again, not only the kernels looked at"
+    assert calls == ["hatch_build.py"], (
+        "a finished set-up was done again, not only the kernels looked at"
+    )
 
     lock = checkout.root / "constraints.lock"
     lock.write_text(lock.read_text().replace("sha256:0", "sha256:1", 1))
@@ -234,11 +268,15 @@ def test_what_runs_comes_first_and_what_developers_need_is_added_to_it(checkout:
     status, calls, _ = checkout.setup()
     assert status == 0 and checkout.stamp.exists()
     (packages, check, kernels) = calls
-    assert " ortools==" in packages and " torch==" not in packages and "--require-hashes" in packages
+    assert (
+        " ortools==" in packages and " torch==" not in packages and "--require-hashes" in packages
+    )
     assert (check, kernels) == ("-m pip check", "hatch_build.py")
 
     for level in ("runtime", None):
-        assert checkout.setup(*([level] if level else []))[1] == ["hatch_build.py"], "nothing is left to install"
+        assert checkout.setup(*([level] if level else []))[1] == ["hatch_build.py"], (
+            "nothing is left to install"
+        )
     project = checkout.root / "pyproject.toml"
     project.write_text(project.read_text().replace('"hypothesis>=6.140,<7",', ""))
     assert checkout.setup("runtime")[1] == ["hatch_build.py"], "only developers need another thing"
@@ -250,10 +288,18 @@ def test_everything_that_setup_downloads_is_held_to_the_lock(checkout: Checkout)
     assert status == 0
     installs = [call for call in calls if " install " in call and "--dry-run" not in call]
     own_pip, torch, runs, project, developers = installs
-    assert own_pip.endswith(f"--require-hashes --no-deps --requirement {checkout.root / '.venv' / 'pip.lock'}")
+    assert own_pip.endswith(
+        f"--require-hashes --no-deps --requirement {checkout.root / '.venv' / 'pip.lock'}"
+    )
     pinned = (checkout.root / ".venv" / "pip.lock").read_text().splitlines()
-    assert pinned[0].startswith("pip==") and all("--hash=sha256:" in line for line in pinned[1:]) and len(pinned) > 1
-    held = f"--require-hashes --only-binary :all: --constraint {checkout.root / 'constraints.lock'} "
+    assert (
+        pinned[0].startswith("pip==")
+        and all("--hash=sha256:" in line for line in pinned[1:])
+        and len(pinned) > 1
+    )
+    held = (
+        f"--require-hashes --only-binary :all: --constraint {checkout.root / 'constraints.lock'} "
+    )
     assert held in torch and torch.endswith(" --no-deps torch==2.13.0+cpu"), (
         "the build that pip's configuration leads to"
     )
@@ -263,8 +309,13 @@ def test_everything_that_setup_downloads_is_held_to_the_lock(checkout: Checkout)
     assert " types-PyYAML>=6,<7" in developers
     assert "edgeshard" not in (runs + developers).replace(str(checkout.root), "")
     assert project.endswith(f"--no-deps --no-build-isolation --editable {checkout.root}")
-    assert all("--no-compile" in call for call in installs), "what nobody imports need not be compiled"
-    assert calls.index(f"-c {FIRST_IMPORT}") > calls.index(project) and calls[-2:] == ["-m pip check", "hatch_build.py"]
+    assert all("--no-compile" in call for call in installs), (
+        "what nobody imports need not be compiled"
+    )
+    assert calls.index(f"-c {FIRST_IMPORT}") > calls.index(project) and calls[-2:] == [
+        "-m pip check",
+        "hatch_build.py",
+    ]
 
 
 def test_setup_takes_torch_alone_from_its_own_index(checkout: Checkout) -> None:
@@ -277,7 +328,9 @@ def test_setup_takes_torch_alone_from_its_own_index(checkout: Checkout) -> None:
         assert ("--require-hashes" in torch) == (not extra)
 
 
-def test_a_refused_installation_says_what_to_do_and_unlocked_leaves_the_lock_aside(checkout: Checkout) -> None:
+def test_a_refused_installation_says_what_to_do_and_unlocked_leaves_the_lock_aside(
+    checkout: Checkout,
+) -> None:
     checkout.broken.touch()
     status, _, said = checkout.setup()
     assert status == 1 and "EDGESHARD_UNLOCKED=1" in said and "hashes that do not match" in said
@@ -287,7 +340,9 @@ def test_a_refused_installation_says_what_to_do_and_unlocked_leaves_the_lock_asi
     assert not any("--require-hashes" in call or "constraints.lock" in call for call in calls)
     assert any(call.endswith(f"--editable {checkout.root}[all]") for call in calls)
     assert any(" ortools==" in call for call in calls)
-    assert any("--editable" in call for call in checkout.setup()[1]), "an unlocked set-up was taken for a locked one"
+    assert any("--editable" in call for call in checkout.setup()[1]), (
+        "an unlocked set-up was taken for a locked one"
+    )
 
 
 def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
@@ -311,7 +366,9 @@ def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
 
 def test_every_hook_before_a_commit_is_a_part_of_make_check() -> None:
     """So that no hook needs more than `make check`, and none fetches a tool from the network."""
-    check = subprocess.run(["make", "--dry-run", "check"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    check = subprocess.run(
+        ["make", "--dry-run", "check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    ).stdout
     hooks = [
         hook
         for repository in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
@@ -321,7 +378,9 @@ def test_every_hook_before_a_commit_is_a_part_of_make_check() -> None:
     assert len(hooks) >= 5
     for hook in hooks:
         of_message = hook.get("stages") == ["commit-msg"]
-        assert (hook["language"], hook.get("pass_filenames", True)) == ("system", of_message), hook["id"]
+        assert (hook["language"], hook.get("pass_filenames", True)) == ("system", of_message), hook[
+            "id"
+        ]
         entry = hook["entry"].removesuffix(" --message")
         assert entry in check.splitlines(), f"{hook['id']}: {entry!r} is no line of `make check`"
 
@@ -334,11 +393,16 @@ def test_no_hook_comes_from_elsewhere() -> None:
 def test_editors_are_told_what_the_formatter_holds(project: dict[str, Any]) -> None:
     parser = configparser.ConfigParser()
     parser.read_string("[DEFAULT]\n" + (ROOT / ".editorconfig").read_text())
-    assert parser["*.{py,pyi,cpp,h}"]["max_line_length"] == str(project["tool"]["ruff"]["line-length"])
+    assert parser["*.{py,pyi,cpp,h}"]["max_line_length"] == str(
+        project["tool"]["ruff"]["line-length"]
+    )
     assert parser["Makefile"]["indent_style"] == "tab"
 
 
-CUDA_BUILD = '{"install": [{"metadata": {"version": "2.13.0", "requires_dist": ["nvidia-nccl-cu13==2; linux"]}}]}'
+CUDA_BUILD = (
+    '{"install": [{"metadata": {"version": "2.13.0", "requires_dist": '
+    '["nvidia-nccl-cu13==2; linux"]}}]}'
+)
 
 
 def test_setup_says_what_it_does_before_it_does_it(checkout: Checkout) -> None:
@@ -351,20 +415,29 @@ def test_setup_says_what_it_does_before_it_does_it(checkout: Checkout) -> None:
 
 def test_setup_prints_five_lines_and_keeps_what_pip_prints_in_a_file(checkout: Checkout) -> None:
     python = checkout.root / ".venv" / "bin" / "python"
-    python.write_text(FAKE_PYTHON.replace("[ ! -e broken ]", "for n in $(seq 30); do echo chatter $n; done >&2"))
+    python.write_text(
+        FAKE_PYTHON.replace("[ ! -e broken ]", "for n in $(seq 30); do echo chatter $n; done >&2")
+    )
     done = checkout.run()
-    assert done.returncode == 0 and len(done.stdout.splitlines()) <= 5 and "chatter" not in done.stdout
+    assert (
+        done.returncode == 0 and len(done.stdout.splitlines()) <= 5 and "chatter" not in done.stdout
+    )
     log = (checkout.root / ".venv" / "setup.log").read_text()
     assert log.count("chatter 30\n") >= 5 and "-m pip check" in log
 
 
 def test_a_failed_setup_prints_the_end_of_the_log_and_its_path(checkout: Checkout) -> None:
     python = checkout.root / ".venv" / "bin" / "python"
-    failing = FAKE_PYTHON.replace("[ ! -e broken ]", "seq -f 'line %g' 40 >&2; case $* in *--editable*) exit 3 ;; esac")
+    failing = FAKE_PYTHON.replace(
+        "[ ! -e broken ]", "seq -f 'line %g' 40 >&2; case $* in *--editable*) exit 3 ;; esac"
+    )
     python.write_text(failing)
     status, _, said = checkout.setup("runtime")
     assert status == 1 and "line 40\n" in said and "line 20\n" not in said
-    assert f"failed with status 3; its whole output is in {checkout.root / '.venv' / 'setup.log'}" in said
+    assert (
+        f"failed with status 3; its whole output is in {checkout.root / '.venv' / 'setup.log'}"
+        in said
+    )
 
 
 def test_an_interrupted_setup_prints_one_line(checkout: Checkout) -> None:
@@ -387,11 +460,20 @@ while :; do sleep 0.05; done
 """
 
 
-@pytest.mark.parametrize(("target", "status"), [("serve", 0), ("demo", 130), ("setup", 130), ("install", 130)])
-def test_make_adds_no_line_to_that_of_a_command_which_ctrl_c_ends(tmp_path: Path, target: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("target", "status"), [("serve", 0), ("demo", 130), ("setup", 130), ("install", 130)]
+)
+def test_make_adds_no_line_to_that_of_a_command_which_ctrl_c_ends(
+    tmp_path: Path, target: str, status: int
+) -> None:
     """On a terminal, which sends the signal to make, too."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in ("pyproject.toml", "constraints.lock", "hatch_build.py", "tools/setup_environment.py"):
+    for name in (
+        "pyproject.toml",
+        "constraints.lock",
+        "hatch_build.py",
+        "tools/setup_environment.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     script = tmp_path / ".venv/bin/edgectl"
@@ -445,30 +527,42 @@ def without_driver(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("unlocked", ["", "1"])
-def test_without_a_driver_the_cpu_build_is_installed_and_nothing_is_asked(checkout: Checkout, unlocked: str) -> None:
+def test_without_a_driver_the_cpu_build_is_installed_and_nothing_is_asked(
+    checkout: Checkout, unlocked: str
+) -> None:
     without_driver(checkout)
     status, calls, _ = checkout.setup("runtime", EDGESHARD_UNLOCKED=unlocked)
     assert status == 0
     (uv,) = (call for call in calls if call.startswith("uv "))
     assert " --torch-backend cpu " in uv and " --no-deps " in uv
-    assert not any(call.endswith("--no-deps torch==2.13.0") for call in calls if not call.startswith("uv "))
+    assert not any(
+        call.endswith("--no-deps torch==2.13.0") for call in calls if not call.startswith("uv ")
+    )
     (before,) = (call for call in calls if call.split()[-1].startswith("uv=="))
     assert ("--require-hashes" in before) == ("--require-hashes" in uv) == (not unlocked)
     if unlocked:
         assert uv.endswith(" torch==2.13.0")
     else:
         pinned = checkout.root / ".venv" / "torch.lock"
-        assert uv.endswith(f" --requirement {pinned}") and pinned.read_text().startswith("torch==2.13.0 ")
+        assert uv.endswith(f" --requirement {pinned}") and pinned.read_text().startswith(
+            "torch==2.13.0 "
+        )
 
 
-def test_if_the_cpu_build_is_out_of_reach_pip_decides_and_the_page_is_named(checkout: Checkout) -> None:
+def test_if_the_cpu_build_is_out_of_reach_pip_decides_and_the_page_is_named(
+    checkout: Checkout,
+) -> None:
     without_driver(checkout)
     (checkout.root / "unreachable").touch()
     done = checkout.run("runtime")
     assert done.returncode == 0, done.stderr
     calls = (checkout.root / "calls").read_text().splitlines()
     assert any(call.endswith("--no-deps torch==2.13.0") for call in calls)
-    assert "TORCH_INDEX_URL" in done.stdout and "Start Locally" in done.stdout and "2.9 GB" in done.stdout
+    assert (
+        "TORCH_INDEX_URL" in done.stdout
+        and "Start Locally" in done.stdout
+        and "2.9 GB" in done.stdout
+    )
 
 
 def test_a_build_that_brings_cuda_is_told_by_what_it_needs(checkout: Checkout) -> None:

@@ -13,7 +13,9 @@ from tools.pictures import MOST_BYTES, PICTURES, main
 
 
 def test_each_picture_is_in_a_document() -> None:
-    pages = (PICTURES.parent / "dashboard.md").read_text() + (PICTURES.parent.parent / "README.md").read_text()
+    pages = (PICTURES.parent / "dashboard.md").read_text() + (
+        PICTURES.parent.parent / "README.md"
+    ).read_text()
     for path in PICTURES.iterdir():
         assert f"pictures/{path.name}" in pages, path.name
 

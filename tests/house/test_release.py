@@ -1,4 +1,5 @@
-"""The released files: archives whose bytes do not vary, notes, checksums, and a package of a tiny wheel folder."""
+"""The released files: archives whose bytes do not vary, notes, checksums, and a package of a tiny
+wheel folder."""
 
 from __future__ import annotations
 
@@ -23,7 +24,15 @@ from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard.process.config import load_settings
 from tools.lock import LOCK, read_lock
 from tools.release import release
-from tools.release.archives import CHECKSUMS, Entry, ReleaseError, checksums, version, write_ar, write_tar
+from tools.release.archives import (
+    CHECKSUMS,
+    Entry,
+    ReleaseError,
+    checksums,
+    version,
+    write_ar,
+    write_tar,
+)
 from tools.release.deb import make_deb
 from tools.release.environment import lay_out
 from tools.release.image import make_image
@@ -40,7 +49,10 @@ from tools.release.wheel_folder import (
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Target("x86_64", "3.11", "cpu")
 EPOCH = 1_800_000_000
-CHANGES = "# Changelog\n\n## [Unreleased]\n\n- Next.\n\n## [0.2.0] - 2027-01-01\n\n- This.\n\n## [0.1.0]\n\n- Old.\n"
+CHANGES = (
+    "# Changelog\n\n## [Unreleased]\n\n- Next.\n\n## [0.2.0] - 2027-01-01\n\n- This.\n\n## "
+    "[0.1.0]\n\n- Old.\n"
+)
 
 
 def write_wheel(folder: Path, name: str, files: dict[str, str], number: str = "1.0") -> Path:
@@ -58,8 +70,14 @@ def folder(tmp_path: Path) -> Path:
     """A wheel folder of three small wheels."""
     made = tmp_path / "folder"
     made.mkdir()
-    points = "[console_scripts]\nedgectl = edgeshard.cli.main:main\nedgeshard-agent = edgeshard_agent.entry:main\n"
-    own = {"edgeshard/cli/main.py": "pass\n", f"edgeshard-{version()}.dist-info/entry_points.txt": points}
+    points = (
+        "[console_scripts]\nedgectl = edgeshard.cli.main:main\nedgeshard-agent = "
+        "edgeshard_agent.entry:main\n"
+    )
+    own = {
+        "edgeshard/cli/main.py": "pass\n",
+        f"edgeshard-{version()}.dist-info/entry_points.txt": points,
+    }
     write_wheel(made, "edgeshard", own, version())
     entries = read_lock(LOCK.read_text())
     write_wheel(
@@ -88,7 +106,9 @@ def test_a_tar_does_not_tell_when_and_by_whom_it_was_made(tmp_path: Path) -> Non
     with tarfile.open(fileobj=io.BytesIO(made[0])) as archive:
         members = archive.getmembers()
     assert [member.name for member in members][:3] == ["./a", "./b", "./b/a" + "b"]
-    assert {(member.uid, member.gid, member.uname, member.mtime) for member in members} == {(0, 0, "", EPOCH)}
+    assert {(member.uid, member.gid, member.uname, member.mtime) for member in members} == {
+        (0, 0, "", EPOCH)
+    }
     with pytest.raises(ReleaseError, match="comes twice"):
         write_tar(io.BytesIO(), [Entry("a", b""), Entry("a", b"")], EPOCH)
 
@@ -120,7 +140,10 @@ def test_targets() -> None:
     for wrong in ("x86_64-py311", "x86_64-py310-cpu", "arm64-py311-cpu", "x86_64-py311-cpu "):
         with pytest.raises(ReleaseError, match=r"must be PLATFORM-PYTHON-ACCELERATOR"):
             parse_target(wrong)
-    assert TARGET.platforms[0] == "manylinux_2_31_x86_64" and "manylinux2014_x86_64" in TARGET.platforms
+    assert (
+        TARGET.platforms[0] == "manylinux_2_31_x86_64"
+        and "manylinux2014_x86_64" in TARGET.platforms
+    )
 
 
 def test_own_wheel_is_of_the_platform_and_the_version(tmp_path: Path) -> None:
@@ -145,19 +168,30 @@ def test_requirements_hold_for_the_target_and_not_for_this_machine() -> None:
     ]
     arm = Target("aarch64", "3.13", "cuda")
     assert [wanted.name for wanted in requirements_of(metadata, (), TARGET)] == ["always", "older"]
-    assert [wanted.name for wanted in requirements_of(metadata, ("one",), arm)] == ["always", "arm", "extra-one"]
+    assert [wanted.name for wanted in requirements_of(metadata, ("one",), arm)] == [
+        "always",
+        "arm",
+        "extra-one",
+    ]
 
 
 def test_requirements_have_one_hash_each(tmp_path: Path) -> None:
     wheel = tmp_path / "edgeshard-0.1.0-py3-none-any.whl"
     wheel.write_bytes(b"wheel")
-    text = requirements_text(wheel, [Chosen("torch", "2.13.0+cpu", "ab", ()), Chosen("anyio", "4.0", "cd", ())])
-    assert text.splitlines()[0::2] == ["anyio==4.0 \\", f"edgeshard[all]=={version()} \\", "torch==2.13.0+cpu \\"]
+    text = requirements_text(
+        wheel, [Chosen("torch", "2.13.0+cpu", "ab", ()), Chosen("anyio", "4.0", "cd", ())]
+    )
+    assert text.splitlines()[0::2] == [
+        "anyio==4.0 \\",
+        f"edgeshard[all]=={version()} \\",
+        "torch==2.13.0+cpu \\",
+    ]
     assert text.splitlines()[3] == f"    --hash=sha256:{hashlib.sha256(b'wheel').hexdigest()}"
 
 
 def test_an_environment_starts_its_programs(folder: Path, tmp_path: Path) -> None:
-    """Prepared for its place, here an existing directory: its Python finds its packages, and no pip."""
+    """Prepared for its place, here an existing directory: its Python finds its packages, and no
+    pip."""
     home = tmp_path / "place"
     entries = lay_out(folder, TARGET, str(home), tmp_path / "scratch")
     with (tmp_path / "tar").open("wb") as out:
@@ -178,18 +212,26 @@ def test_an_environment_starts_its_programs(folder: Path, tmp_path: Path) -> Non
 def test_dpkg_reads_the_package(folder: Path, tmp_path: Path) -> None:
     made = make_deb(folder, TARGET, tmp_path)
     asked = ("Package", "Architecture", "Depends")
-    done = subprocess.run(["dpkg-deb", "--field", made, *asked], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["dpkg-deb", "--field", made, *asked], capture_output=True, text=True, check=True
+    )
     assert done.stdout == (
         "Package: edgeshard\nArchitecture: amd64\n"
         "Depends: libc6 (>= 2.31), libstdc++6, passwd, python3 (>= 3.11), python3 (<< 3.12)\n"
     )
-    listed = subprocess.run(["dpkg-deb", "--contents", made], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["dpkg-deb", "--contents", made], capture_output=True, text=True, check=True
+    ).stdout
     assert "./usr/bin/edgectl -> /opt/edgeshard/deb/bin/edgectl\n" in listed
     assert "./usr/lib/systemd/system/edgeshard-agent.service\n" in listed
-    units = subprocess.run(["dpkg-deb", "--fsys-tarfile", made], capture_output=True, check=True).stdout
+    units = subprocess.run(
+        ["dpkg-deb", "--fsys-tarfile", made], capture_output=True, check=True
+    ).stdout
     with tarfile.open(fileobj=io.BytesIO(units)) as archive:
         unit = archive.extractfile("./usr/lib/systemd/system/edgeshard-agent.service")
-        assert unit is not None and b"ExecStart=/opt/edgeshard/deb/bin/edgeshard-agent " in unit.read()
+        assert (
+            unit is not None and b"ExecStart=/opt/edgeshard/deb/bin/edgeshard-agent " in unit.read()
+        )
 
 
 def test_an_image_names_all_of_its_blobs(folder: Path, tmp_path: Path) -> None:
@@ -198,8 +240,16 @@ def test_an_image_names_all_of_its_blobs(folder: Path, tmp_path: Path) -> None:
         write_tar(out, [Entry("usr/bin/python3.11", b"")], EPOCH)
     made = make_image(folder, TARGET, base, tmp_path)
     with tarfile.open(made) as archive:
-        contents = {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
-    blobs = {name.rpartition("/")[2]: data for name, data in contents.items() if name.startswith("blobs/")}
+        contents = {
+            member.name: file.read()
+            for member in archive
+            if (file := archive.extractfile(member)) is not None
+        }
+    blobs = {
+        name.rpartition("/")[2]: data
+        for name, data in contents.items()
+        if name.startswith("blobs/")
+    }
     assert all(hashlib.sha256(data).hexdigest() == name for name, data in blobs.items())
 
     def blob(descriptor: dict[str, Any]) -> bytes:
@@ -243,7 +293,10 @@ def test_two_releases_of_one_commit_are_the_same(folder: Path, tmp_path: Path) -
 
 
 def test_a_dirty_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = (("init", "-q"), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "-", "--allow-empty"))
+    commands = (
+        ("init", "-q"),
+        ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "-", "--allow-empty"),
+    )
     for command in commands:
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     monkeypatch.setattr(release, "ROOT", tmp_path)
@@ -256,7 +309,9 @@ def test_a_dirty_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_ar_members_begin_at_even_places(tmp_path: Path) -> None:
     write_ar(tmp_path / "ar", [("odd", b"abc"), ("even", b"abcd")], EPOCH)
     data = (tmp_path / "ar").read_bytes()
-    assert data.startswith(b"!<arch>\nodd             1800000000  0     0     100644  3         `\nabc\neven ")
+    assert data.startswith(
+        b"!<arch>\nodd             1800000000  0     0     100644  3         `\nabc\neven "
+    )
     assert len(data) == 8 + 2 * 60 + 4 + 4
 
 
@@ -266,12 +321,19 @@ def test_daemons_take_the_options_of_files_for_containers() -> None:
     commands += [service["command"] for service in compose["services"].values()]
     for name in ("coordinator", "agent"):
         for document in yaml.safe_load_all(
-            (ROOT / f"deploy/k3s/{name}.yaml").read_text().replace("NODE", "box").replace("$(ADDRESS)", "10.0.0.5")
+            (ROOT / f"deploy/k3s/{name}.yaml")
+            .read_text()
+            .replace("NODE", "box")
+            .replace("$(ADDRESS)", "10.0.0.5")
         ):
             pod = document["spec"].get("template")
-            commands += [container["command"] for container in pod["spec"]["containers"]] if pod else []
+            commands += (
+                [container["command"] for container in pod["spec"]["containers"]] if pod else []
+            )
     assert len(commands) == 5
     for program, *options in commands:
         kind = AgentSettings if program == "edgeshard-agent" else CoordinatorSettings
         settings = load_settings(kind, program, options)
-        assert settings.listen in ("0.0.0.0:7600", "0.0.0.0:7610") and settings.tls_key == Path("/pki/key.pem")
+        assert settings.listen in ("0.0.0.0:7600", "0.0.0.0:7610") and settings.tls_key == Path(
+            "/pki/key.pem"
+        )

@@ -13,10 +13,34 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/systems.md"
 NAMES = (
     *("EdgeShard", "HPipe", "GPipe", "GP-B", "TeraPipe", "Megatron-LM", "TP-T", "Petals"),
-    *("FlexGen", "Accelerate", "DeepSpeed ZeRO-Inference", "HeteGen", "PowerInfer", "LLM in a flash"),
+    *(
+        "FlexGen",
+        "Accelerate",
+        "DeepSpeed ZeRO-Inference",
+        "HeteGen",
+        "PowerInfer",
+        "LLM in a flash",
+    ),
     *("ServerlessLLM", "EdgeMoE", "MoQE", "IO-FREE", "IO-EXP", "STI"),
-    *("vLLM (PagedAttention)", "LightLLM", "vAttention", "FlashAttention", "FlashDecoding", "FlashDecoding++"),
-    *("H2O", "Keyformer", "Quest", "PyramidInfer", "InfiniGen", "Infinite-LLM", "Lamina", "DéjàVu", "Mooncake"),
+    *(
+        "vLLM (PagedAttention)",
+        "LightLLM",
+        "vAttention",
+        "FlashAttention",
+        "FlashDecoding",
+        "FlashDecoding++",
+    ),
+    *(
+        "H2O",
+        "Keyformer",
+        "Quest",
+        "PyramidInfer",
+        "InfiniGen",
+        "Infinite-LLM",
+        "Lamina",
+        "DéjàVu",
+        "Mooncake",
+    ),
     *("ORCA", "Sarathi", "FastGen", "FastServe", "DistServe", "Splitwise", "TetriInfer"),
 )
 LINK = re.compile(r"\]\(([^)#]*)#?([^)]*)\)")
@@ -41,7 +65,11 @@ def leads_somewhere(place: str) -> bool:
 def faults_of(text: str) -> list[str]:
     rows = rows_of(text)
     missing = [f"{name} has no row" for name in NAMES if name not in rows]
-    return missing + [f"{name} leads nowhere: {place}" for name, place in rows.items() if not leads_somewhere(place)]
+    return missing + [
+        f"{name} leads nowhere: {place}"
+        for name, place in rows.items()
+        if not leads_somewhere(place)
+    ]
 
 
 def test_each_system_has_a_row_that_leads_somewhere() -> None:
@@ -61,7 +89,9 @@ def test_each_system_has_a_row_that_leads_somewhere() -> None:
         ),
     ],
 )
-def test_a_row_that_is_missing_or_leads_nowhere_is_found(kept: str, planted: str, fault: str) -> None:
+def test_a_row_that_is_missing_or_leads_nowhere_is_found(
+    kept: str, planted: str, fault: str
+) -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert kept in text
     assert any(found.startswith(fault) for found in faults_of(text.replace(kept, planted)))

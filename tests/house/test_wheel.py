@@ -1,4 +1,5 @@
-"""The bare wheel, really installed into an empty environment: light, complete, and clear about the extras."""
+"""The bare wheel, really installed into an empty environment: light, complete, and clear about the
+extras."""
 
 from __future__ import annotations
 
@@ -27,11 +28,23 @@ HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ortools", "fasta
 DEMO_MODEL_LIMIT_BYTES = 20_000_000
 
 
-def run(*command: str | Path, cwd: Path, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "EDGESHARD__"))}
+def run(
+    *command: str | Path, cwd: Path, timeout_s: float = 250
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "EDGESHARD__"))
+    }
     words = [str(word) for word in command]
     return subprocess.run(
-        words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+        words,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
 
 
@@ -46,7 +59,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel as `pip install .` would build it."""
     out = tmp_path_factory.mktemp("dist")
     # All instruction sets are compiled: two minutes of two cores, which other tests share.
-    checked(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out, cwd=ROOT, timeout_s=600)
+    checked(
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "wheel",
+        "-d",
+        out,
+        cwd=ROOT,
+        timeout_s=600,
+    )
     (path,) = out.glob("*.whl")
     return path
 
@@ -57,7 +81,15 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     home = tmp_path_factory.mktemp("clean")
     checked(sys.executable, "-m", "venv", home / "venv", cwd=home)
     scripts = home / "venv" / "bin"
-    install: list[str | Path] = [scripts / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
+    install: list[str | Path] = [
+        scripts / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        wheel,
+    ]
     checked(*install, cwd=home, timeout_s=540)
     yield scripts
 
@@ -83,13 +115,17 @@ def test_the_wheel_holds_what_it_must_and_no_more(wheel: Path) -> None:
 
 
 def test_the_wheel_installs_held_to_the_lock(wheel: Path, tmp_path: Path) -> None:
-    """As docs/install.md says it: every file is a locked one, and the wheel's own hash stands in the command."""
+    """As docs/install.md says it: every file is a locked one, and the wheel's own hash stands in
+    the command."""
     own = f"edgeshard @ {wheel.as_uri()}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}"
     look = ("--dry-run", "--quiet", "--ignore-installed", "--report", "report.json")
     pip = (sys.executable, "-m", "pip", "install", *look, "--only-binary", ":all:")
     checked(*pip, "--constraint", LOCK, own, cwd=tmp_path)
     entries = read_lock(LOCK.read_text())
-    files = {item["metadata"]["name"]: item for item in json.loads((tmp_path / "report.json").read_text())["install"]}
+    files = {
+        item["metadata"]["name"]: item
+        for item in json.loads((tmp_path / "report.json").read_text())["install"]
+    }
     assert files.pop("edgeshard") and len(files) > 10
     for name, item in files.items():
         entry = entries[canonicalize_name(name)]
@@ -98,7 +134,9 @@ def test_the_wheel_installs_held_to_the_lock(wheel: Path, tmp_path: Path) -> Non
 
     other = replace(entries["structlog"], hashes=(f"sha256:{'0' * 64}",))
     tampered = tmp_path / "tampered.lock"
-    tampered.write_text(write_lock((entries | {"structlog": other}).values(), "2026-11-23T00:00:00Z"))
+    tampered.write_text(
+        write_lock((entries | {"structlog": other}).values(), "2026-11-23T00:00:00Z")
+    )
     refused = run(*pip, "--constraint", tampered, own, cwd=tmp_path)
     assert refused.returncode != 0 and "DO NOT MATCH THE HASHES" in refused.stderr
 
@@ -106,7 +144,8 @@ def test_the_wheel_installs_held_to_the_lock(wheel: Path, tmp_path: Path) -> Non
 def test_imports_without_torch(clean: Path, tmp_path: Path) -> None:
     code = (
         "import importlib.util, sys, edgeshard, edgeshard.client, edgeshard.cli.main\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules or importlib.util.find_spec(name)])\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules or "
+        "importlib.util.find_spec(name)])\n"
         "print(edgeshard.__file__)"
     )
     heavy, where = checked(clean / "python", "-c", code, cwd=tmp_path).splitlines()
@@ -123,7 +162,14 @@ def test_edgectl_help(clean: Path, tmp_path: Path) -> None:
 def test_edgectl_plans_offline(clean: Path, tmp_path: Path) -> None:
     """Fifteen nodes, from data sheets: no daemon, no weights, and no extra, solvers' included."""
     shutil.copy(ROOT / "deploy" / "examples" / "paper-testbed.toml", tmp_path)
-    command: list[str | Path] = [clean / "edgectl", "plan", "--cluster", "paper-testbed.toml", "--model", "llama2-7b"]
+    command: list[str | Path] = [
+        clean / "edgectl",
+        "plan",
+        "--cluster",
+        "paper-testbed.toml",
+        "--model",
+        "llama2-7b",
+    ]
     compare = ("--objective", "latency", "--compare", "-o", "json")
     rows = {row["strategy"]: row for row in json.loads(checked(*command, *compare, cwd=tmp_path))}
     assert rows["edgeshard"]["feasible"] and rows["edgeshard"]["gap"] == 0
@@ -138,7 +184,9 @@ def test_a_missing_extra_is_named_exactly(name: str, clean: Path, tmp_path: Path
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr == f"edgeshard-{name} needs the {name} extra: {extra_line(name)}\n"
-    assert f"pip install '.[{name}]' in a checkout" in result.stderr, "no index has the package by its name"
+    assert f"pip install '.[{name}]' in a checkout" in result.stderr, (
+        "no index has the package by its name"
+    )
 
 
 def test_the_library_does_not_load_torch_where_it_is_installed(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The wheels that operators install: made of a ready library, the same each time, refused by name if not portable."""
+"""The wheels that operators install: made of a ready library, the same each time, refused by name
+if not portable."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ PLATFORM = "manylinux_2_28_x86_64"
 
 
 def test_a_wheel_has_the_ready_library_and_is_the_same_each_time(tmp_path: Path) -> None:
-    """The checkout's own library, which a running agent may have mapped, is neither read nor written."""
+    """The checkout's own library, which a running agent may have mapped, is neither read nor
+    written."""
     ready = tmp_path / "ready.so"
     ready.write_bytes(b"a ready library")
     before = hatch_build.LIBRARY.stat() if hatch_build.LIBRARY.exists() else None
@@ -36,9 +38,11 @@ def test_a_wheel_has_the_ready_library_and_is_the_same_each_time(tmp_path: Path)
         assert archive.read(hatch_build.IN_THE_WHEEL) == b"a ready library"
         (tags,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
         assert f"Tag: py3-none-{PLATFORM}" in archive.read(tags).decode().splitlines()
-        assert {f"edgeshard_agent/ops/kernels/{path.name}" for path in hatch_build.SOURCES.iterdir()} <= set(
-            archive.namelist()
-        ), "the library is not called without the sources that it is compared with"
+        assert {
+            f"edgeshard_agent/ops/kernels/{path.name}" for path in hatch_build.SOURCES.iterdir()
+        } <= set(archive.namelist()), (
+            "the library is not called without the sources that it is compared with"
+        )
     after = hatch_build.LIBRARY.stat() if hatch_build.LIBRARY.exists() else None
     assert before == after or (before and after and before.st_mtime_ns == after.st_mtime_ns)
 
@@ -46,7 +50,9 @@ def test_a_wheel_has_the_ready_library_and_is_the_same_each_time(tmp_path: Path)
 def test_a_library_without_its_platform_is_refused(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
     environment = {**os.environ, hatch_build.READY_LIBRARY: "/nowhere/library.so"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode != 0 and hatch_build.READY_PLATFORM in done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -60,14 +66,20 @@ def compiled(tmp_path: Path) -> Callable[[str, str], bytes]:
     def compile_source(source: str, option: str) -> bytes:
         (tmp_path / "some.cpp").write_text(source)
         made = tmp_path / "some.so"
-        subprocess.run(["g++", "-shared", "-fPIC", option, "-o", made, tmp_path / "some.cpp"], check=True, timeout=120)
+        subprocess.run(
+            ["g++", "-shared", "-fPIC", option, "-o", made, tmp_path / "some.cpp"],
+            check=True,
+            timeout=120,
+        )
         return made.read_bytes()
 
     return compile_source
 
 
 def test_what_other_machines_may_lack_is_named(compiled: Callable[[str, str], bytes]) -> None:
-    throwing = "#include <string>\nstd::string f(int x) { if (x) throw 1; return std::string(x, 97); }"
+    throwing = (
+        "#include <string>\nstd::string f(int x) { if (x) throw 1; return std::string(x, 97); }"
+    )
     assert "GLIBCXX_3.4" in build_wheels.problems(compiled(throwing, "-O1"))
     too_new = """__asm__(".symver pow,pow@GLIBC_2.29");
         extern "C" double pow(double, double);
@@ -114,7 +126,9 @@ def _bits(path: str, folder: Path) -> tuple[Path, str, dict[str, str]]:
     """The path of the library, its origin, and the fingerprint of each instruction set."""
     environment = {**os.environ, "PYTHONPATH": path}
     command = (sys.executable, "-P", "-c", PROGRAM)
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     library, kernel_set, *lines = done.stdout.splitlines()
     return Path(library), kernel_set, dict(line.split() for line in lines)

@@ -25,31 +25,48 @@ def authority() -> Authority:
 
 def test_a_certificate_says_who_it_is_of_and_for_how_long(authority: Authority) -> None:
     key = new_key()
-    made = x509.load_pem_x509_certificate(authority.issue(NODE, request_for(key), NOW, timedelta(days=2)))
+    made = x509.load_pem_x509_certificate(
+        authority.issue(NODE, request_for(key), NOW, timedelta(days=2))
+    )
     ca = x509.load_pem_x509_certificate(authority.certificate_pem)
     made.verify_directly_issued_by(ca)
     assert made.public_key() == key.public_key()
-    assert (made.not_valid_before_utc, made.not_valid_after_utc) == (NOW - BACKDATED, NOW + timedelta(days=2))
+    assert (made.not_valid_before_utc, made.not_valid_after_utc) == (
+        NOW - BACKDATED,
+        NOW + timedelta(days=2),
+    )
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert principal_of(made.public_bytes(serialization.Encoding.PEM)) == NODE
 
 
 def test_what_a_request_says_of_itself_is_not_taken(authority: Authority) -> None:
     key = new_key()
-    name = x509.SubjectAlternativeName([x509.UniformResourceIdentifier("edgeshard://mill/operator/admin")])
+    name = x509.SubjectAlternativeName(
+        [x509.UniformResourceIdentifier("edgeshard://mill/operator/admin")]
+    )
     constraints = x509.BasicConstraints(ca=True, path_length=None)
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     request = builder.add_extension(name, critical=False).add_extension(constraints, critical=True)
     pem = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     made = authority.issue(NODE, pem, NOW)
     assert principal_of(made) == NODE
-    known = x509.load_pem_x509_certificate(made).extensions.get_extension_for_class(x509.BasicConstraints)
+    known = x509.load_pem_x509_certificate(made).extensions.get_extension_for_class(
+        x509.BasicConstraints
+    )
     assert not known.value.ca
 
 
-@pytest.mark.parametrize("key", [rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())])
-def test_other_keys_are_refused(authority: Authority, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> None:
-    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+@pytest.mark.parametrize(
+    "key", [rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())]
+)
+def test_other_keys_are_refused(
+    authority: Authority, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+) -> None:
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(key, hashes.SHA256())
+    )
     with pytest.raises(InvalidArgumentError):
         authority.issue(NODE, request.public_bytes(serialization.Encoding.PEM), NOW)
 
@@ -58,7 +75,9 @@ def test_other_keys_are_refused(authority: Authority, key: rsa.RSAPrivateKey | e
 def test_a_request_that_is_none_is_refused(authority: Authority, damage: bytes | None) -> None:
     """None stands for one whose signature is of another key."""
     if damage is None:
-        der = bytearray(x509.load_pem_x509_csr(request_for(new_key())).public_bytes(serialization.Encoding.DER))
+        der = bytearray(
+            x509.load_pem_x509_csr(request_for(new_key())).public_bytes(serialization.Encoding.DER)
+        )
         der[-1] ^= 1
         damage = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
     with pytest.raises(InvalidArgumentError):

@@ -1,4 +1,5 @@
-"""The chat templates for models that have none: each form's prompt, and the calls of tools in ChatML."""
+"""The chat templates for models that have none: each form's prompt, and the calls of tools in
+ChatML."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ PROMPTS = {
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     ),
     "Gemma 3": (
-        "<s><start_of_turn>user\nBe brief.\n\nHello<end_of_turn>\n<start_of_turn>model\nHi<end_of_turn>\n"
+        "<s><start_of_turn>user\nBe "
+        "brief.\n\nHello<end_of_turn>\n<start_of_turn>model\nHi<end_of_turn>\n"
         "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
     ),
     "Phi 3": "<|system|>\nBe brief.<|end|>\n<|user|>\nHello<|end|>\n<|assistant|>\nHi<|end|>\n"
@@ -46,7 +48,10 @@ def test_a_prompt_has_the_marks_of_its_form(known: KnownTemplate) -> None:
     assert template.render(MESSAGES) == PROMPTS[known.name]
     assert template_for(known.markers) is known
     assert template_for(["".join(known.markers)]) is known
-    assert all(marker in known.text or marker.strip("<|>") in ("user", "assistant") for marker in known.markers)
+    assert all(
+        marker in known.text or marker.strip("<|>") in ("user", "assistant")
+        for marker in known.markers
+    )
 
 
 def test_an_unknown_form_has_none() -> None:
@@ -67,8 +72,12 @@ def test_chatml_calls_tools() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "found"},
     ]
-    text, form = ChatModel.from_files(files).render(Conversation(json.dumps(messages), json.dumps([tool])))
+    text, form = ChatModel.from_files(files).render(
+        Conversation(json.dumps(messages), json.dumps([tool]))
+    )
     assert form.tools is not ToolFormat.NONE
     assert '"name": "find"' in text.split("</tools>")[0]
     assert '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n' in text
-    assert text.endswith("<tool_response>\nfound\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith(
+        "<tool_response>\nfound\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )

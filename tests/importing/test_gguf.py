@@ -1,4 +1,5 @@
-"""GGUF files: the weights that llama.cpp would compute with, the tokens of the same weights from safetensors."""
+"""GGUF files: the weights that llama.cpp would compute with, the tokens of the same weights from
+safetensors."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ from gguf import GGMLQuantizationType as Type
 from bench.quantisation import VALIDATION, score
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import parse_config, read_config
-from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError, UnsupportedModelError
+from edgeshard.domain.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnsupportedModelError,
+)
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.importing import gguf_file
@@ -37,7 +43,15 @@ from edgeshard.importing.outlook import config_of as outlook_config
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from tests.support import gguf_files
-from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, mixed, permuted, write_demo_gguf
+from tests.support.gguf_files import (
+    DEMO,
+    demo_weights,
+    everywhere,
+    gguf_name,
+    mixed,
+    permuted,
+    write_demo_gguf,
+)
 from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
 
 HEADS = {"q_proj": 4, "k_proj": 2}
@@ -51,7 +65,9 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Type], Path]:
 
     def get(kind: Type) -> Path:
         if kind not in made:
-            made[kind] = write_demo_gguf(tmp_path_factory.mktemp(kind.name) / "demo.gguf", everywhere(kind))
+            made[kind] = write_demo_gguf(
+                tmp_path_factory.mktemp(kind.name) / "demo.gguf", everywhere(kind)
+            )
         return made[kind]
 
     return get
@@ -60,7 +76,9 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Type], Path]:
 def as_dequantised(path: Path) -> dict[str, np.ndarray]:
     """What the gguf package makes of a file's tensors, by the names that the file has."""
     reader = gguf.GGUFReader(path)
-    return {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    return {
+        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
+    }
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.F16, Type.BF16])
@@ -79,7 +97,9 @@ def test_weights_are_bit_for_bit_what_the_gguf_package_makes_of_them(
             found = permuted(found, HEADS[part])
         assert np.array_equal(found, expected[gguf_name(tensor.name)]), tensor.name
     stored = parse_config(manifest.config).stored_as
-    assert stored == {Type.Q8_0: Quantisation.INT8, Type.Q4_0: Quantisation.INT4_HEAD_INT4}.get(kind)
+    assert stored == {Type.Q8_0: Quantisation.INT8, Type.Q4_0: Quantisation.INT4_HEAD_INT4}.get(
+        kind
+    )
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
@@ -99,8 +119,11 @@ def test_the_same_weights_from_safetensors_give_the_same_logits(
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
-def test_integers_run_as_they_are_stored(kind: Type, file_of: Callable[[Type], Path], tmp_path: Path) -> None:
-    """The kernels round activations too; rounding weights a second time would cost as much as the first."""
+def test_integers_run_as_they_are_stored(
+    kind: Type, file_of: Callable[[Type], Path], tmp_path: Path
+) -> None:
+    """The kernels round activations too; rounding weights a second time would cost as much as the
+    first."""
     path = file_of(kind)
     manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
     stored = parse_config(manifest.config).stored_as
@@ -112,13 +135,21 @@ def test_integers_run_as_they_are_stored(kind: Type, file_of: Callable[[Type], P
     numbers = whole(source.read("model.layers.0.mlp.down_proj.weight"))
     # One input at a time rounds to itself, so that products are the weights.
     first: Any = StageWeights.load(
-        source, manifest.config, LayerRange(0, 1), dtype=DType.FLOAT32, device="cpu", quantisation=stored
+        source,
+        manifest.config,
+        LayerRange(0, 1),
+        dtype=DType.FLOAT32,
+        device="cpu",
+        quantisation=stored,
     ).modules
-    assert torch.allclose(first.layers["0"].mlp.down(torch.eye(numbers.shape[1])).T, numbers, rtol=1e-6, atol=0)
+    assert torch.allclose(
+        first.layers["0"].mlp.down(torch.eye(numbers.shape[1])).T, numbers, rtol=1e-6, atol=0
+    )
 
 
 def split(path: Path, count: int, folder: Path) -> list[Path]:
-    """The parts that llama.cpp's own program makes of a file: tensors in turn, all other metadata in the first."""
+    """The parts that llama.cpp's own program makes of a file: tensors in turn, all other metadata
+    in the first."""
     reader, paths = gguf.GGUFReader(path), []
     share = -(-len(reader.tensors) // count)
     for number in range(count):
@@ -156,7 +187,9 @@ def test_parts_are_the_model_that_the_whole_file_is(tmp_path: Path) -> None:
     for part in parts:
         scratch = tmp_path / f"scratch-{part.stem}"
         scratch.mkdir()
-        found = build_manifest("m", open_gguf(links / part.name, scratch, Width.INT8, nothing).checkpoint)
+        found = build_manifest(
+            "m", open_gguf(links / part.name, scratch, Width.INT8, nothing).checkpoint
+        )
         assert found.digest() == expected.digest(), "whichever part is named"
         assert Source(path=links / part.name).name == "demo"
     (links / parts[1].name).unlink()
@@ -188,7 +221,11 @@ def test_each_tensor_keeps_its_type(tmp_path: Path) -> None:
         assert np.array_equal(found, expected[gguf_name(tensor.name)]), tensor.name
     shape = parse_config(manifest.config)
     assert shape.stored_as is Quantisation.STORED
-    assert shape.formats["embed_tokens.weight"] is shape.formats["layers.0.mlp.down_proj.weight"] is IntegerFormat.Q6_K
+    assert (
+        shape.formats["embed_tokens.weight"]
+        is shape.formats["layers.0.mlp.down_proj.weight"]
+        is IntegerFormat.Q6_K
+    )
     assert shape.format_of("layers.3.self_attn.o_proj.weight") is None
     planned = outlook_config(Source(path=path), Width.INT8)
     assert parse_config(planned) == shape, "a plan of the file knows the same formats"
@@ -202,10 +239,14 @@ def test_mixed_types_run_in_the_memory_of_the_file(tmp_path: Path) -> None:
     packed = stage_of(manifest, source, DType.FLOAT32, Quantisation.STORED)
     assert abs(score(packed, text)[0] - reference) / tokens < 0.003
     stored = stage_of(manifest, source, DType.BFLOAT16, Quantisation.STORED)
-    assert stored.parameter_bytes < 1.05 * sum(tensor.size for tensor in read_gguf(path).tensors.values())
+    assert stored.parameter_bytes < 1.05 * sum(
+        tensor.size for tensor in read_gguf(path).tensors.values()
+    )
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.TQ1_0, Type.TQ2_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.TQ1_0, Type.TQ2_0], ids=lambda kind: kind.name
+)
 def test_other_types_are_kept_bit_for_bit(kind: Type, tmp_path: Path) -> None:
     path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(kind))
     expected = as_dequantised(path)
@@ -228,13 +269,17 @@ def test_other_types_are_kept_bit_for_bit(kind: Type, tmp_path: Path) -> None:
         (9, r"has a type that EdgeShard does not know \(9\)"),
     ],
 )
-def test_types_of_other_programs_are_refused_by_name(number: int, words: str, tmp_path: Path) -> None:
+def test_types_of_other_programs_are_refused_by_name(
+    number: int, words: str, tmp_path: Path
+) -> None:
     path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q8_0))
     data = bytearray(path.read_bytes())
     place = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8
     data[place : place + 4] = number.to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(UnsupportedModelError, match=rf"token_embd.weight {words}.*such as Q8_0 or Q4_K_M"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"token_embd.weight {words}.*such as Q8_0 or Q4_K_M"
+    ):
         read_gguf(path)
 
 
@@ -256,7 +301,9 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*EdgeShard reads arcee, .*gemma3, .*qwen3"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"'mamba'.*EdgeShard reads arcee, .*gemma3, .*qwen3"
+    ):
         open_gguf(tmp_path / "x.gguf", tmp_path, Width.INT8, nothing)
 
 
@@ -301,7 +348,9 @@ def test_a_truncated_file_is_told(file_of: Callable[[Type], Path], tmp_path: Pat
             read_gguf(path)
 
 
-def config_from(path: Path, arch: str, tensors: dict[str, tuple[int, ...]], **metadata: Any) -> dict[str, Any]:
+def config_from(
+    path: Path, arch: str, tensors: dict[str, tuple[int, ...]], **metadata: Any
+) -> dict[str, Any]:
     """The config.json of a file with this metadata and these tensors, all of them zeros."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in metadata.items():
@@ -315,7 +364,9 @@ def config_from(path: Path, arch: str, tensors: dict[str, tuple[int, ...]], **me
     for tensor, shape in tensors.items():
         values = np.zeros(shape, np.float32)
         if tensor == "rope_freqs.weight":
-            values = frequencies({"rope_type": "default", "rope_theta": 500_000.0}) / frequencies(LLAMA3)
+            values = frequencies({"rope_type": "default", "rope_theta": 500_000.0}) / frequencies(
+                LLAMA3
+            )
         writer.add_tensor(tensor, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -365,7 +416,11 @@ LLAMA = {
 
 
 def test_rotary_factors_of_llama3_become_their_rule(tmp_path: Path) -> None:
-    tensors = {"token_embd.weight": (64, 256), "output.weight": (64, 256), "rope_freqs.weight": (32,)}
+    tensors = {
+        "token_embd.weight": (64, 256),
+        "output.weight": (64, 256),
+        "rope_freqs.weight": (32,),
+    }
     config = config_from(tmp_path / "x.gguf", "llama", tensors, **COMMON)
     assert config["rope_parameters"] == LLAMA3 and config["tie_word_embeddings"] is False
     parse_config(config)
@@ -380,7 +435,9 @@ def test_gemma3_has_its_windows_and_its_two_rotary_bases(tmp_path: Path) -> None
         "rope__scaling__type": "linear",
         "rope__scaling__factor": 8.0,
     }
-    config = config_from(tmp_path / "x.gguf", "gemma3", {"token_embd.weight": (64, 256)}, **metadata)
+    config = config_from(
+        tmp_path / "x.gguf", "gemma3", {"token_embd.weight": (64, 256)}, **metadata
+    )
     assert config["rope_parameters"] == {
         "full_attention": {"rope_type": "linear", "rope_theta": 500_000.0, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -391,7 +448,8 @@ def test_gemma3_has_its_windows_and_its_two_rotary_bases(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K, Type.BF16])
 def test_nothing_is_copied_of_types_that_run_as_they_are(kind: Type, tmp_path: Path) -> None:
-    """Rows of queries and keys, which llama.cpp reorders, are read in another order from the file itself."""
+    """Rows of queries and keys, which llama.cpp reorders, are read in another order from the file
+    itself."""
     path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(kind))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -402,13 +460,17 @@ def test_nothing_is_copied_of_types_that_run_as_they_are(kind: Type, tmp_path: P
 
 
 @pytest.mark.parametrize("choose", [mixed, *map(everywhere, (Type.Q4_K, Type.Q5_K, Type.Q6_K))])
-def test_weights_take_the_memory_of_the_file_as_planned(choose: gguf_files.Choose, tmp_path: Path) -> None:
+def test_weights_take_the_memory_of_the_file_as_planned(
+    choose: gguf_files.Choose, tmp_path: Path
+) -> None:
     """In memory they are packed for the kernels, with padding and wider scales."""
     path = write_demo_gguf(tmp_path / "demo.gguf", choose)
     manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
     layers = LayerRange(0, manifest.config["num_hidden_layers"])
     form = DType.BFLOAT16, Quantisation.STORED
-    weights = StageWeights.load(source, manifest.config, layers, dtype=form[0], device="cpu", quantisation=form[1])
+    weights = StageWeights.load(
+        source, manifest.config, layers, dtype=form[0], device="cpu", quantisation=form[1]
+    )
     assert isinstance(weights.modules, DecoderModules)
     units = [unit_bytes(unit) for unit in units_of(weights.modules)]
     in_memory = sum(len(unit.small) + unit.large_bytes for unit in units if unit is not None)
@@ -423,10 +485,14 @@ def test_weights_take_the_memory_of_the_file_as_planned(choose: gguf_files.Choos
 def test_what_is_made_of_a_file_is_as_readable_as_the_file(mode: int, tmp_path: Path) -> None:
     """The coordinator's user is often another one than the one who adds a model."""
     path = tmp_path / "model.gguf"
-    shutil.copy(Path(__file__).parent / "gguf" / "unit_norms" / "model.gguf", path)  # its norms are written anew
+    shutil.copy(
+        Path(__file__).parent / "gguf" / "unit_norms" / "model.gguf", path
+    )  # its norms are written anew
     path.chmod(mode)
     with opened(Source(path=path), Width.INT8, nothing) as imported:
         scratch = imported.checkpoint.scratch
-        assert scratch is not None and {item.file.parent for item in imported.checkpoint.tensors} >= {scratch}
+        assert scratch is not None and {
+            item.file.parent for item in imported.checkpoint.tensors
+        } >= {scratch}
         assert scratch.stat().st_mode & 0o005 == (0o005 if mode & 0o004 else 0)
         assert all(file.stat().st_mode & 0o004 for file in scratch.iterdir())

@@ -1,4 +1,5 @@
-"""GGUF models by llama.cpp's converter and quantiser (tools/make_gguf_models.py), compared with transformers."""
+"""GGUF models by llama.cpp's converter and quantiser (tools/make_gguf_models.py), compared with
+transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ CLEAR = 1e-3
 
 
 class Oracle:
-    """The checkpoint that transformers would have of a file: its converter's changes undone here, once more."""
+    """The checkpoint that transformers would have of a file: its converter's changes undone here,
+    once more."""
 
     def __init__(self, directory: Path) -> None:
         self.config = transformers.AutoConfig.from_pretrained(directory)
@@ -52,7 +54,9 @@ class Oracle:
         made: Any = transformers.AutoModelForCausalLM.from_config(
             self.config, dtype=torch.float32, attn_implementation="eager"
         )
-        state = {name: self.tensor(name, tuple(value.shape)) for name, value in made.state_dict().items()}
+        state = {
+            name: self.tensor(name, tuple(value.shape)) for name, value in made.state_dict().items()
+        }
         made.load_state_dict(state)
         return made.eval()
 
@@ -76,9 +80,15 @@ class Oracle:
         assert stored is not None, name
         found = self._file[stored]
         if self._kind == "llama" and (part := re.search(r"\.([qk])_proj\.", name)):
-            heads = self.config.num_attention_heads if part[1] == "q" else self.config.num_key_value_heads
+            heads = (
+                self.config.num_attention_heads
+                if part[1] == "q"
+                else self.config.num_key_value_heads
+            )
             return found.reshape(heads, -1, 2, found.shape[1]).swapaxes(1, 2).reshape(found.shape)
-        if self._kind in ("gemma3", "qwen35") and re.search(r"(?<!linear_attn\.)norm\.weight$", name):
+        if self._kind in ("gemma3", "qwen35") and re.search(
+            r"(?<!linear_attn\.)norm\.weight$", name
+        ):
             return found - np.float32(1)
         if name.endswith("A_log"):
             return self._grouped(name, np.log(-found))
@@ -96,7 +106,9 @@ class Oracle:
         if part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias"):
             return self._rows_grouped(found, keys, values, 1)
         before = len(found) - values * width
-        return np.concatenate((found[:before], self._rows_grouped(found[before:], keys, values, width)))
+        return np.concatenate(
+            (found[:before], self._rows_grouped(found[before:], keys, values, width))
+        )
 
     def _rows_grouped(self, rows: np.ndarray, keys: int, values: int, width: int) -> np.ndarray:
         apart = rows.reshape(values // keys, keys, width, *rows.shape[1:])
@@ -111,8 +123,12 @@ def directory(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 def test_weights_are_bitwise_those_of_the_file(directory: Path, tmp_path: Path) -> None:
     oracle = Oracle(directory)
-    expected = {name.removeprefix("model."): value for name, value in oracle.model().state_dict().items()}
-    manifest, source = tensors_of(open_gguf(directory / "model.gguf", tmp_path, Width.FLOAT32, nothing))
+    expected = {
+        name.removeprefix("model."): value for name, value in oracle.model().state_dict().items()
+    }
+    manifest, source = tensors_of(
+        open_gguf(directory / "model.gguf", tmp_path, Width.FLOAT32, nothing)
+    )
     checked = 0
     for tensor in manifest.tensors:
         name = tensor.name.removeprefix("model.")
@@ -124,7 +140,8 @@ def test_weights_are_bitwise_those_of_the_file(directory: Path, tmp_path: Path) 
             if stacked == "gate_up_proj":
                 value = value.chunk(2)[expert[3] == "up"]
         elif ".linear_attn." in name and not name.endswith("norm.weight"):
-            continue  # the value heads stay in the file's order; the tokens show whether that is right
+            # the value heads stay in the file's order; the tokens show whether that is right
+            continue
         else:
             value = expected[name]
         assert torch.equal(found.view(value.shape), value), name
@@ -132,13 +149,21 @@ def test_weights_are_bitwise_those_of_the_file(directory: Path, tmp_path: Path) 
     assert checked > 10
 
 
-def logits_of(imported: Imported, ids: list[int], quantisation: Quantisation | None = None) -> torch.Tensor:
-    """[tokens, vocabulary] with activations of float32, and with whole weights unless `quantisation` is given."""
+def logits_of(
+    imported: Imported, ids: list[int], quantisation: Quantisation | None = None
+) -> torch.Tensor:
+    """[tokens, vocabulary] with activations of float32, and with whole weights unless
+    `quantisation` is given."""
     manifest, source = tensors_of(imported)
     shape = read_config(manifest.config).shape
     layers = LayerRange(0, shape.layer_count)
     weights = StageWeights.load(
-        source, manifest.config, layers, dtype=DType.FLOAT32, device="cpu", quantisation=quantisation
+        source,
+        manifest.config,
+        layers,
+        dtype=DType.FLOAT32,
+        device="cpu",
+        quantisation=quantisation,
     )
     stage = StageModel.with_kv(weights, KvMemory(DType.FLOAT32, 4, BLOCK, slots=1))
     slot = 0 if any(shape.states) else None
@@ -149,8 +174,12 @@ def logits_of(imported: Imported, ids: list[int], quantisation: Quantisation | N
 
 def test_tokens_are_those_of_transformers(directory: Path, tmp_path: Path) -> None:
     model = Oracle(directory).model()
-    ids = torch.randint(0, model.config.vocab_size, (1, 8), generator=torch.Generator().manual_seed(5))
-    while ids.shape[1] < LENGTH:  # greedily, so that the log-probabilities of all its tokens are compared
+    ids = torch.randint(
+        0, model.config.vocab_size, (1, 8), generator=torch.Generator().manual_seed(5)
+    )
+    while (
+        ids.shape[1] < LENGTH
+    ):  # greedily, so that the log-probabilities of all its tokens are compared
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits
         ids = torch.cat((ids, logits[:, -1:].argmax(-1)), 1)
@@ -168,7 +197,9 @@ def test_tokens_are_those_of_transformers(directory: Path, tmp_path: Path) -> No
 def test_a_default_run_keeps_the_formats_and_is_near(directory: Path, tmp_path: Path) -> None:
     """Kernels round activations to 8 bits; types without kernels are rounded to int8."""
     model = Oracle(directory).model()
-    ids = torch.randint(0, model.config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(7))
+    ids = torch.randint(
+        0, model.config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(7)
+    )
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
     imported = open_gguf(directory / "model.gguf", tmp_path, Width.INT8, nothing)
@@ -191,7 +222,9 @@ def test_the_tokenizer_is_the_model_s_own(directory: Path, tmp_path: Path) -> No
     assert special["<|im_end|>"] and not special["<tool_call>"], "answers write calls with it"
 
 
-def rewritten(path: Path, out: Path, metadata: dict[str, int], tensors: dict[str, np.ndarray]) -> Path:
+def rewritten(
+    path: Path, out: Path, metadata: dict[str, int], tensors: dict[str, np.ndarray]
+) -> Path:
     """A copy of a file with further tensors, and with other numbers in its metadata."""
     reader = gguf.GGUFReader(path)
     kind = reader.fields["general.architecture"].contents()
@@ -218,7 +251,11 @@ def test_blocks_for_further_tokens_and_weights_for_pictures_are_left_out(tmp_pat
     plain = MODELS / "hybrid" / "model.gguf"
     numbers = np.ones((256, 256), np.float32)
     metadata = {"qwen35.block_count": 3, "qwen35.nextn_predict_layers": 1}
-    further = {"blk.2.nextn.eh_proj.weight": numbers, "blk.2.attn_q.weight": numbers, "v.patch_embd.weight": numbers}
+    further = {
+        "blk.2.nextn.eh_proj.weight": numbers,
+        "blk.2.attn_q.weight": numbers,
+        "v.patch_embd.weight": numbers,
+    }
     path = rewritten(plain, tmp_path / "model.gguf", metadata, further)
     (tmp_path / "mmproj-model.gguf").write_bytes(b"")
     found = open_gguf(path, tmp_path, Width.INT8, nothing)
@@ -241,7 +278,9 @@ def test_a_file_for_pictures_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match=r"mmproj\.gguf has only the part .* that reads pictures"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"mmproj\.gguf has only the part .* that reads pictures"
+    ):
         open_gguf(tmp_path / "mmproj.gguf", tmp_path, Width.INT8, nothing)
 
 
@@ -253,8 +292,12 @@ def test_a_file_for_pictures_is_refused_by_name(tmp_path: Path) -> None:
         ("token_embd_norm.weight", np.ones(256, np.float32), "two tensors for norm.weight"),
     ],
 )
-def test_a_tensor_too_many_is_refused_by_name(name: str, numbers: np.ndarray, message: str, tmp_path: Path) -> None:
-    path = rewritten(MODELS / "mixture" / "model.gguf", tmp_path / "model.gguf", {}, {name: numbers})
+def test_a_tensor_too_many_is_refused_by_name(
+    name: str, numbers: np.ndarray, message: str, tmp_path: Path
+) -> None:
+    path = rewritten(
+        MODELS / "mixture" / "model.gguf", tmp_path / "model.gguf", {}, {name: numbers}
+    )
     with pytest.raises(EdgeShardError, match=message) as error:
         open_gguf(path, tmp_path, Width.INT8, nothing)
     assert error.value.field == name
@@ -263,21 +306,31 @@ def test_a_tensor_too_many_is_refused_by_name(name: str, numbers: np.ndarray, me
 def test_metadata_cannot_make_lists_that_the_file_does_not_justify(tmp_path: Path) -> None:
     metadata = {"qwen35.block_count": 2**31}
     path = rewritten(MODELS / "hybrid" / "model.gguf", tmp_path / "model.gguf", metadata, {})
-    with pytest.raises(InvalidArgumentError, match=r"block_count is 2147483648; EdgeShard runs at most"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"block_count is 2147483648; EdgeShard runs at most"
+    ):
         open_gguf(path, tmp_path, Width.INT8, nothing)
 
 
 def test_a_shape_that_contradicts_the_metadata_is_refused(tmp_path: Path) -> None:
     metadata = {"qwen3moe.expert_feed_forward_length": 64}
     path = rewritten(MODELS / "mixture" / "model.gguf", tmp_path / "model.gguf", metadata, {})
-    with pytest.raises(InvalidArgumentError, match=r"blk\.0\.ffn_down_exps\.weight .* its metadata need"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"blk\.0\.ffn_down_exps\.weight .* its metadata need"
+    ):
         open_gguf(path, tmp_path, Width.INT8, nothing)
 
 
 def test_experts_are_byte_ranges_of_the_file(tmp_path: Path) -> None:
     path = MODELS / "mixture" / "model.gguf"
-    experts = [t for t in open_gguf(path, tmp_path, Width.INT8, nothing).checkpoint.tensors if ".experts." in t.name]
+    experts = [
+        t
+        for t in open_gguf(path, tmp_path, Width.INT8, nothing).checkpoint.tensors
+        if ".experts." in t.name
+    ]
     in_place = [tensor for tensor in experts if tensor.file == path.resolve()]
     kept = {"Q4_K", "Q5_K", "IQ4_XS", "Q8_0"}
-    stacked = [t for t in gguf.GGUFReader(path).tensors if "_exps" in t.name and t.tensor_type.name in kept]
+    stacked = [
+        t for t in gguf.GGUFReader(path).tensors if "_exps" in t.name and t.tensor_type.name in kept
+    ]
     assert len(in_place) >= 6 * len(stacked) > 0

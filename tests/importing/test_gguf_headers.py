@@ -1,4 +1,5 @@
-"""Headers by llama.cpp's converter (tools/make_gguf_headers.py): config.json and tensors of each family's own model."""
+"""Headers by llama.cpp's converter (tools/make_gguf_headers.py): config.json and tensors of each
+family's own model."""
 
 from __future__ import annotations
 
@@ -26,13 +27,30 @@ HEADERS: dict[str, Any] = json.loads((Path(__file__).parent / "gguf" / "headers.
 WINDOWS = ("dots1", "mixtral", "qwen2_moe", "qwen3_moe", "starcoder2")
 """Families whose windows llama.cpp does not have."""
 DIFFERENT = {
-    "falcon_h1-norm-first": {"ends.embedding_scale", "ends.logit_divisor"},  # multiplied into the weights
+    "falcon_h1-norm-first": {
+        "ends.embedding_scale",
+        "ends.logit_divisor",
+    },  # multiplied into the weights
     "gemma-plain": {"rotations..theta"},  # llama.cpp has the base of the published models
-    "gemma2-capped": {"rotations..theta", "scaling"},  # scaling: of heads, as in the published models
-    "gemma3-text": {"scaling", "rotary", "windows"},  # each sixth layer is full, as in the published models
+    "gemma2-capped": {
+        "rotations..theta",
+        "scaling",
+    },  # scaling: of heads, as in the published models
+    "gemma3-text": {
+        "scaling",
+        "rotary",
+        "windows",
+    },  # each sixth layer is full, as in the published models
     "gemma4-dense": {"partial_rotary_factor"},  # of an odd number of frequencies
 }
-UNREAD = {"architecture", "eos_tokens", "max_context", "rope_theta", "mrope_section", "mrope_interleaved"}
+UNREAD = {
+    "architecture",
+    "eos_tokens",
+    "max_context",
+    "rope_theta",
+    "mrope_section",
+    "mrope_interleaved",
+}
 TILED = "tiled_heads"
 """Value heads of the gated delta rule stay in llama.cpp's order."""
 
@@ -68,13 +86,20 @@ def computation(config: dict[str, Any]) -> dict[str, Any]:
     """All that decides what a model computes, besides its tensors."""
     decoder = read_config(config)
     record, fields, shape = decoder.architecture, decoder.fields, decoder.shape
-    found: dict[str, Any] = {"shape": dataclasses.asdict(shape), "ends": dataclasses.asdict(record.ends(fields, shape))}
+    found: dict[str, Any] = {
+        "shape": dataclasses.asdict(shape),
+        "ends": dataclasses.asdict(record.ends(fields, shape)),
+    }
     if isinstance(record.runs, Fused):
         styles = [record.runs.style(fields, shape, layer) for layer in range(shape.layer_count)]
         found["styles"] = [dataclasses.asdict(style) for style in styles]
     if record.rope is not None and record.rope.turns(fields):
-        rotations = record.rope.rotations(fields, shape.head_dim, shape.max_context, shape.max_context)
-        found["rotations"] = {kind: dataclasses.asdict(rotation) for kind, rotation in rotations.items()}
+        rotations = record.rope.rotations(
+            fields, shape.head_dim, shape.max_context, shape.max_context
+        )
+        found["rotations"] = {
+            kind: dataclasses.asdict(rotation) for kind, rotation in rotations.items()
+        }
     if record.windows is not None:
         found["windows"] = list(record.windows.sizes(fields, shape.layer_count))
     return found
@@ -97,7 +122,12 @@ def differences(a: Any, b: Any, path: str = "") -> set[str]:
 def test_config_json_computes_as_the_model_s_own(name: str, tmp_path: Path) -> None:
     config = config_of(file_of(HEADERS[name], tmp_path))
     found = differences(computation(original_config(name)), computation(config))
-    allowed = DIFFERENT.get(name, set()) | UNREAD | {TILED} | ({"windows"} if name.startswith(WINDOWS) else set())
+    allowed = (
+        DIFFERENT.get(name, set())
+        | UNREAD
+        | {TILED}
+        | ({"windows"} if name.startswith(WINDOWS) else set())
+    )
     unexpected = {path for path in found if not any(path.endswith(end) for end in allowed)}
     assert not unexpected
 
@@ -118,7 +148,24 @@ def test_each_tensor_has_its_place_and_none_is_missing(name: str, tmp_path: Path
         assert found == expected
 
 
-HOSTILE: list[Any] = [0, -1, 1, 3, 2**31, 2**63 - 1, True, "x", [], [0], [1, 2], ["a"], None, 1.5, math.nan, math.inf]
+HOSTILE: list[Any] = [
+    0,
+    -1,
+    1,
+    3,
+    2**31,
+    2**63 - 1,
+    True,
+    "x",
+    [],
+    [0],
+    [1, 2],
+    ["a"],
+    None,
+    1.5,
+    math.nan,
+    math.inf,
+]
 SHAPES = [(1,), (2**30, 1), (2**30, 2, 2), (3, 3)]
 
 

@@ -49,7 +49,9 @@ def test_without_a_name_it_is_the_usual_one_or_the_first() -> None:
 def test_an_unknown_quantisation_lists_what_is_there() -> None:
     with pytest.raises(NotFoundError) as caught:
         select_gguf(FILES, "Q3_K", "a/m")
-    assert caught.value.message == ("a/m has no Q3_K; it has BF16, F16, IQ4_XS, Q4_K_M, Q8_0, UD-Q4_K_XL, Q5_K_M, Q6_K")
+    assert caught.value.message == (
+        "a/m has no Q3_K; it has BF16, F16, IQ4_XS, Q4_K_M, Q8_0, UD-Q4_K_XL, Q5_K_M, Q6_K"
+    )
     with pytest.raises(NotFoundError, match="a/m has no GGUF file of a model"):
         select_gguf(["mmproj-F16.gguf", "x.safetensors"], "", "a/m")
     with pytest.raises(NotFoundError, match="a/m has no GGUF file of a model"):
@@ -59,7 +61,9 @@ def test_an_unknown_quantisation_lists_what_is_there() -> None:
 
 
 def test_a_tag_is_read_from_a_name() -> None:
-    assert [tag_of(name) for name in ("a-UD-IQ2_M.gguf", "a.Q8_0-00001-of-00003.gguf", "model.gguf")] == [
+    assert [
+        tag_of(name) for name in ("a-UD-IQ2_M.gguf", "a.Q8_0-00001-of-00003.gguf", "model.gguf")
+    ] == [
         "UD-IQ2_M",
         "Q8_0",
         "",

@@ -40,7 +40,9 @@ def trained(pattern: str, composed: bool) -> Tokenizer:
     if composed:
         made.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -50,7 +52,9 @@ def trained(pattern: str, composed: bool) -> Tokenizer:
     return made
 
 
-_QWEN35 = PRETOKENIZE_REGEX.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")
+_QWEN35 = PRETOKENIZE_REGEX.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"\s\p{L}", r"\s\p{L}\p{M}"
+)
 
 
 @pytest.mark.parametrize(
@@ -83,24 +87,33 @@ def test_byte_level_bpe_gives_the_same_tokens(kind: str, pattern: str) -> None:
         assert found.encode(text).ids == original.encode(text).ids
         assert found.decode(found.encode(text).ids) == original.decode(original.encode(text).ids)
     assert found.token_to_id("<|end|>") in found.encode(TEXTS[1]).ids
-    assert json.loads(files["generation_config.json"]) == {"bos_token_id": size - 1, "eos_token_id": [size - 1]}
+    assert json.loads(files["generation_config.json"]) == {
+        "bos_token_id": size - 1,
+        "eos_token_id": [size - 1],
+    }
     metadata["tokenizer.ggml.add_bos_token"] = True
     files = tokenizer_files(GgufFile(Path("x.gguf"), metadata, {}), [])
     assert Tokenizer.from_str(files["tokenizer.json"].decode()).encode("a").ids[0] == size - 1
 
 
 def by_definition(text: str, pieces: list[str], scores: list[float]) -> list[str]:
-    """SentencePiece's BPE: of all neighbours whose union is a piece, the union with the best score, the first of them,
-    until there is none; what is no piece by itself becomes bytes."""
+    """SentencePiece's BPE: of all neighbours whose union is a piece, the union with the best score,
+    the first of them, until there is none; what is no piece by itself becomes bytes."""
     best = dict(zip(pieces, scores, strict=True))
     parts = list(text.replace(" ", "▁"))
     while True:
-        unions = [(-best[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in best]
+        unions = [
+            (-best[a + b], at)
+            for at, (a, b) in enumerate(itertools.pairwise(parts))
+            if a + b in best
+        ]
         if not unions:
             break
         _, at = min(unions)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    spelled = ([part] if part in best else [f"<0x{byte:02X}>" for byte in part.encode()] for part in parts)
+    spelled = (
+        [part] if part in best else [f"<0x{byte:02X}>" for byte in part.encode()] for part in parts
+    )
     return [piece for part in spelled for piece in part]
 
 
@@ -111,7 +124,9 @@ def test_sentencepiece_gives_the_tokens_of_its_definition(tmp_path: Path) -> Non
     found = Tokenizer.from_str(files["tokenizer.json"].decode())
     model = json.loads(files["tokenizer.json"])["model"]
     pieces = [piece for piece in model["vocab"] if not piece.startswith("<")]
-    rank = {"".join(merge): position for position, merge in reversed(list(enumerate(model["merges"])))}
+    rank = {
+        "".join(merge): position for position, merge in reversed(list(enumerate(model["merges"])))
+    }
     scores = [-float(rank.get(piece, len(model["merges"]))) for piece in pieces]
     assert json.loads(files["tokenizer_config.json"]) == {
         "bos_token": "<s>",
@@ -130,19 +145,90 @@ MIXED = "I'LL take 1234 of ΔΣ, don't\n\nx"
 @pytest.mark.parametrize(
     ("kind", "pieces"),
     [
-        ("gpt-2", ["I", "'", "LL", " take", " 1234", " of", " ΔΣ", ",", " don", "'t", "\n", "\n", "x"]),
-        ("command-r", ["I", "'", "LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n", "\n", "x"]),
-        ("glm4", ["I", "'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
+        (
+            "gpt-2",
+            ["I", "'", "LL", " take", " 1234", " of", " ΔΣ", ",", " don", "'t", "\n", "\n", "x"],
+        ),
+        (
+            "command-r",
+            [
+                "I",
+                "'",
+                "LL",
+                " take",
+                " ",
+                *"1234",
+                " of",
+                " ΔΣ",
+                ",",
+                " don",
+                "'t",
+                "\n",
+                "\n",
+                "x",
+            ],
+        ),
+        (
+            "glm4",
+            ["I", "'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"],
+        ),
         ("gpt-4o", ["I'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don't", "\n\n", "x"]),
-        ("tekken", ["I", "'LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
-        ("seed-coder", ["I", "'LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
-        ("deepseek-llm", ["I", "'", "LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'", "t", "\n", "\n", "x"]),
+        (
+            "tekken",
+            ["I", "'LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"],
+        ),
+        (
+            "seed-coder",
+            ["I", "'LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"],
+        ),
+        (
+            "deepseek-llm",
+            [
+                "I",
+                "'",
+                "LL",
+                " take",
+                " ",
+                *"1234",
+                " of",
+                " ΔΣ",
+                ",",
+                " don",
+                "'",
+                "t",
+                "\n",
+                "\n",
+                "x",
+            ],
+        ),
         (
             "deepseek-coder",
-            ["I", "'", "LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'", "t", "\n", "\n", "x"],
+            [
+                "I",
+                "'",
+                "LL",
+                " take",
+                " ",
+                *"1234",
+                " of",
+                " ΔΣ",
+                ",",
+                " don",
+                "'",
+                "t",
+                "\n",
+                "\n",
+                "x",
+            ],
         ),
-        ("deepseek-v3", ["I", "'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
-        ("exaone-moe", ["I", "'LL", " take", " ", *"1234", " of ΔΣ", ",", " don", "'t", "\n\n", "x"]),
+        (
+            "deepseek-v3",
+            ["I", "'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"],
+        ),
+        (
+            "exaone-moe",
+            ["I", "'LL", " take", " ", *"1234", " of ΔΣ", ",", " don", "'t", "\n\n", "x"],
+        ),
     ],
 )
 def test_each_kind_splits_text_by_its_rule(kind: str, pieces: list[str]) -> None:
@@ -162,7 +248,11 @@ def test_each_kind_splits_text_by_its_rule(kind: str, pieces: list[str]) -> None
 
 
 def test_a_tokenizer_of_another_kind_is_left_out_and_said() -> None:
-    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "nobody-knows", "tokenizer.ggml.tokens": ["a"]}
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "nobody-knows",
+        "tokenizer.ggml.tokens": ["a"],
+    }
     notes: list[str] = []
     assert tokenizer_files(GgufFile(Path("x.gguf"), metadata, {}), notes) == {}
     assert "nobody-knows" in notes[0] and "safetensors" in notes[0]
@@ -170,7 +260,11 @@ def test_a_tokenizer_of_another_kind_is_left_out_and_said() -> None:
 
 def test_pieces_that_would_take_for_ever_to_merge_are_refused() -> None:
     pieces = ["a", "a" * 100_000]
-    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": pieces, "tokenizer.ggml.scores": [0.0, -1.0]}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0, -1.0],
+    }
     with pytest.raises(InvalidArgumentError, match="tokens"):
         tokenizer_files(GgufFile(Path("x.gguf"), metadata, {}), [])
 
@@ -183,11 +277,21 @@ def test_names_that_are_no_text_are_refused() -> None:
         record_of(file)
 
 
-ENDING = ["<s>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "a", "<|im_start|>"]
+ENDING = [
+    "<s>",
+    "</s>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "a",
+    "<|im_start|>",
+]
 
 
 def files_with(kinds: list[int], **metadata: Any) -> dict[str, Any]:
-    """The generation_config.json and the tokenizer_config.json of a file with the tokens of ENDING, of these kinds."""
+    """The generation_config.json and the tokenizer_config.json of a file with the tokens of ENDING,
+    of these kinds."""
     values = {f"tokenizer.{key.replace('__', '.')}": value for key, value in metadata.items()}
     values |= {
         "tokenizer.ggml.model": "gpt2",
@@ -198,7 +302,9 @@ def files_with(kinds: list[int], **metadata: Any) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 1,
     }
     files = tokenizer_files(GgufFile(Path("x.gguf"), values, {}), [])
-    generation, settings = (json.loads(files[f"{name}_config.json"]) for name in ("generation", "tokenizer"))
+    generation, settings = (
+        json.loads(files[f"{name}_config.json"]) for name in ("generation", "tokenizer")
+    )
     return {"ends": generation["eos_token_id"], "template": settings.get("chat_template")}
 
 

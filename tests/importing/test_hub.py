@@ -1,4 +1,5 @@
-"""The Hub, of which a small server plays the part: what is fetched, what goes wrong, and what is never fetched."""
+"""The Hub, of which a small server plays the part: what is fetched, what goes wrong, and what is
+never fetched."""
 
 from __future__ import annotations
 
@@ -65,9 +66,13 @@ def hub(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield server
 
 
-def test_a_snapshot_is_used_where_the_cache_has_it(hub: HubServer, repository: Path, tmp_path: Path) -> None:
+def test_a_snapshot_is_used_where_the_cache_has_it(
+    hub: HubServer, repository: Path, tmp_path: Path
+) -> None:
     shown: list[tuple[str, int, int]] = []
-    with opened(parse_source(f"{NAME}@main"), Width.INT8, lambda *step: shown.append(step)) as imported:
+    with opened(
+        parse_source(f"{NAME}@main"), Width.INT8, lambda *step: shown.append(step)
+    ) as imported:
         manifest = build_manifest("tiny", imported.checkpoint)
         assert manifest.parameter_count == sum(
             tensor.size for tensor in llama_tensors(llama_config(2, 64, 128), 0).values()
@@ -83,23 +88,32 @@ def test_a_snapshot_is_used_where_the_cache_has_it(hub: HubServer, repository: P
     assert fetch(NAME, COMMIT, nothing) == imported.checkpoint.directory and hub.served == before
 
 
-def test_code_that_a_config_names_is_not_fetched_and_a_note_says_so(hub: HubServer, repository: Path) -> None:
+def test_code_that_a_config_names_is_not_fetched_and_a_note_says_so(
+    hub: HubServer, repository: Path
+) -> None:
     config = json.loads((repository / "config.json").read_text())
     auto_map = {"AutoModelForCausalLM": "modeling_tiny.Tiny"}
     (repository / "config.json").write_text(json.dumps(config | {"auto_map": auto_map}))
     with opened(parse_source(NAME), Width.INT8, nothing) as imported:
-        assert "(auto_map), which is neither fetched nor run" in imported.notes[0] and len(imported.notes) == 1
+        assert (
+            "(auto_map), which is neither fetched nor run" in imported.notes[0]
+            and len(imported.notes) == 1
+        )
     assert not any(name.endswith(".py") for name in hub.served)
 
 
 def test_files_of_older_checkpoints_are_fetched(hub: HubServer, repository: Path) -> None:
     (repository / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
     with opened(parse_source(NAME), Width.INT8, nothing) as imported:
-        (settings,) = (file for file in imported.checkpoint.files if file.name == "tokenizer_config.json")
+        (settings,) = (
+            file for file in imported.checkpoint.files if file.name == "tokenizer_config.json"
+        )
         assert json.loads(settings.path.read_text()) == {"bos_token": "<s>"}
 
 
-def test_a_layout_that_is_not_read_is_refused_before_its_weights(hub: HubServer, repository: Path) -> None:
+def test_a_layout_that_is_not_read_is_refused_before_its_weights(
+    hub: HubServer, repository: Path
+) -> None:
     index = repository / "model.safetensors.index.json"
     values = json.loads(index.read_text())
     places = values["weight_map"]
@@ -110,7 +124,9 @@ def test_a_layout_that_is_not_read_is_refused_before_its_weights(hub: HubServer,
     assert not any(name.endswith(".safetensors") for name in hub.served)
 
 
-def test_a_broken_download_goes_on_where_it_stopped(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_download_goes_on_where_it_stopped(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = "model-00001-of-00002.safetensors"
     size = (hub.repositories[NAME] / shard).stat().st_size
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
@@ -124,7 +140,9 @@ def test_a_model_that_the_caches_disk_has_no_room_for_is_refused_before_its_weig
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgeshard.storage.files.free_bytes", lambda path: 1000)
-    with pytest.raises(ResourceExhaustedError, match=r"needs \d+ bytes .* where 1000 bytes are free; .* HF_HOME"):
+    with pytest.raises(
+        ResourceExhaustedError, match=r"needs \d+ bytes .* where 1000 bytes are free; .* HF_HOME"
+    ):
         fetch(NAME, "", nothing)
     assert not any(file.endswith(".safetensors") for file in hub.served)
 
@@ -142,25 +160,37 @@ def test_a_file_that_is_not_what_the_hub_says_is_refused_and_removed(hub: HubSer
     assert again == {shard}, "what was whole and right is kept"
 
 
-def test_a_gated_repository_says_what_to_do(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_repository_says_what_to_do(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.gated.add(NAME)
-    with pytest.raises(DeniedError, match=rf"accept its terms at {hub.address}/{NAME}, then give a token.*HF_TOKEN"):
+    with pytest.raises(
+        DeniedError, match=rf"accept its terms at {hub.address}/{NAME}, then give a token.*HF_TOKEN"
+    ):
         fetch(NAME, "", nothing)
     assert not any(name.endswith("safetensors") for name in hub.served)
     monkeypatch.setenv("HF_TOKEN", "hf_allowed")
     assert fetch(NAME, "", nothing).is_dir()
 
 
-def test_pickled_weights_are_refused_before_a_byte_of_them(hub: HubServer, repository: Path) -> None:
+def test_pickled_weights_are_refused_before_a_byte_of_them(
+    hub: HubServer, repository: Path
+) -> None:
     for path in repository.glob("*.safetensors*"):
         path.unlink()
-    with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin only, a format that can run code"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"pytorch_model\.bin only, a format that can run code"
+    ):
         fetch(NAME, "", nothing)
     assert not hub.served
 
 
-@pytest.mark.parametrize("file", ["config.json", "chat_template.jinja", "model.safetensors.index.json"])
-def test_a_file_that_would_not_be_read_is_not_fetched(hub: HubServer, repository: Path, file: str) -> None:
+@pytest.mark.parametrize(
+    "file", ["config.json", "chat_template.jinja", "model.safetensors.index.json"]
+)
+def test_a_file_that_would_not_be_read_is_not_fetched(
+    hub: HubServer, repository: Path, file: str
+) -> None:
     with (repository / file).open("ab") as grown:
         grown.truncate(33 << 20)
     with pytest.raises(InvalidArgumentError) as caught:
@@ -169,27 +199,37 @@ def test_a_file_that_would_not_be_read_is_not_fetched(hub: HubServer, repository
     assert not hub.served
 
 
-def test_a_model_that_is_not_run_is_refused_before_its_weights(hub: HubServer, repository: Path) -> None:
+def test_a_model_that_is_not_run_is_refused_before_its_weights(
+    hub: HubServer, repository: Path
+) -> None:
     (repository / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(UnsupportedModelError, match="model_type"):
         fetch(NAME, "", nothing)
     assert set(hub.served) == {"config.json"}
 
 
-def test_a_tokenizer_of_tiktokens_is_fetched_where_it_is_the_only_one(hub: HubServer, repository: Path) -> None:
+def test_a_tokenizer_of_tiktokens_is_fetched_where_it_is_the_only_one(
+    hub: HubServer, repository: Path
+) -> None:
     (repository / "tiktoken.model").write_bytes(b"IQ== 0\n")
     fetch(NAME, "", nothing)
     assert "tiktoken.model" not in hub.served
 
 
-def test_a_tokenizer_of_an_unknown_pattern_is_refused_before_the_weights(hub: HubServer, repository: Path) -> None:
+def test_a_tokenizer_of_an_unknown_pattern_is_refused_before_the_weights(
+    hub: HubServer, repository: Path
+) -> None:
     (repository / "tokenizer.json").unlink()
     (repository / "tiktoken.model").write_bytes(b"IQ== 0\n")
     (repository / "tokenizer_config.json").write_text('{"tokenizer_class": "Other"}')
-    with pytest.raises(UnsupportedModelError, match=r"tiktoken\.model nor .* names the pattern that splits text"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"tiktoken\.model nor .* names the pattern that splits text"
+    ):
         fetch(NAME, "", nothing)
     assert set(hub.served) == {"config.json", "tokenizer_config.json"}
-    (repository / "tokenizer_config.json").write_text('{"tokenizer_class": "TikTokenTokenizer", "x": 1}')
+    (repository / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "TikTokenTokenizer", "x": 1}'
+    )
     hub.repositories["someone/Other"] = repository
     assert (fetch("someone/Other", "", nothing) / "tiktoken.model").is_file()
 
@@ -197,7 +237,11 @@ def test_a_tokenizer_of_an_unknown_pattern_is_refused_before_the_weights(hub: Hu
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("someone/nothing", NotFoundError, "check its name; a private one needs a token in HF_TOKEN"),
+        (
+            "someone/nothing",
+            NotFoundError,
+            "check its name; a private one needs a token in HF_TOKEN",
+        ),
         (f"{NAME}@v9", NotFoundError, "has no revision v9"),
     ],
 )
@@ -213,7 +257,9 @@ def test_without_the_hub_the_cached_snapshot_is_taken(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UnavailableError, match=r"cannot be reached and .* is not wholly in its cache: go online"):
+    with pytest.raises(
+        UnavailableError, match=r"cannot be reached and .* is not wholly in its cache: go online"
+    ):
         fetch(NAME, "", nothing)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     directory = fetch(NAME, "", nothing)
@@ -234,8 +280,21 @@ def test_what_a_text_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "a.zip").write_bytes(b"")
     assert parse_source("owner/local") == Source(path=Path("owner/local"))
     assert parse_source("owner/other@v1.0") == Source(repository="owner/other", revision="v1.0")
-    assert parse_source("./a.GGUF").name == "a" and parse_source("Owner/My--Model_2").name == "my--model_2"
-    for text in ("./nothing", "nothing", "a/b/c", "../x", "x.gguf", "ow ner/x", "x" * 5000, "~nobody-here/x", "a\0b"):
+    assert (
+        parse_source("./a.GGUF").name == "a"
+        and parse_source("Owner/My--Model_2").name == "my--model_2"
+    )
+    for text in (
+        "./nothing",
+        "nothing",
+        "a/b/c",
+        "../x",
+        "x.gguf",
+        "ow ner/x",
+        "x" * 5000,
+        "~nobody-here/x",
+        "a\0b",
+    ):
         with pytest.raises(EdgeShardError):
             parse_source(text)
     with (

@@ -52,7 +52,11 @@ def hub(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     [
         (NAME, {"tiny-Q4_K_M.gguf"}, "tiny-gguf"),
         (f"{NAME}:q4_k_m@main", {"tiny-Q4_K_M.gguf"}, "tiny-gguf-q4_k_m"),
-        (f"{NAME}:Q8_0", {f"tiny-Q8_0-{part:05}-of-00002.gguf" for part in (1, 2)}, "tiny-gguf-q8_0"),
+        (
+            f"{NAME}:Q8_0",
+            {f"tiny-Q8_0-{part:05}-of-00002.gguf" for part in (1, 2)},
+            "tiny-gguf-q8_0",
+        ),
     ],
 )
 def test_a_quantisation_is_fetched_and_is_the_file_by_path(
@@ -92,7 +96,9 @@ def test_a_plan_reads_the_header_only(hub: HubServer, files: Path) -> None:
     assert not hub.served, "no file is fetched for a plan"
 
 
-def test_a_model_that_is_not_run_is_refused_before_its_weights(hub: HubServer, tmp_path: Path) -> None:
+def test_a_model_that_is_not_run_is_refused_before_its_weights(
+    hub: HubServer, tmp_path: Path
+) -> None:
     directory = tmp_path / "mamba"
     directory.mkdir()
     writer = gguf.GGUFWriter(directory / "x-Q8_0.gguf", "mamba")
@@ -151,4 +157,7 @@ def test_a_plan_of_a_header_has_its_rotary_factors(hub: HubServer, tmp_path: Pat
     config = config_from(directory / "x-Q8_0.gguf", "llama", tensors, **COMMON)
     hub.repositories["someone/Llama3"] = directory
     planned = config_of(parse_source("someone/Llama3"), Width.INT8)
-    assert planned["rope_parameters"] == config["rope_parameters"] and config["rope_parameters"]["factor"] == 8.0
+    assert (
+        planned["rope_parameters"] == config["rope_parameters"]
+        and config["rope_parameters"]["factor"] == 8.0
+    )

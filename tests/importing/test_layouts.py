@@ -1,8 +1,9 @@
-"""Published layouts of quantised mixtures: their names, types and shapes lead to the model's tensors, with their
-numbers.
+"""Published layouts of quantised mixtures: their names, types and shapes lead to the model's
+tensors, with their numbers.
 
-A file of `layouts` has each tensor once, with `{layer}` and `{expert}` in its name, and the settings in config.json.
-Where it says `put_together`, no header of the repository was found, and it is what the library writes.
+A file of `layouts` has each tensor once, with `{layer}` and `{expert}` in its name, and the
+settings in config.json. Where it says `put_together`, no header of the repository was found, and it
+is what the library writes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from edgeshard.domain.models.model import TensorInfo
 from edgeshard.importing import packings
 from edgeshard.importing.blocks import TensorWriter, Width
 from edgeshard.importing.model_sources import open_directory
-from edgeshard.importing.quantised import Converter, check_method, sorted_parts, without_quantisation
+from edgeshard.importing.quantised import (
+    Converter,
+    check_method,
+    sorted_parts,
+    without_quantisation,
+)
 from edgeshard.storage.checkpoint import stored_tensors
 from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.storage.model_directory import ModelDirectory
@@ -69,7 +75,9 @@ def layout_of(name: str) -> dict[str, Any]:
 
 
 def config_of(layout: dict[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((PUBLISHED / f"{layout['config']}.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = json.loads(
+        (PUBLISHED / f"{layout['config']}.json").read_text(encoding="utf-8")
+    )
     return config | {"quantization_config": layout["settings"]}
 
 
@@ -78,8 +86,11 @@ def stored_name(tensor: str) -> str:
 
 
 def parts_of(layout: dict[str, Any], tensor: str) -> Parts:
-    """The types and shapes of what stands for the model's tensor of this name, by the ends of their names."""
-    name = re.sub(r"experts\.\d+", "experts.{expert}", re.sub(r"layers\.\d+", "layers.{layer}", tensor))
+    """The types and shapes of what stands for the model's tensor of this name, by the ends of their
+    names."""
+    name = re.sub(
+        r"experts\.\d+", "experts.{expert}", re.sub(r"layers\.\d+", "layers.{layer}", tensor)
+    )
     stem = name.removesuffix("weight")
     return {
         end: (dtype, shape)
@@ -103,7 +114,11 @@ def quantised_as(layout: dict[str, Any], parts: Parts, weight: torch.Tensor) -> 
         return pack_quantised(4, group, torch.bfloat16)(weight)
     if "weight_packed" in parts:
         return compressed_nvfp4(weight)
-    return modelopt_nvfp4(weight) if "weight_scale_2" in parts else fp8(128, "weight_scale_inv", torch.bfloat16)(weight)
+    return (
+        modelopt_nvfp4(weight)
+        if "weight_scale_2" in parts
+        else fp8(128, "weight_scale_inv", torch.bfloat16)(weight)
+    )
 
 
 @pytest.mark.parametrize("name", WHOLE_MODELS)
@@ -115,7 +130,9 @@ def test_each_tensor_of_the_model_has_its_parts_and_there_are_no_others(name: st
     for tensor, (dtype, shape) in layout["tensors"].items():
         many = (layers if "{layer}" in tensor else 1) * (experts if "{expert}" in tensor else 1)
         count, size = count + many, size + many * BYTES[dtype] * math.prod(shape)
-    assert count == layout.get("count", count) and size == layout.get("bytes", size), "as its headers say"
+    assert count == layout.get("count", count) and size == layout.get("bytes", size), (
+        "as its headers say"
+    )
     used = 0
     for tensor in expected_tensors(config | {"num_hidden_layers": 1}).values():
         parts = parts_of(layout, stored_name(tensor.name))
@@ -126,7 +143,8 @@ def test_each_tensor_of_the_model_has_its_parts_and_there_are_no_others(name: st
 
 @pytest.mark.parametrize("name", WHOLE_MODELS)
 def test_its_numbers_are_those_that_its_parts_mean(name: str, tmp_path: Path) -> None:
-    """Integers are the same; other numbers are the nearest in bfloat16, or near as small integers."""
+    """Integers are the same; other numbers are the nearest in bfloat16, or near as small
+    integers."""
     layout = layout_of(name)
     config = config_of(layout) | TINY
     torch.manual_seed(0)
@@ -136,7 +154,9 @@ def test_its_numbers_are_those_that_its_parts_mean(name: str, tmp_path: Path) ->
         full = stored_name(tensor.name)
         parts = parts_of(layout, full)
         made = quantised_as(layout, parts, torch.randn(tensor.shape) * 0.1)
-        found = made.parts | {end: torch.ones(shape) for end, (_, shape) in parts.items() if end in UNREAD}
+        found = made.parts | {
+            end: torch.ones(shape) for end, (_, shape) in parts.items() if end in UNREAD
+        }
         assert {end: NAMES[part.dtype] for end, part in found.items()} == {
             end: kind for end, (kind, _) in parts.items()
         }
@@ -159,7 +179,8 @@ def test_its_numbers_are_those_that_its_parts_mean(name: str, tmp_path: Path) ->
 
 
 def test_experts_of_kimi_k2_are_the_same_integers(tmp_path: Path) -> None:
-    """The family is not run, but its form is that of others: groups of 32, the shape as int32, the rest as it is."""
+    """The family is not run, but its form is that of others: groups of 32, the shape as int32, the
+    rest as it is."""
     layout = layout_of("kimi-k2-thinking")
     stored: dict[str, torch.Tensor] = {}
     means: dict[str, torch.Tensor] = {}
@@ -170,21 +191,29 @@ def test_experts_of_kimi_k2_are_the_same_integers(tmp_path: Path) -> None:
             continue
         module = tensor.removesuffix("_packed")
         parts = parts_of(layout, module)
-        made = quantised_as(layout, parts, torch.randn(16, 128, generator=torch.Generator().manual_seed(len(means))))
+        made = quantised_as(
+            layout, parts, torch.randn(16, 128, generator=torch.Generator().manual_seed(len(means)))
+        )
         means[module] = made.means
         made.parts["weight_shape"] = made.parts["weight_shape"].int()
         assert {end: NAMES[part.dtype] for end, part in made.parts.items()} == {
             end: kind for end, (kind, _) in parts.items()
         }
         assert dtype == "I32" and parts["weight_scale"][1] == [shape[0], shape[1] * 8 // 32]
-        stored |= {f"{module.removesuffix('weight')}{end}": part for end, part in made.parts.items()}
+        stored |= {
+            f"{module.removesuffix('weight')}{end}": part for end, part in made.parts.items()
+        }
     directory = write_checkpoint(tmp_path / "experts", {}, stored)
     kept, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
     assert len(kept) == 3 and modules.keys() == means.keys()
     with TensorWriter(tmp_path, 0) as writer:
-        converter = Converter({}, check_method(layout["settings"]), layout["settings"], Width.INT8, writer)
+        converter = Converter(
+            {}, check_method(layout["settings"]), layout["settings"], Width.INT8, writer
+        )
         found = {name: converter.stored(name, parts) for name, parts in modules.items()}
-    assert {tensor.integers for tensor in found.values()} == {IntegerFormat.INT4} and not writer.loss.errors
+    assert {tensor.integers for tensor in found.values()} == {
+        IntegerFormat.INT4
+    } and not writer.loss.errors
     infos, places = [], {}
     for name, tensor in found.items():
         place = BlobLocation(tensor.file, tensor.offset, tensor.size)
@@ -198,7 +227,8 @@ def test_experts_of_kimi_k2_are_the_same_integers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("divides", [True, False])
 def test_nvfp4_is_what_its_bits_say(divides: bool) -> None:
-    """Number by number: a sign, two bits of exponent, one of fraction; an FP8 scale of 16; a scale of all."""
+    """Number by number: a sign, two bits of exponent, one of fraction; an FP8 scale of 16; a scale
+    of all."""
     random = np.random.default_rng(0)
     data = random.integers(0, 256, (5, 24), np.uint8)
     scales = random.integers(1, 120, (5, 3)).astype(np.float32) / 8
@@ -212,8 +242,14 @@ def test_nvfp4_is_what_its_bits_say(divides: bool) -> None:
             bits = int(data[row, column // 2]) >> 4 * (column % 2) & 15
             exponent, fraction = bits >> 1 & 3, bits & 1
             number = fraction / 2 if exponent == 0 else (1 + fraction / 2) * 2.0 ** (exponent - 1)
-            scale = scales[row, column // 16] / together.item() if divides else scales[row, column // 16] * together
-            assert matrix.scales[row, column] == np.float32((-number if bits & 8 else number) * np.float32(scale))
+            scale = (
+                scales[row, column // 16] / together.item()
+                if divides
+                else scales[row, column // 16] * together
+            )
+            assert matrix.scales[row, column] == np.float32(
+                (-number if bits & 8 else number) * np.float32(scale)
+            )
 
 
 @pytest.mark.parametrize("changed", ["weight_scale", "weight_scale_2", "weight"])
@@ -229,7 +265,14 @@ def test_parts_of_nvfp4_that_contradict_one_another_are_refused(changed: str) ->
 
 def test_a_scale_of_nothing_gives_no_numbers_and_is_refused(tmp_path: Path) -> None:
     made = compressed_nvfp4(torch.ones(4, 32)).parts | {"weight_global_scale": torch.zeros(1)}
-    directory = write_checkpoint(tmp_path / "odd", {}, {f"x.{end}": part for end, part in made.items()})
+    directory = write_checkpoint(
+        tmp_path / "odd", {}, {f"x.{end}": part for end, part in made.items()}
+    )
     _, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
-    with TensorWriter(tmp_path, 0) as writer, pytest.raises(InvalidArgumentError, match="no numbers"):
-        Converter({}, "compressed-tensors", {}, Width.BFLOAT16, writer).stored("x.weight", modules["x.weight"])
+    with (
+        TensorWriter(tmp_path, 0) as writer,
+        pytest.raises(InvalidArgumentError, match="no numbers"),
+    ):
+        Converter({}, "compressed-tensors", {}, Width.BFLOAT16, writer).stored(
+            "x.weight", modules["x.weight"]
+        )

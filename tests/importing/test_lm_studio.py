@@ -26,16 +26,24 @@ def add(folder: Path, *names: str) -> Path:
 
 def test_a_name_is_a_file_of_the_folder(home: Path) -> None:
     models = home / ".lmstudio" / "models"
-    tales = add(models / "ann" / "Tales-GGUF", "mmproj-F16.gguf", "tales-Q4_K_M.gguf", "tales-Q8_0.gguf")
+    tales = add(
+        models / "ann" / "Tales-GGUF", "mmproj-F16.gguf", "tales-Q4_K_M.gguf", "tales-Q8_0.gguf"
+    )
     for text in ("ann/Tales-GGUF", "Tales-GGUF", "ANN/tales-gguf:q4_k_m"):
         assert parse_source(f"lmstudio:{text}") == Source(path=tales / "tales-Q4_K_M.gguf")
     assert parse_source("lmstudio:tales-gguf:Q8_0").path == tales / "tales-Q8_0.gguf"
-    with pytest.raises(NotFoundError, match="lmstudio:ann/Tales-GGUF has no Q2_K; it has Q4_K_M, Q8_0"):
+    with pytest.raises(
+        NotFoundError, match="lmstudio:ann/Tales-GGUF has no Q2_K; it has Q4_K_M, Q8_0"
+    ):
         parse_source("lmstudio:Tales-GGUF:Q2_K")
-    with pytest.raises(NotFoundError, match=r"LM Studio has no model other in .*: it has ann/Tales-GGUF"):
+    with pytest.raises(
+        NotFoundError, match=r"LM Studio has no model other in .*: it has ann/Tales-GGUF"
+    ):
         parse_source("lmstudio:other")
     add(models / "bob" / "Tales-GGUF", "tales.gguf")
-    with pytest.raises(InvalidArgumentError, match="several publishers: name one of ann/Tales-GGUF, bob/Tales-GGUF"):
+    with pytest.raises(
+        InvalidArgumentError, match="several publishers: name one of ann/Tales-GGUF, bob/Tales-GGUF"
+    ):
         parse_source("lmstudio:Tales-GGUF")
     checkpoint = add(models / "bob" / "MLX", "config.json", "model.safetensors")
     assert parse_source("lmstudio:bob/MLX").path == checkpoint

@@ -56,7 +56,9 @@ def prompt_of(imported: Imported, *messages: dict[str, Any]) -> str:
     return model.render(Conversation(json.dumps(messages)))[0]
 
 
-def test_a_model_of_the_store_is_the_file_that_it_was_made_of(store: OllamaFolder, demo: Path) -> None:
+def test_a_model_of_the_store_is_the_file_that_it_was_made_of(
+    store: OllamaFolder, demo: Path
+) -> None:
     store.add("tales/1b", demo.read_bytes())
     source = parse_source("ollama:tales:1b")
     assert source.name == "tales-1b" and str(source) == "ollama:tales:1b"
@@ -65,11 +67,14 @@ def test_a_model_of_the_store_is_the_file_that_it_was_made_of(store: OllamaFolde
         opened(source, Width.INT8, lambda what, done, total: steps.append(what)) as imported,
         opened(Source(path=demo), Width.INT8, nothing) as by_path,
     ):
-        assert build_manifest("m", imported.checkpoint).digest() == build_manifest("m", by_path.checkpoint).digest()
+        assert (
+            build_manifest("m", imported.checkpoint).digest()
+            == build_manifest("m", by_path.checkpoint).digest()
+        )
         assert imported.notes == by_path.notes == ()
-        assert {tensor.file.parent for tensor in imported.checkpoint.tensors if tensor.file.suffix == ""} == {
-            store.folder / "blobs"
-        }, "tensors that need no change lie in the store's own blob"
+        assert {
+            tensor.file.parent for tensor in imported.checkpoint.tensors if tensor.file.suffix == ""
+        } == {store.folder / "blobs"}, "tensors that need no change lie in the store's own blob"
     assert steps[0] == CHECKING
     assert config_of(source, Width.INT8) == config_of(Source(path=demo), Width.INT8)
 
@@ -84,13 +89,17 @@ def test_a_model_of_the_store_is_the_file_that_it_was_made_of(store: OllamaFolde
         ("localhost:5000/library/tales/latest", "localhost:5000/library/tales", "tales"),
     ],
 )
-def test_names_are_those_of_ollama(store: OllamaFolder, path: str, name: str, stored_as: str) -> None:
+def test_names_are_those_of_ollama(
+    store: OllamaFolder, path: str, name: str, stored_as: str
+) -> None:
     store.write(path, store.manifest(b"GGUF", {}))
     assert parse_source(f"ollama:{name}").name == stored_as
 
 
 def test_an_unknown_name_lists_what_is_there(store: OllamaFolder) -> None:
-    with pytest.raises(NotFoundError, match=r"no model tales in .*models: no models are there; OLLAMA_MODELS"):
+    with pytest.raises(
+        NotFoundError, match=r"no model tales in .*models: no models are there; OLLAMA_MODELS"
+    ):
         parse_source("ollama:tales")
     store.add("tales/1b", b"GGUF")
     with pytest.raises(NotFoundError, match=r"it has tales:1b; OLLAMA_MODELS names another folder"):
@@ -102,21 +111,35 @@ def test_an_unknown_name_lists_what_is_there(store: OllamaFolder) -> None:
 
 def test_the_newer_manifests_are_links_and_lists(store: OllamaFolder, demo: Path) -> None:
     child = store.manifest(demo.read_bytes(), {}) | {"runner": "llamacpp", "format": "gguf"}
-    reference = {"digest": store.blob(json.dumps(child).encode()), "runner": "llamacpp", "format": "gguf"}
+    reference = {
+        "digest": store.blob(json.dumps(child).encode()),
+        "runner": "llamacpp",
+        "format": "gguf",
+    }
     mlx = {"digest": "sha256:" + "0" * 64, "runner": "mlx", "format": "safetensors"}
-    listed = {"schemaVersion": 2, "mediaType": "application/vnd.ollama.manifest.list.v2+json", "manifests": []}
+    listed = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.ollama.manifest.list.v2+json",
+        "manifests": [],
+    }
     digest = store.blob(json.dumps({**listed, "manifests": [mlx, reference]}).encode())
     link = store.folder / "manifests-v2/registry.ollama.ai/library/tales/latest"
     link.parent.mkdir(parents=True)
     link.symlink_to(store.folder / "blobs" / digest.replace(":", "-"))
     with opened(parse_source("ollama:tales"), Width.INT8, nothing) as imported:
         assert len(imported.checkpoint.tensors) > 10
-    (store.folder / "blobs" / digest.replace(":", "-")).write_text(json.dumps({**listed, "manifests": [mlx]}))
-    with pytest.raises(DataLossError, match="run `ollama pull tales:latest` again"), opened_model("tales"):
+    (store.folder / "blobs" / digest.replace(":", "-")).write_text(
+        json.dumps({**listed, "manifests": [mlx]})
+    )
+    with (
+        pytest.raises(DataLossError, match="run `ollama pull tales:latest` again"),
+        opened_model("tales"),
+    ):
         pass
     store.write("registry.ollama.ai/library/apple/latest", {**listed, "manifests": [mlx]})
     with pytest.raises(
-        UnsupportedModelError, match="ollama:apple:latest is there for other programs only, such as MLX"
+        UnsupportedModelError,
+        match="ollama:apple:latest is there for other programs only, such as MLX",
     ):
         opened_model("apple").__enter__()
 
@@ -130,8 +153,16 @@ def opened_model(name: str) -> Iterator[Imported]:
 @pytest.mark.parametrize(
     ("config", "texts", "message"),
     [
-        ({"remote_host": "https://ollama.com:443", "remote_model": "big"}, {}, "runs in the cloud at https://ollama"),
-        ({"model_format": "safetensors"}, {"tensor": "x"}, r"has its weights as safetensors \(MLX\), not as a GGUF"),
+        (
+            {"remote_host": "https://ollama.com:443", "remote_model": "big"},
+            {},
+            "runs in the cloud at https://ollama",
+        ),
+        (
+            {"model_format": "safetensors"},
+            {"tensor": "x"},
+            r"has its weights as safetensors \(MLX\), not as a GGUF",
+        ),
         ({}, {"adapter": "GGUF"}, "is an adapter over another model"),
         ({}, {"model": "GGUF"}, "has 2 files of weights"),
     ],
@@ -140,11 +171,16 @@ def test_what_cannot_be_run_is_refused_by_name(
     store: OllamaFolder, config: dict[str, Any], texts: dict[str, str], message: str
 ) -> None:
     store.add("tales/latest", b"GGUF", config, **texts)
-    with pytest.raises(UnsupportedModelError, match=f"ollama:tales:latest {message}"), opened_model("tales"):
+    with (
+        pytest.raises(UnsupportedModelError, match=f"ollama:tales:latest {message}"),
+        opened_model("tales"),
+    ):
         pass
 
 
-def test_bytes_that_are_not_those_of_the_digest_are_refused(store: OllamaFolder, demo: Path) -> None:
+def test_bytes_that_are_not_those_of_the_digest_are_refused(
+    store: OllamaFolder, demo: Path
+) -> None:
     path = store.add("tales/latest", demo.read_bytes(), system="Be brief.")
     layers = json.loads(path.read_text())["layers"]
     for layer in layers:
@@ -152,7 +188,9 @@ def test_bytes_that_are_not_those_of_the_digest_are_refused(store: OllamaFolder,
         data = blob.read_bytes()
         blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         with (
-            pytest.raises(DataLossError, match=r"other bytes; run `ollama pull tales:latest` again"),
+            pytest.raises(
+                DataLossError, match=r"other bytes; run `ollama pull tales:latest` again"
+            ),
             opened_model("tales"),
         ):
             pass
@@ -181,7 +219,9 @@ def test_a_malformed_manifest_is_refused(store: OllamaFolder, manifest: Any) -> 
 
 def test_an_error_in_the_weights_names_the_model(store: OllamaFolder) -> None:
     store.add("tales/latest", b"GGML" + bytes(30))
-    with pytest.raises(InvalidArgumentError, match=r"^ollama:tales:latest does not begin as a GGUF file does"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"^ollama:tales:latest does not begin as a GGUF file does"
+    ):
         opened_model("tales").__enter__()
 
 
@@ -226,17 +266,23 @@ def test_system_text_and_parameters_become_defaults(store: OllamaFolder, demo: P
 def test_a_parameter_that_no_request_may_have_is_left_out(store: OllamaFolder, demo: Path) -> None:
     store.add("tales/latest", demo.read_bytes(), params=json.dumps({"temperature": "hot"}))
     with opened_model("tales") as imported:
-        assert imported.notes == ("its parameters: temperature is 'hot'; it must be a number; this one is left out",)
+        assert imported.notes == (
+            "its parameters: temperature is 'hot'; it must be a number; this one is left out",
+        )
         assert ChatModel.from_files(files_of(imported)).defaults.given() == {}
 
 
-def test_pictures_and_drafts_beside_the_weights_are_left_out(store: OllamaFolder, demo: Path) -> None:
+def test_pictures_and_drafts_beside_the_weights_are_left_out(
+    store: OllamaFolder, demo: Path
+) -> None:
     store.add("tales/latest", demo.read_bytes(), projector="x", draft="y", license="free")
     with opened_model("tales") as imported:
         assert imported.notes == ("its projector is left out", "its draft is left out")
 
 
-def test_a_file_without_a_template_uses_the_one_of_its_form(store: OllamaFolder, tmp_path: Path) -> None:
+def test_a_file_without_a_template_uses_the_one_of_its_form(
+    store: OllamaFolder, tmp_path: Path
+) -> None:
     path = write_demo_gguf(tmp_path / "plain.gguf", mixed, None)
     store.add("tales/latest", path.read_bytes(), template=GO)
     with opened_model("tales") as imported:
@@ -248,11 +294,15 @@ def test_a_file_without_a_template_uses_the_one_of_its_form(store: OllamaFolder,
         assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     store.add("other/latest", path.read_bytes(), {"renderer": "tales-v1"})
     with opened_model("other") as imported:
-        assert "Ollama's tales-v1 is not run, and the model has no chat template" in imported.notes[0]
+        assert (
+            "Ollama's tales-v1 is not run, and the model has no chat template" in imported.notes[0]
+        )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root acts as another user")
-def test_a_store_of_another_user_names_the_owner_and_the_remedy(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_another_user_names_the_owner_and_the_remedy(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = Path(tempfile.mkdtemp(prefix="ollama-", dir="/tmp"))
     try:
         base.chmod(0o755)
@@ -264,15 +314,20 @@ def test_a_store_of_another_user_names_the_owner_and_the_remedy(demo: Path, monk
         with as_another_user(), pytest.raises(DeniedError) as caught:
             parse_source("ollama:tales")
         assert caught.value.message == (
-            f"{base}/private belongs to the user root, and nobody may not read it: to read Ollama's models in place, "
-            f"run `sudo setfacl -m u:nobody:x {base}/private && sudo setfacl -R -m u:nobody:rX {folder}`"
+            f"{base}/private belongs to the user root, and nobody may not read it: to read "
+            "Ollama's models in place, "
+            f"run `sudo setfacl -m u:nobody:x {base}/private && sudo setfacl -R -m u:nobody:rX "
+            f"{folder}`"
         )
         (base / "private").chmod(0o755)
         blob = next(path for path in (folder / "blobs").iterdir() if path.stat().st_size > 1000)
         blob.chmod(0o600)
         with as_another_user():
             source = parse_source("ollama:tales")
-            with pytest.raises(DeniedError, match=rf"{blob} belongs .* run `sudo setfacl -R -m u:nobody:rX {folder}`"):
+            with pytest.raises(
+                DeniedError,
+                match=rf"{blob} belongs .* run `sudo setfacl -R -m u:nobody:rX {folder}`",
+            ):
                 opened(source, Width.INT8, nothing).__enter__()
         blob.chmod(0o644)
         with as_another_user(), opened(source, Width.INT8, nothing) as imported:

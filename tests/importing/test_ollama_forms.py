@@ -1,4 +1,5 @@
-"""The 22 kinds of files that Ollama translates when it loads them: each is translated here, or refused by name."""
+"""The 22 kinds of files that Ollama translates when it loads them: each is translated here, or
+refused by name."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from tests.support.imports import nothing
 LLAMA3_TOKENS = ["a", "<|end_of_text|>", "<|start_header_id|>", "<|eot_id|>"]
 
 
-def write(path: Path, architecture: str, tensors: dict[str, tuple[int, ...]], **metadata: Any) -> GgufFile:
+def write(
+    path: Path, architecture: str, tensors: dict[str, tuple[int, ...]], **metadata: Any
+) -> GgufFile:
     """The header of a file with these keys and tensors of zeros.
 
     A key is of the architecture unless it begins with `tokenizer` or `clip`; `__` stands for a dot.
@@ -54,8 +57,16 @@ TRANSLATED = [
     pytest.param(
         "Gemma 3",
         "gemma3",
-        {"token_embd.weight": (3, 8), "v.blk.0.attn_q.weight": (4, 4), "mm.mm_input_projection.weight": (4, 4)},
-        {"context_length": 131_072, "rope__local__freq_base": 5.0, "tokenizer__ggml__tokens": ["a", "b", "c", "img"]},
+        {
+            "token_embd.weight": (3, 8),
+            "v.blk.0.attn_q.weight": (4, 4),
+            "mm.mm_input_projection.weight": (4, 4),
+        },
+        {
+            "context_length": 131_072,
+            "rope__local__freq_base": 5.0,
+            "tokenizer__ggml__tokens": ["a", "b", "c", "img"],
+        },
         {
             "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
             "gemma3.rope.freq_base": 1_000_000.0,
@@ -70,7 +81,11 @@ TRANSLATED = [
     pytest.param(
         "Gemma 4",
         "gemma4",
-        {"blk.0.ffn_gate_inp.per_expert_scale": (4,), "a.conv.weight": (4,), "model.vision_tower.x": (4,)},
+        {
+            "blk.0.ffn_gate_inp.per_expert_scale": (4,),
+            "a.conv.weight": (4,),
+            "model.vision_tower.x": (4,),
+        },
         {"tokenizer__ggml__model": "llama"},
         {"tokenizer.ggml.model": "gemma4"},
         {"blk.0.ffn_down_exps.scale"},
@@ -123,7 +138,11 @@ TRANSLATED = [
         "Mistral 3",
         "mistral3",
         {"output_norm.weight": (4,), "v.x": (4,)},
-        {"rope__scaling__beta_fast": 32.0, "rope__scaling__beta_slow": 1.0, "rope__scaling_beta": 0.5},
+        {
+            "rope__scaling__beta_fast": 32.0,
+            "rope__scaling__beta_slow": 1.0,
+            "rope__scaling_beta": 0.5,
+        },
         {
             "mistral3.rope.scaling.yarn_beta_fast": 32.0,
             "mistral3.rope.scaling.yarn_beta_slow": 1.0,
@@ -137,7 +156,12 @@ TRANSLATED = [
         pytest.param(
             "Qwen3.5",
             architecture,
-            {"blk.0.ssm_dt": (4,), "blk.0.ssm_norm.weight": (4,), "mtp.fc.weight": (4, 4), "v.x": (4,)},
+            {
+                "blk.0.ssm_dt": (4,),
+                "blk.0.ssm_norm.weight": (4,),
+                "mtp.fc.weight": (4, 4),
+                "v.x": (4,),
+            },
             {"attention__head_count_kv": [0, 0, 0, 2], "rope__dimension_sections": [11, 11, 10]},
             {
                 f"{architecture}.attention.head_count_kv": 2,
@@ -176,7 +200,10 @@ TRANSLATED = [
             architecture,
             {"output_norm.weight": (4,), "v.x": (4,)},
             {"vision__deepstack_visual_indexes": [8, 16, 24]},
-            {f"{architecture}.rope.dimension_sections": [24, 20, 20, 0], f"{architecture}.n_deepstack_layers": 3},
+            {
+                f"{architecture}.rope.dimension_sections": [24, 20, 20, 0],
+                f"{architecture}.n_deepstack_layers": 3,
+            },
             {"output_norm.weight"},
             id=architecture,
         )
@@ -185,7 +212,11 @@ TRANSLATED = [
     pytest.param(
         "Nemotron-H",
         "nemotron_h_moe",
-        {"blk.1.ffn_latent_in.weight": (3, 4), "blk.1.ffn_latent_out.weight": (4, 3), "mtp.layers.0.x": (4,)},
+        {
+            "blk.1.ffn_latent_in.weight": (3, 4),
+            "blk.1.ffn_latent_out.weight": (4, 3),
+            "mtp.layers.0.x": (4,),
+        },
         {},
         {"nemotron_h_moe.moe_latent_size": 3},
         {"blk.1.ffn_latent_down.weight", "blk.1.ffn_latent_up.weight"},
@@ -226,7 +257,13 @@ TRANSLATED = [
 
 REFUSED = [
     ("EmbeddingGemma", "gemma3", {"dense.0.weight": (4, 4)}, {}, "embeddings of texts"),
-    ("Snowflake Arctic Embed 2", "bert", {"x": (4,)}, {"tokenizer__ggml__model": "t5"}, "embeddings of texts"),
+    (
+        "Snowflake Arctic Embed 2",
+        "bert",
+        {"x": (4,)},
+        {"tokenizer__ggml__model": "t5"},
+        "embeddings of texts",
+    ),
     (
         "Gemma 3n",
         "gemma3n",
@@ -247,7 +284,9 @@ def test_every_kind_has_a_row() -> None:
     assert rows == {form.name for form in FORMS} and len(FORMS) == 22
 
 
-@pytest.mark.parametrize(("name", "architecture", "tensors", "metadata", "expected", "names"), TRANSLATED)
+@pytest.mark.parametrize(
+    ("name", "architecture", "tensors", "metadata", "expected", "names"), TRANSLATED
+)
 def test_a_kind_is_translated_into_llama_cpps_form(
     name: str,
     architecture: str,
@@ -262,12 +301,21 @@ def test_a_kind_is_translated_into_llama_cpps_form(
     assert form is not None and form.name == name
     translated, notes = llama_cpp_form(file)
     assert {key: translated.metadata.get(key) for key in expected} == expected
-    assert set(translated.tensors) == names == {tensor.name for tensor in translated.tensors.values()}
-    left_out = {tensor.split(".")[0] for tensor in tensors if tensor.startswith(("v.", "a.", "mm.", "mtp.", "model."))}
+    assert (
+        set(translated.tensors) == names == {tensor.name for tensor in translated.tensors.values()}
+    )
+    left_out = {
+        tensor.split(".")[0]
+        for tensor in tensors
+        if tensor.startswith(("v.", "a.", "mm.", "mtp.", "model."))
+    }
     assert any("further tokens" in note for note in notes) is ("mtp" in left_out)
     assert any("only its text is run" in note for note in notes) is bool(left_out - {"mtp"})
     for tensor in translated.tensors.values():
-        assert any(tensor.offset == old.offset and tensor.shape == old.shape for old in file.tensors.values())
+        assert any(
+            tensor.offset == old.offset and tensor.shape == old.shape
+            for old in file.tensors.values()
+        )
     if architecture not in ("gemma3", "llama", "olmo3", "gptoss", "nemotron_h_omni", "qwen25vl"):
         assert translated.metadata["general.architecture"] == architecture
 
@@ -282,7 +330,9 @@ def test_a_kind_that_cannot_run_is_refused_by_name(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "x.gguf", architecture, tensors, **metadata)
-    with pytest.raises(UnsupportedModelError, match=rf"x\.gguf is {name}, which EdgeShard does not run: .*{why}"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"x\.gguf is {name}, which EdgeShard does not run: .*{why}"
+    ):
         open_gguf(tmp_path / "x.gguf", tmp_path, Width.INT8, nothing)
 
 
@@ -313,7 +363,10 @@ GEMMA: dict[str, Any] = {
 
 
 def gemma_tensors() -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (40, 64), "output_norm.weight": (64,)}
+    tensors: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (40, 64),
+        "output_norm.weight": (64,),
+    }
     for layer in range(2):
         block = {
             "attn_norm": (64,),
@@ -342,7 +395,11 @@ def test_ollamas_gemma3_is_the_model_of_llama_cpps_file(tmp_path: Path) -> None:
     }
     write(tmp_path / "plain.gguf", "gemma3", gemma_tensors(), **GEMMA, **ours)
     pictures = {"v.blk.0.ln1.weight": (8,), "mm.mm_soft_emb_norm.weight": (8,)}
-    theirs = {"rope__global__freq_base": 1_000_000.0, "rope__local__freq_base": 10_000.0, "mm__tokens_per_image": 256}
+    theirs = {
+        "rope__global__freq_base": 1_000_000.0,
+        "rope__local__freq_base": 10_000.0,
+        "mm__tokens_per_image": 256,
+    }
     write(tmp_path / "theirs.gguf", "gemma3", gemma_tensors() | pictures, **GEMMA, **theirs)
     digests = []
     for name in ("plain", "theirs"):
@@ -356,7 +413,11 @@ def test_ollamas_gemma3_is_the_model_of_llama_cpps_file(tmp_path: Path) -> None:
 
 
 def test_the_tokens_of_a_list_of_ends_end_answers(tmp_path: Path) -> None:
-    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(gguf.GGMLQuantizationType.F16), ends=[2, 7])
+    path = write_demo_gguf(
+        tmp_path / "demo.gguf", everywhere(gguf.GGMLQuantizationType.F16), ends=[2, 7]
+    )
     imported = open_gguf(path, tmp_path, Width.INT8, nothing)
-    (generation,) = (file for file in imported.checkpoint.files if file.name == "generation_config.json")
+    (generation,) = (
+        file for file in imported.checkpoint.files if file.name == "generation_config.json"
+    )
     assert '"eos_token_id": [2, 7]' in generation.path.read_text()

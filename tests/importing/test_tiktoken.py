@@ -1,4 +1,5 @@
-"""A tokenizer of tiktoken's as tokenizer.json: the tokens are those of tiktoken's own way to find them."""
+"""A tokenizer of tiktoken's as tokenizer.json: the tokens are those of tiktoken's own way to find
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, ranks_file, tokenize
 from tests.support.imports import nothing, tensors_of, write_checkpoint
 
 WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
     r"|\s+"
 )
 O200K = (
@@ -41,8 +43,14 @@ PATTERNS = {
     "hunyuan": WORDS.replace("{1,3}", ""),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "cl100k": {"tiktoken_pattern": "cl100k", "added_tokens_decoder": {"900": {"content": "<|endoftext|>"}}},
-    "o200k": {"tiktoken_pattern": "o200k", "added_tokens_decoder": {"901": {"content": "<|endoftext|>"}}},
+    "cl100k": {
+        "tiktoken_pattern": "cl100k",
+        "added_tokens_decoder": {"900": {"content": "<|endoftext|>"}},
+    },
+    "o200k": {
+        "tiktoken_pattern": "o200k",
+        "added_tokens_decoder": {"901": {"content": "<|endoftext|>"}},
+    },
     "kimi": {
         "tokenizer_class": "TikTokenTokenizer",
         "added_tokens_decoder": {
@@ -53,7 +61,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hunyuan": {"tokenizer_class": "HYTokenizer"},
 }
 TEXTS = (
-    "Once upon a time there were 12345 kings, who DIDN'T  know\n\n what 7 e\u0301 or é was; they'll path/to//file.\r\n",
+    "Once upon a time there were 12345 kings, who DIDN'T  know\n\n what 7 e\u0301 or é was; "
+    "they'll path/to//file.\r\n",
     "日本語のテキストと漢字混じりabc and 你好，世界。今天天气很好 ελληνικά\t!!  after 🙂🙂",
     "aaaaaaaaaaa bbabbabab ababab    \n   ",
     "ſ 'ſ K İstanbul ǅ ʰ ١٢٣٤ \u3000\u00a0x\u2028y",
@@ -66,17 +75,25 @@ def ranks() -> dict[bytes, int]:
     """900 tokens that a little text was made of."""
     trained = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERNS["cl100k"]), "isolated")
-    trained.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=890, initial_alphabet=alphabet, show_progress=False)
-    trained.train_from_iterator([VALIDATION.read_text(encoding="utf-8")[:60_000], *TEXTS * 9], trainer)
+    trained.train_from_iterator(
+        [VALIDATION.read_text(encoding="utf-8")[:60_000], *TEXTS * 9], trainer
+    )
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+    byte_of = {chr(byte): byte for byte in printable} | {
+        chr(256 + at): byte for at, byte in enumerate(hidden)
+    }
     tokens = sorted(trained.get_vocab().items(), key=lambda item: item[1])
     found = [bytes(byte_of[letter] for letter in token) for token, _ in tokens]
     # Tokens that no merges lead to: a piece that is one is taken whole all the same.
-    found += [token for token in (b"qzqzq", b" kings,", b"abab", b"babab", b"aba") if token not in found]
+    found += [
+        token for token in (b"qzqzq", b" kings,", b"abab", b"babab", b"aba") if token not in found
+    ]
     found += [b"~%d~" % at for at in range(900 - len(found))]
     return {token: rank for rank, token in enumerate(found)}
 
@@ -92,21 +109,38 @@ def converted(name: str) -> Tokenizer:
 
 def special_of(name: str) -> dict[str, int]:
     base = len(ranks())
-    named = {token["content"]: int(index) for index, token in SETTINGS[name].get("added_tokens_decoder", {}).items()}
+    named = {
+        token["content"]: int(index)
+        for index, token in SETTINGS[name].get("added_tokens_decoder", {}).items()
+    }
     if name == "kimi":
-        named |= {f"<|reserved_token_{at}|>": at for at in range(base, base + 256) if at not in named.values()}
+        named |= {
+            f"<|reserved_token_{at}|>": at
+            for at in range(base, base + 256)
+            if at not in named.values()
+        }
     if name == "hunyuan":
-        texts = ["endoftext", "startoftext", "bos", "eos", "pad", *(f"extra_{at}" for at in range(205))]
+        texts = [
+            "endoftext",
+            "startoftext",
+            "bos",
+            "eos",
+            "pad",
+            *(f"extra_{at}" for at in range(205)),
+        ]
         named |= {f"<|{text}|>": base + at for at, text in enumerate(texts)}
     return named
 
 
 def joined(ranks: dict[bytes, int], data: bytes) -> list[int]:
-    """As tiktoken does: the two neighbours whose union has the lowest rank, the first of them, again and again."""
+    """As tiktoken does: the two neighbours whose union has the lowest rank, the first of them,
+    again and again."""
     if data in ranks:
         return [ranks[data]]
     pieces = [data[at : at + 1] for at in range(len(data))]
-    while pairs := [(ranks[a + b], at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in ranks]:
+    while pairs := [
+        (ranks[a + b], at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in ranks
+    ]:
         _, at = min(pairs)
         pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
     return [ranks[piece] for piece in pieces]
@@ -132,7 +166,15 @@ def tokens_of(name: str, text: str) -> list[int]:
             st.text(max_size=12),
             st.text(" \n\r\tabAB'sltdre019/.漢字éÉ", max_size=20),
             st.sampled_from(
-                [*TEXTS, "[EOS]", "<|reserved_token_950|>", "<|eos|>", "<|endoftext|>", "qzqzq", "abababa"]
+                [
+                    *TEXTS,
+                    "[EOS]",
+                    "<|reserved_token_950|>",
+                    "<|eos|>",
+                    "<|endoftext|>",
+                    "qzqzq",
+                    "abababa",
+                ]
             ),
         ),
         max_size=6,
@@ -147,13 +189,18 @@ def test_the_tokens_of_a_text_are_tiktokens(name: str, text: str) -> None:
     assert converted(name).decode(found, skip_special_tokens=False) == text
 
 
-@given(st.lists(st.text("abc", min_size=2, max_size=6), unique=True, max_size=24), st.text("abc", max_size=24))
+@given(
+    st.lists(st.text("abc", min_size=2, max_size=6), unique=True, max_size=24),
+    st.text("abc", max_size=24),
+)
 @example(["aa", "aaa", "aaaa"], "aaaaaaa")
 def test_no_order_of_ranks_gives_other_tokens(tokens: list[str], text: str) -> None:
     """Also where a token can be cut in several ways, or in none that its parts lead to."""
     own = {bytes((byte,)): byte for byte in range(256)}
     own |= {token.encode(): 256 + rank for rank, token in enumerate(tokens)}
-    made = Tokenizer.from_buffer(tokenizer_of("x.tiktoken", file_of(own), {"tiktoken_pattern": "cl100k"}))
+    made = Tokenizer.from_buffer(
+        tokenizer_of("x.tiktoken", file_of(own), {"tiktoken_pattern": "cl100k"})
+    )
     assert made.encode(text).ids == (joined(own, text.encode()) if text else [])
 
 
@@ -171,7 +218,12 @@ def test_special_tokens_are_those_that_the_settings_name_and_the_class_has() -> 
 
 
 def test_a_model_with_such_a_file_alone_gets_a_tokenizer(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 1,
+    }
     config |= {"num_attention_heads": 4, "vocab_size": 61, "max_position_embeddings": 64}
     tensors = {
         name if name == "lm_head.weight" else f"model.{name}": torch.zeros(tensor.shape)
@@ -181,11 +233,16 @@ def test_a_model_with_such_a_file_alone_gets_a_tokenizer(tmp_path: Path) -> None
     (directory / "hy.tiktoken").write_bytes(file_of(ranks()))
     (directory / "tokenizer_config.json").write_text(json.dumps(SETTINGS["hunyuan"]))
     imported = open_directory(directory, tmp_path, Width.INT8, nothing)
-    assert imported.notes == ("its tokenizer.json was made of hy.tiktoken, without the model's code",)
+    assert imported.notes == (
+        "its tokenizer.json was made of hy.tiktoken, without the model's code",
+    )
     manifest, _ = tensors_of(imported)
     assert {file.name for file in manifest.files} == {"tokenizer.json", "tokenizer_config.json"}
     (made,) = (file.path for file in imported.checkpoint.files if file.name == "tokenizer.json")
-    assert Tokenizer.from_file(str(made)).encode(TEXTS[0]).ids == converted("hunyuan").encode(TEXTS[0]).ids
+    assert (
+        Tokenizer.from_file(str(made)).encode(TEXTS[0]).ids
+        == converted("hunyuan").encode(TEXTS[0]).ids
+    )
     (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {}}}))
     assert not open_directory(directory, tmp_path, Width.INT8, nothing).notes, "its own goes first"
 
@@ -196,7 +253,10 @@ def test_a_tokenizer_whose_pattern_is_not_known_is_refused_with_what_to_do() -> 
             UnsupportedModelError, match=r"put the model's tokenizer\.json next to it, or the name"
         ) as caught:
             tokenizer_of("x.tiktoken", file_of(ranks()), settings)
-        assert caught.value.field == "tokenizer_config.json" and caught.value.reason == "UNKNOWN_TOKENIZER"
+        assert (
+            caught.value.field == "tokenizer_config.json"
+            and caught.value.reason == "UNKNOWN_TOKENIZER"
+        )
 
 
 @pytest.mark.parametrize(
@@ -219,15 +279,20 @@ def test_a_file_that_breaks_the_rules_is_refused_by_name(data: bytes, message: s
 
 
 @pytest.mark.parametrize(
-    "decoder", [{"3": {"content": "x"}}, {"x": {"content": "x"}}, {"901": {}}, {"901": {"content": "a"}}]
+    "decoder",
+    [{"3": {"content": "x"}}, {"x": {"content": "x"}}, {"901": {}}, {"901": {"content": "a"}}],
 )
 def test_settings_that_contradict_the_tokens_are_refused(decoder: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        tokenizer_of("x.tiktoken", file_of(ranks()), SETTINGS["kimi"] | {"added_tokens_decoder": decoder})
+        tokenizer_of(
+            "x.tiktoken", file_of(ranks()), SETTINGS["kimi"] | {"added_tokens_decoder": decoder}
+        )
     assert caught.value.field == "tokenizer_config.json"
 
 
 def test_the_file_is_found_where_there_is_one_alone() -> None:
     assert ranks_file(["config.json", "tiktoken.model"]) == "tiktoken.model"
     assert ranks_file(["hy.tiktoken", "x.py"]) == "hy.tiktoken"
-    assert ranks_file(["a.tiktoken", "b.tiktoken"]) is None and ranks_file(["tokenizer.model"]) is None
+    assert (
+        ranks_file(["a.tiktoken", "b.tiktoken"]) is None and ranks_file(["tokenizer.model"]) is None
+    )

@@ -31,25 +31,32 @@ def main():
 
 
 def make_wheel(folder: Path, version: str, *, padding: int = 0) -> Path:
-    """A wheel named edgeshard whose edgectl prints its version, and has `padding` bytes of data that do not shrink."""
+    """A wheel named edgeshard whose edgectl prints its version, and has `padding` bytes of data
+    that do not shrink."""
     path = folder / f"edgeshard-{version}-py3-none-any.whl"
     about = f"edgeshard-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr("edgeshard/__init__.py", "")
         wheel.writestr("edgeshard/main.py", _PROGRAM.format(version=version))
         wheel.writestr("edgeshard/padding", os.urandom(padding))
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: edgeshard\nVersion: {version}\n")
         wheel.writestr(
-            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: edgeshard\nVersion: {version}\n"
         )
-        wheel.writestr(f"{about}/entry_points.txt", "[console_scripts]\nedgectl = edgeshard.main:main\n")
+        wheel.writestr(
+            f"{about}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        wheel.writestr(
+            f"{about}/entry_points.txt", "[console_scripts]\nedgectl = edgeshard.main:main\n"
+        )
         names = [*wheel.namelist(), f"{about}/RECORD"]
         wheel.writestr(f"{about}/RECORD", "".join(f"{name},,\n" for name in names))
     return path
 
 
 def make_folder(folder: Path, version: str, *, padding: int = 0) -> Path:
-    """A folder of wheels, as `make wheels` and its like lay one out: EdgeShard, pip, requirements, install.sh."""
+    """A folder of wheels, as `make wheels` and its like lay one out: EdgeShard, pip, requirements,
+    install.sh."""
     folder.mkdir(parents=True, exist_ok=True)
     make_wheel(folder, version, padding=padding)
     (bundled,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
@@ -95,9 +102,14 @@ class Box:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return {"HOME": str(self.home), "PATH": f"{self.path}:{self.edgectl.parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+        return {
+            "HOME": str(self.home),
+            "PATH": f"{self.path}:{self.edgectl.parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+        }
 
-    def run(self, folder: Path, *arguments: str | Path, said: str = "") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, folder: Path, *arguments: str | Path, said: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Run the script of a folder; `said` is typed to it."""
         command = self.command(folder, *arguments)
         return subprocess.run(
@@ -119,13 +131,16 @@ class Box:
 
     def version(self) -> str:
         """The output of the installed edgectl; raises if it does not run."""
-        return subprocess.check_output([self.edgectl, "--version"], text=True, timeout=60).split()[-1]
+        return subprocess.check_output([self.edgectl, "--version"], text=True, timeout=60).split()[
+            -1
+        ]
 
     def versions(self) -> list[str]:
         return sorted(path.name.split("-")[0] for path in (self.prefix / "versions").iterdir())
 
     def wrap(self, program: str, script: str) -> None:
-        """Have another program in the place of one; REAL in its script is the one that it stands for."""
+        """Have another program in the place of one; REAL in its script is the one that it stands
+        for."""
         real = Path(sys.executable).resolve() if program == PYTHON else shutil.which(program)
         (self.path / program).unlink(missing_ok=True)
         (self.path / program).write_text(f"#!/bin/sh\n{script}\n".replace("REAL", str(real)))

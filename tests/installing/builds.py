@@ -1,4 +1,5 @@
-"""Second builds of a real folder of wheels and of a real package: the same files, with another version."""
+"""Second builds of a real folder of wheels and of a real package: the same files, with another
+version."""
 
 from __future__ import annotations
 
@@ -27,20 +28,29 @@ def make_build(folder: Path, into: Path, version: str) -> None:
     _rewrite(own, other, number, version)
     digests = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in (own, other)]
     text = (folder / REQUIREMENTS).read_text().replace(digests[0], digests[1])
-    text = re.sub(rf"^(edgeshard(\[\w+\])?)=={re.escape(number)} ", rf"\1=={version} ", text, flags=re.M)
+    text = re.sub(
+        rf"^(edgeshard(\[\w+\])?)=={re.escape(number)} ", rf"\1=={version} ", text, flags=re.M
+    )
     (into / REQUIREMENTS).write_text(text)
     (into / CHECKSUMS).write_text(checksums(into))
 
 
 def _rewrite(wheel: Path, other: Path, number: str, version: str) -> None:
     about = f"edgeshard-{number}.dist-info/"
-    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for item in source.infolist():
             content = source.read(item)
             if item.filename == f"{about}METADATA":
-                content = content.replace(f"Version: {number}\n".encode(), f"Version: {version}\n".encode(), 1)
+                content = content.replace(
+                    f"Version: {number}\n".encode(), f"Version: {version}\n".encode(), 1
+                )
             elif item.filename == f"{about}RECORD":
-                content = _without_digests(content.decode().replace(about, f"edgeshard-{version}.dist-info/"))
+                content = _without_digests(
+                    content.decode().replace(about, f"edgeshard-{version}.dist-info/")
+                )
             name = item.filename.replace(about, f"edgeshard-{version}.dist-info/", 1)
             target.writestr(name, content)
 
@@ -54,7 +64,9 @@ def make_package(package: Path, into: Path, version: str) -> None:
     """Write a package of Debian `into`, with the same files and another version."""
     members: list[tuple[str, bytes | Path]] = []
     for name, content in _members_of(package.read_bytes()):
-        members.append((name, _with_version(content, version) if name == "control.tar.gz" else content))
+        members.append(
+            (name, _with_version(content, version) if name == "control.tar.gz" else content)
+        )
     write_ar(into, members, 0)
 
 
@@ -78,7 +90,9 @@ def _with_version(control: bytes, version: str) -> bytes:
             file = source.extractfile(member)
             content = b"" if file is None else file.read()
             if member.name.removeprefix("./") == "control":
-                content = re.sub(rb"^Version: .*$", f"Version: {version}".encode(), content, flags=re.M)
+                content = re.sub(
+                    rb"^Version: .*$", f"Version: {version}".encode(), content, flags=re.M
+                )
                 member.size = len(content)
             target.addfile(member, io.BytesIO(content))
     return changed.getvalue()

@@ -28,15 +28,26 @@ _VOLATILE = ("dev", "proc", "run", "sys", "tmp", "mnt", "var/log/journal")
 
 def why_no_machines() -> str | None:
     """The reason why this machine cannot boot others, None if it can."""
-    missing = [tool for tool in ("mmdebstrap", "systemd-nspawn", "nsenter") if shutil.which(tool) is None]
+    missing = [
+        tool for tool in ("mmdebstrap", "systemd-nspawn", "nsenter") if shutil.which(tool) is None
+    ]
     if missing:
-        return f"{' and '.join(missing)} not found: install mmdebstrap, systemd-container and util-linux"
+        return (
+            f"{' and '.join(missing)} not found: install mmdebstrap, systemd-container and "
+            "util-linux"
+        )
     return why_impossible()
 
 
 def make_root(archive: Path, packages: Sequence[str] = PACKAGES) -> None:
     """Write the root of a bare Debian 12 into `archive`, by apt. Raises CalledProcessError."""
-    command = ("mmdebstrap", "--variant=minbase", f"--include={','.join(packages)}", RELEASE, str(archive))
+    command = (
+        "mmdebstrap",
+        "--variant=minbase",
+        f"--include={','.join(packages)}",
+        RELEASE,
+        str(archive),
+    )
     subprocess.run(command, check=True, capture_output=True, timeout=900)
 
 
@@ -51,7 +62,16 @@ class Machine:
 
     def enter(self, line: str) -> list[str]:
         """The command line that runs `line` by the machine's shell, as root in /root."""
-        inside = ("env", "-i", f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8", "sh", "-ec", f"cd /root\n{line}")
+        inside = (
+            "env",
+            "-i",
+            f"PATH={PATH}",
+            "HOME=/root",
+            "LANG=C.UTF-8",
+            "sh",
+            "-ec",
+            f"cd /root\n{line}",
+        )
         spaces = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd")
         return ["nsenter", "--target", str(self.leader), *spaces, *inside]
 
@@ -72,21 +92,26 @@ class Machine:
         """The output of a line once it ends with 0."""
         deadline = time.monotonic() + limit_s
         while True:
-            done = subprocess.run(self.enter(line), capture_output=True, text=True, timeout=COMMAND_S)
+            done = subprocess.run(
+                self.enter(line), capture_output=True, text=True, timeout=COMMAND_S
+            )
             if done.returncode == 0:
                 return done.stdout
             assert time.monotonic() < deadline, f"{self.name}# {line}\n{done.stdout}{done.stderr}"
             time.sleep(0.5)
 
     def files(self) -> dict[str, str]:
-        """The machine's files, by their paths; the value changes with kind, mode, owner or content."""
+        """The machine's files, by their paths; the value changes with kind, mode, owner or
+        content."""
         return dict(_described(self.root))
 
 
 def _described(root: Path) -> Iterator[tuple[str, str]]:
     for directory, folders, names in os.walk(root):
         inside = os.path.relpath(directory, root)
-        folders[:] = [name for name in folders if os.path.normpath(f"{inside}/{name}") not in _VOLATILE]
+        folders[:] = [
+            name for name in folders if os.path.normpath(f"{inside}/{name}") not in _VOLATILE
+        ]
         for name in (*folders, *names):
             path = Path(directory, name)
             about = path.lstat()
@@ -95,7 +120,10 @@ def _described(root: Path) -> Iterator[tuple[str, str]]:
                 content = hashlib.sha256(path.read_bytes()).hexdigest()
             elif stat.S_ISLNK(about.st_mode):
                 content = str(path.readlink())
-            yield f"/{path.relative_to(root)}", f"{about.st_mode:o} {about.st_uid}:{about.st_gid} {content}"
+            yield (
+                f"/{path.relative_to(root)}",
+                f"{about.st_mode:o} {about.st_uid}:{about.st_gid} {content}",
+            )
 
 
 @dataclass(frozen=True)
@@ -118,7 +146,8 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> Differenc
 def machines(
     archive: Path, names: Sequence[str], directory: Path, mounts: Mapping[Path, str]
 ) -> Iterator[dict[str, Machine]]:
-    """Boot machines of these names from the root in `archive`; `mounts` are folders that they may read."""
+    """Boot machines of these names from the root in `archive`; `mounts` are folders that they may
+    read."""
     supervisors: list[subprocess.Popen[bytes]] = []
     with Network(names, None) as network:
         try:
@@ -136,7 +165,8 @@ def machines(
 
 
 def _kill(supervisor: subprocess.Popen[bytes]) -> None:
-    """Kill a machine's process 1, and with it all that runs there, before systemd-nspawn, which would leave it."""
+    """Kill a machine's process 1, and with it all that runs there, before systemd-nspawn, which
+    would leave it."""
     for child in _children(supervisor.pid):
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -151,7 +181,14 @@ def _start(
     root.mkdir()
     subprocess.run(("tar", "-C", str(root), "-xf", str(archive)), check=True)
     (root / "etc" / "hostname").write_text(f"{name}\n")
-    own = ("--quiet", "--boot", "--register=no", "--keep-unit", "--link-journal=no", f"--machine={name}")
+    own = (
+        "--quiet",
+        "--boot",
+        "--register=no",
+        "--keep-unit",
+        "--link-journal=no",
+        f"--machine={name}",
+    )
     space = f"--network-namespace-path=/run/netns/{network.namespace(name)}"
     binds = [f"--bind-ro={folder}:{at}" for folder, at in mounts.items()]
     with (directory / f"{name}.log").open("wb") as log:
@@ -164,7 +201,9 @@ def _start(
 
 
 def _children(process: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [
+        int(text) for text in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ]
 
 
 def _leader_of(supervisor: int) -> int:
@@ -173,7 +212,10 @@ def _leader_of(supervisor: int) -> int:
     while True:
         for child in _children(supervisor):
             status = Path(f"/proc/{child}/status").read_text()
-            if any(line.startswith("NSpid:") and line.split()[-1] == "1" for line in status.splitlines()):
+            if any(
+                line.startswith("NSpid:") and line.split()[-1] == "1"
+                for line in status.splitlines()
+            ):
                 return child
         assert time.monotonic() < deadline, f"systemd-nspawn {supervisor} started no machine"
         time.sleep(0.1)

@@ -1,6 +1,8 @@
-"""A node's whole life on bare machines of Debian 12 without a compiler: installed, joined, upgraded and removed.
+"""A node's whole life on bare machines of Debian 12 without a compiler: installed, joined, upgraded
+and removed.
 
-Takes a real folder of wheels for this machine (`make folders`); each machine is booted by systemd in a namespace.
+Takes a real folder of wheels for this machine (`make folders`); each machine is booted by systemd
+in a namespace.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Machine]]:
-    """A coordinator and the node `first` as services on one machine, and two other machines that are bare."""
+    """A coordinator and the node `first` as services on one machine, and two other machines that
+    are bare."""
     directory = tmp_path_factory.mktemp("machines")
     make_build(FOLDER, directory / "next" / TARGET, NEXT)
     mounts = {FOLDERS: WHEELS, directory / "next": NEXT_WHEELS}
@@ -61,7 +64,9 @@ def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
         first.run(f"edgectl init mill && edgectl install coordinator --site pki --wheels {WHEELS}")
         first.run(f"echo 'wheels_listen = \"0.0.0.0:{PORT}\"' >> /etc/edgeshard/coordinator.toml")
         first.run("systemctl enable --now edgeshard-coordinator")
-        first.run(f"edgectl join $(edgectl token create --node first --host {first.address} --quiet)")
+        first.run(
+            f"edgectl join $(edgectl token create --node first --host {first.address} --quiet)"
+        )
         first.run(f"edgectl model add {MODEL} --name fairy-tales")
         yield booted
 
@@ -83,12 +88,17 @@ def connects(first: Machine, count: int) -> None:
 
 def agent(machine: Machine) -> str:
     """The number of the service's process."""
-    return machine.run("systemctl is-active --quiet edgeshard-agent; systemctl show -P MainPID edgeshard-agent").strip()
+    return machine.run(
+        "systemctl is-active --quiet edgeshard-agent; systemctl show -P MainPID edgeshard-agent"
+    ).strip()
 
 
 def readme_lines() -> list[str]:
-    """The lines that README has a reader type on the first machine, after the second one has joined."""
-    section = (ROOT / "README.md").read_text().partition("### Your second node")[2].partition("\n### ")[0]
+    """The lines that README has a reader type on the first machine, after the second one has
+    joined."""
+    section = (
+        (ROOT / "README.md").read_text().partition("### Your second node")[2].partition("\n### ")[0]
+    )
     *_, last = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
     return str(last).splitlines()
 
@@ -109,7 +119,9 @@ def test_a_second_node_joins_is_upgraded_and_leaves(site: dict[str, Machine]) ->
     for line in readme_lines():
         printed = first.run(line)
     assert len(printed.split()) > 20, printed
-    stages = re.findall(r"^(\S+) +\d+:\d+ ", first.run("edgectl describe deployment both"), re.MULTILINE)
+    stages = re.findall(
+        r"^(\S+) +\d+:\d+ ", first.run("edgectl describe deployment both"), re.MULTILINE
+    )
     assert sorted(stages) == ["first", "second"]
 
     # Upgraded from the site, whose port of wheels only the coordinator knows.
@@ -156,7 +168,9 @@ def test_a_package_joins_is_upgraded_and_is_purged(site: dict[str, Machine]) -> 
     make_package(package, machine.root / "srv" / "next.deb", f"{NEXT}+py311")
     before = machine.files()
     machine.run("apt-get install --yes /srv/first.deb")
-    token = first.run(f"edgectl token create --node packaged --host {first.address} --quiet 2>/dev/null")
+    token = first.run(
+        f"edgectl token create --node packaged --host {first.address} --quiet 2>/dev/null"
+    )
     machine.run(f"edgectl join {token}")
     first.waits_for("edgectl get nodes | grep -q '^packaged .* connected '")
 
@@ -169,12 +183,18 @@ def test_a_package_joins_is_upgraded_and_is_purged(site: dict[str, Machine]) -> 
 
     machine.run("apt-get remove --yes edgeshard")
     left = difference(before, machine.files())
-    page = (ROOT / "docs" / "install.md").read_text().partition("`apt-get remove edgeshard` stops both daemons.")[2]
+    page = (
+        (ROOT / "docs" / "install.md")
+        .read_text()
+        .partition("`apt-get remove edgeshard` stops both daemons.")[2]
+    )
     named = re.findall(r"/[\w/-]+\w", page.partition("`apt-get purge")[0])
     assert "/etc/edgeshard" in named
     unnamed = [path for path in left.added if not path.startswith((*named, *OF_APT))]
     assert not left.removed and not unnamed, left
     machine.run("apt-get purge --yes edgeshard")
     left = difference(before, machine.files())
-    changes = [path for path in (*left.added, *left.removed, *left.changed) if not path.startswith(OF_APT)]
+    changes = [
+        path for path in (*left.added, *left.removed, *left.changed) if not path.startswith(OF_APT)
+    ]
     assert not set(changes) - set(OLD_USERS), left

@@ -1,4 +1,5 @@
-"""The line that a site prints, on a box that has Python and nothing of EdgeShard, against a real coordinator."""
+"""The line that a site prints, on a box that has Python and nothing of EdgeShard, against a real
+coordinator."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ HERE = f"{platform.machine()}-py{PYTHON}-cpu"
 
 
 @asynccontextmanager
-async def offering(directory: Path, folder: str = HERE) -> AsyncIterator[tuple[SecureSite, JoinToken]]:
+async def offering(
+    directory: Path, folder: str = HERE
+) -> AsyncIterator[tuple[SecureSite, JoinToken]]:
     wheels = directory / "wheels"
     make_folder(wheels / folder, "0.1.0", padding=1 << 20)
     async with SecureSite(directory, "--wheels", str(wheels)) as mill, mill.client_of() as admin:
@@ -39,7 +42,13 @@ async def typed(box: Box, line: str) -> subprocess.CompletedProcess[str]:
     user = ["unshare", "--user", "--map-user=1000"] if os.geteuid() == 0 else []
     command = [*user, "sh", "-c", line]
     return await asyncio.to_thread(
-        subprocess.run, command, env=box.environment, capture_output=True, text=True, timeout=250, cwd=box.directory
+        subprocess.run,
+        command,
+        env=box.environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=box.directory,
     )
 
 
@@ -53,9 +62,13 @@ async def test_the_line_installs_and_joins(tmp_path: Path) -> None:
         box = Box(tmp_path)
         result = await typed(box, f"{line_without_edgeshard(token)} --memory 2GiB")
         assert result.returncode == 0, result.stdout + result.stderr
-        assert f"joins by {invitation_to_text(token.invitation)} with --memory 2GiB" in result.stdout
+        assert (
+            f"joins by {invitation_to_text(token.invitation)} with --memory 2GiB" in result.stdout
+        )
         assert box.version() == "0.1.0"
-        assert (box.prefix / "current" / "install.sh").read_bytes() == INSTALLER.read_bytes()  # it can be removed
+        assert (
+            box.prefix / "current" / "install.sh"
+        ).read_bytes() == INSTALLER.read_bytes()  # it can be removed
         assert not cache_of(box).exists()
 
 
@@ -87,7 +100,9 @@ async def test_another_site_is_not_shown_the_token(tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         async with SecureSite(tmp_path / "other") as other, other.client_of() as admin:
             stranger = await admin.create_token(Role.AGENT, "b")
-        result = await typed(box, line_without_edgeshard(replace(token, authorities=stranger.authorities)))
+        result = await typed(
+            box, line_without_edgeshard(replace(token, authorities=stranger.authorities))
+        )
         assert result.returncode == 1
         assert "is not the site of the token" in result.stderr
         async with mill.client_of() as admin:
@@ -100,7 +115,10 @@ async def test_a_box_without_wheels_hears_so_before_any_download(tmp_path: Path)
         box = Box(tmp_path)
         result = await typed(box, line_without_edgeshard(token))
         assert result.returncode == 1
-        assert f"this site has wheels for {OTHER} with Python 3.{PYTHON[1:]}, but this machine is" in result.stderr
+        assert (
+            f"this site has wheels for {OTHER} with Python 3.{PYTHON[1:]}, but this machine is"
+            in result.stderr
+        )
         assert tree(box.home) == []
 
 

@@ -1,4 +1,5 @@
-"""install.sh in an ordinary user's home: twice, over an older version, killed at each step, on a full disk; removed."""
+"""install.sh in an ordinary user's home: twice, over an older version, killed at each step, on a
+full disk; removed."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_a_second_run_changes_nothing(box: Box, old: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_upgrade_keeps_the_version_before_and_removes_older_ones(box: Box, old: Path, new: Path) -> None:
+def test_an_upgrade_keeps_the_version_before_and_removes_older_ones(
+    box: Box, old: Path, new: Path
+) -> None:
     newest = make_folder(new.with_name("newest"), "0.3.0")
     for folder in (old, new, newest):
         box.install(folder)
@@ -67,7 +70,8 @@ def test_killed_after_each_step_leaves_what_works(box: Box, old: Path, new: Path
             program,
             (
                 f'REAL "$@"; code=$?; echo >> {count}\n'
-                f'[ $(wc -l < {count}) -ne "$(cat {count}.kill)" ] || kill -9 0\n'  # the whole group
+                # the whole group
+                f'[ $(wc -l < {count}) -ne "$(cat {count}.kill)" ] || kill -9 0\n'
                 "exit $code"
             ),
         )
@@ -96,7 +100,10 @@ def test_killed_after_each_step_leaves_what_works(box: Box, old: Path, new: Path
 def test_killed_within_pip_leaves_what_works(box: Box, old: Path, new: Path) -> None:
     box.install(old)
     process = subprocess.Popen(
-        box.command(new, "--wheels", new), env=box.environment, stdout=subprocess.DEVNULL, start_new_session=True
+        box.command(new, "--wheels", new),
+        env=box.environment,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     begun = box.prefix / "versions"
     while process.poll() is None and not list(begun.glob("0.2.0-*/bin/python")):
@@ -138,7 +145,11 @@ def test_a_full_disk_leaves_what_was_there(box: Box, old: Path) -> None:
         assert said.returncode == 1
         assert "bytes are needed on the disk of" in said.stderr
         # Somebody else fills it, once the script has looked.
-        box.wrap("df", f'REAL "$@"; dd if=/dev/zero of={box.prefix}/versions/filler bs=1M count=20 2>/dev/null')
+        box.wrap(
+            "df",
+            f'REAL "$@"; dd if=/dev/zero of={box.prefix}/versions/filler bs=1M count=20 '
+            "2>/dev/null",
+        )
         middling = make_folder(box.directory / "middling", "0.3.0", padding=4 << 20)
         said = box.run(middling, "--wheels", middling)
         assert said.returncode == 1
@@ -183,18 +194,26 @@ def test_a_changed_wheel_is_refused(box: Box, old: Path, what: str) -> None:
     assert not list((box.prefix / "versions").iterdir())
 
 
-def test_a_folder_of_another_machine_or_python_is_refused_by_name(box: Box, old: Path, tmp_path: Path) -> None:
+def test_a_folder_of_another_machine_or_python_is_refused_by_name(
+    box: Box, old: Path, tmp_path: Path
+) -> None:
     other = make_folder(tmp_path / "other", "0.1.0")
-    (other / "edgeshard-0.1.0-py3-none-any.whl").rename(other / "edgeshard-0.1.0-py3-none-manylinux_2_28_riscv64.whl")
+    (other / "edgeshard-0.1.0-py3-none-any.whl").rename(
+        other / "edgeshard-0.1.0-py3-none-manylinux_2_28_riscv64.whl"
+    )
     assert "no EdgeShard for" in box.run(other, "--wheels", other).stderr
     (old / "numpy-2.4.0-cp399-cp399-manylinux_2_28_x86_64.whl").touch()
     assert "no Python 3.99 was found" in box.run(old, "--wheels", old).stderr
     assert not box.prefix.exists()
 
 
-def test_joining_takes_the_token_from_standard_input_and_leaves_no_lock(box: Box, old: Path) -> None:
+def test_joining_takes_the_token_from_standard_input_and_leaves_no_lock(
+    box: Box, old: Path
+) -> None:
     wheels = shutil.copytree(old, box.directory / "fetched")
-    said = box.install(wheels, "--delete-wheels", "--join", "-", "--", "--memory", "2GiB", said="edgeshard2-abc\n")
+    said = box.install(
+        wheels, "--delete-wheels", "--join", "-", "--", "--memory", "2GiB", said="edgeshard2-abc\n"
+    )
     assert "joins by edgeshard2-abc with --memory 2GiB" in said
     assert not wheels.exists()
 

@@ -23,7 +23,8 @@ done
 echo layered
 """
 _SHOWN = (
-    "find /opt/edgeshard /usr/local/bin/edgectl /etc/edgeshard /var/lib/edgeshard-agent 2>/dev/null | sort | head -n 9"
+    "find /opt/edgeshard /usr/local/bin/edgectl /etc/edgeshard /var/lib/edgeshard-agent "
+    "2>/dev/null | sort | head -n 9"
 )
 
 
@@ -32,9 +33,14 @@ def in_layers(box: Box, script: str) -> str:
     layers = box.directory / "layers"
     layers.mkdir(exist_ok=True)
     whole = LAYERED.format(layers=layers, directories=" ".join(DIRECTORIES)) + script
-    environment = {"HOME": str(box.home), "PATH": f"{box.path}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    environment = {
+        "HOME": str(box.home),
+        "PATH": f"{box.path}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    }
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", whole]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=box.directory)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=250, cwd=box.directory
+    )
     if "layered" not in done.stdout:
         pytest.skip(f"this system mounts no layers: {done.stderr.strip()[:200]}")
     return done.stdout + done.stderr
@@ -84,8 +90,11 @@ sh {shlex.quote(str(folder / "install.sh"))} purge --yes || {_SHOWN}
     assert "/etc/edgeshard/agent.installed.json\n" in said
 
 
-def test_an_upgrade_restarts_the_services_of_this_installation_until_that_works(tmp_path: Path) -> None:
-    """systemctl is a program of the test; tests/installing/test_bare_debian.py has systemd itself."""
+def test_an_upgrade_restarts_the_services_of_this_installation_until_that_works(
+    tmp_path: Path,
+) -> None:
+    """systemctl is a program of the test; tests/installing/test_bare_debian.py has systemd
+    itself."""
     box, log = Box(tmp_path), tmp_path / "called.log"
     for name, version in (("old", "0.1.0"), ("new", "0.2.0")):
         make_folder(tmp_path / name, version)
@@ -113,4 +122,6 @@ edgectl --version
 """,
     )
     assert said.splitlines()[1:] == ["failed", "edgectl 0.2.0"], said
-    assert log.read_text().splitlines() == 2 * ["systemctl try-restart edgeshard-agent with edgectl 0.2.0"]
+    assert log.read_text().splitlines() == 2 * [
+        "systemctl try-restart edgeshard-agent with edgectl 0.2.0"
+    ]

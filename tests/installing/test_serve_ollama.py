@@ -38,7 +38,8 @@ TOOL = {
 
 
 def installed_wheel(directory: Path) -> Path:
-    """A folder with the files that this checkout's wheel installs; its kernels are the checkout's."""
+    """A folder with the files that this checkout's wheel installs; its kernels are the
+    checkout's."""
     environment = os.environ | {
         hatch_build.READY_LIBRARY: str(hatch_build.LIBRARY),
         hatch_build.READY_PLATFORM: "linux_x86_64",
@@ -47,7 +48,17 @@ def installed_wheel(directory: Path) -> Path:
     subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=300)
     (wheel,) = directory.glob("*.whl")
     target = directory / "installed"
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(target)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+        "--target",
+        str(target),
+    ]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True, timeout=300)
     return target
 
@@ -72,11 +83,17 @@ def test_a_wheel_serves_ollamas_model_with_tools(tmp_path: Path) -> None:
     if not hatch_build.LIBRARY.exists():
         pytest.skip("the kernels are not compiled: make setup")
     installed = installed_wheel(tmp_path)
-    weights = write_demo_gguf(tmp_path / "demo.gguf", everywhere(GGMLQuantizationType.Q8_0), TOOLS_TEMPLATE)
+    weights = write_demo_gguf(
+        tmp_path / "demo.gguf", everywhere(GGMLQuantizationType.Q8_0), TOOLS_TEMPLATE
+    )
     store = OllamaFolder(tmp_path / "models")
     texts = {"params": '{"temperature": 0.5}', "template": "{{ .Prompt }}"}
     store.add("tales/1b", weights.read_bytes(), {"parser": "x"}, **texts)
-    settings = {"OLLAMA_MODELS": str(store.folder), "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
+    settings = {
+        "OLLAMA_MODELS": str(store.folder),
+        "PYTHONPATH": str(installed),
+        "PYTHONSAFEPATH": "1",
+    }
     arguments = ["serve", "ollama:tales:1b", "--state-dir", str(tmp_path / "site")]
     arguments += ["--listen", "127.0.0.1:0", "--port", "0"]
     running = Running(tmp_path, "edgectl", *arguments, settings=settings, cwd=tmp_path)

@@ -1,4 +1,5 @@
-"""edgectl upgrade and edgectl uninstall of an installation by install.sh, in an ordinary user's home."""
+"""edgectl upgrade and edgectl uninstall of an installation by install.sh, in an ordinary user's
+home."""
 
 from __future__ import annotations
 
@@ -100,7 +101,9 @@ def test_a_bundle_with_one_changed_byte_changes_nothing(box: Box, new: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("back", [False, True])
-def test_an_upgrade_killed_after_each_step_leaves_a_version(box: Box, new: Path, back: bool) -> None:
+def test_an_upgrade_killed_after_each_step_leaves_a_version(
+    box: Box, new: Path, back: bool
+) -> None:
     bundle = pack(new)
     if back:
         assert edgectl(box, "upgrade", "--from", bundle).returncode == 0
@@ -115,7 +118,8 @@ def test_an_upgrade_killed_after_each_step_leaves_a_version(box: Box, new: Path,
             program,
             (
                 f'REAL "$@"; code=$?; echo >> {count}\n'
-                f'[ $(wc -l < {count}) -ne "$(cat {count}.kill)" ] || kill -9 0\n'  # the whole group
+                # the whole group
+                f'[ $(wc -l < {count}) -ne "$(cat {count}.kill)" ] || kill -9 0\n'
                 "exit $code"
             ),
         )

@@ -1,4 +1,5 @@
-"""Histograms count as Prometheus wants them: by bounds that include their figure, each bucket with all below it."""
+"""Histograms count as Prometheus wants them: by bounds that include their figure, each bucket with
+all below it."""
 
 from __future__ import annotations
 
@@ -28,9 +29,14 @@ def filled(values: list[float]) -> Histogram:
     return counts
 
 
-@given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=40), st.sampled_from((0.0, 0.05, 0.5, 0.95, 0.99, 1.0)))
+@given(
+    st.lists(st.floats(0.0, 20.0), min_size=1, max_size=40),
+    st.sampled_from((0.0, 0.05, 0.5, 0.95, 0.99, 1.0)),
+)
 @example([0.0, 0.0, 0.0, 1.0, 1.0, 1.0], 0.5)
-def test_a_quantile_is_wrong_by_less_than_its_buckets_width(values: list[float], share: float) -> None:
+def test_a_quantile_is_wrong_by_less_than_its_buckets_width(
+    values: list[float], share: float
+) -> None:
     exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
     found = filled(values).quantile(share)
     assert found is not None

@@ -37,7 +37,9 @@ async def listening(
         await listener.stop()
 
 
-async def asked(address: str, request: bytes, context: ssl.SSLContext | None = None, name: str | None = None) -> str:
+async def asked(
+    address: str, request: bytes, context: ssl.SSLContext | None = None, name: str | None = None
+) -> str:
     host, port = split_address(address)
     reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
     writer.write(request)
@@ -53,9 +55,14 @@ def get(path: str, *headers: str) -> bytes:
 async def test_a_scrape_gets_what_is_counted_in_the_format_it_asks_for() -> None:
     async with listening() as address:
         plain = await asked(address, get("/metrics"))
-        open_metrics = await asked(address, get("/metrics?x=1", "Accept: application/openmetrics-text; version=1.0.0"))
+        open_metrics = await asked(
+            address, get("/metrics?x=1", "Accept: application/openmetrics-text; version=1.0.0")
+        )
     assert plain.startswith("HTTP/1.1 200 OK\r\nContent-Type: text/plain")
-    assert 'edgeshard_things_total{kind="good"} 3.0' in plain and "process_resident_memory_bytes" in plain
+    assert (
+        'edgeshard_things_total{kind="good"} 3.0' in plain
+        and "process_resident_memory_bytes" in plain
+    )
     assert "application/openmetrics-text" in open_metrics and open_metrics.endswith("# EOF\n")
 
 
@@ -78,12 +85,16 @@ async def test_a_version_that_is_none_gets_a_format_all_the_same(
     kind: str, version: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with listening() as address:
-        request = f"GET /metrics HTTP/1.1\r\nAccept: {kind};version={version}\r\n\r\n".encode("latin-1")
+        request = f"GET /metrics HTTP/1.1\r\nAccept: {kind};version={version}\r\n\r\n".encode(
+            "latin-1"
+        )
         assert (await asked(address, request)).startswith("HTTP/1.1 200 OK")
     assert "metrics_failed" not in capfd.readouterr().err
 
 
-async def test_metrics_that_cannot_be_read_are_an_answer_too(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_metrics_that_cannot_be_read_are_an_answer_too(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def broken() -> list[object]:
         raise ValueError("broken")
 
@@ -134,7 +145,9 @@ async def test_over_tls_clients_and_operators_read_and_nobody_else(identities: I
         assert await status(identities.of(Role.AGENT, "a")) == "403"
         assert await status(revoked) == "403"
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            await asked_strictly(address, ssl.create_default_context(cafile=identities.coordinator().ca))
+            await asked_strictly(
+                address, ssl.create_default_context(cafile=identities.coordinator().ca)
+            )
 
 
 async def asked_strictly(address: str, context: ssl.SSLContext) -> None:
@@ -143,7 +156,9 @@ async def asked_strictly(address: str, context: ssl.SSLContext) -> None:
         raise ConnectionResetError
 
 
-async def test_a_renewed_certificate_is_shown_at_the_next_handshake(identities: Identities, tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_shown_at_the_next_handshake(
+    identities: Identities, tmp_path: Path
+) -> None:
     own, other = identities.coordinator(), identities.of(Role.AGENT, "renewed")
     copies = TlsFiles(own.ca, tmp_path / "cert.pem", tmp_path / "key.pem")
 
@@ -165,7 +180,9 @@ async def test_tls_has_forward_secrecy_and_is_not_old(identities: Identities) ->
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     async with listening(identities.coordinator()) as address:
         host, port = split_address(address)
-        _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=SERVER_NAME)
+        _, writer = await asyncio.open_connection(
+            host, port, ssl=context, server_hostname=SERVER_NAME
+        )
         name, version, _ = writer.get_extra_info("ssl_object").cipher()
         writer.close()
         context.set_ciphers("AES128-GCM-SHA256")

@@ -1,4 +1,5 @@
-"""Every cut counted out as arrays: the same as one by one, scored and filtered as every other answer is."""
+"""Every cut counted out as arrays: the same as one by one, scored and filtered as every other
+answer is."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_every_cut_is_there_once_and_scored_as_any_other(seed: int) -> None:
         rng = np.random.default_rng(seed)
         most = rng.integers(0, instance.layers + 1, instance.nodes)
         hop = np.where(rng.random(instance.hop_s.shape) < 0.3, np.inf, instance.hop_s)
-        instance = replace(instance, max_layers=most, hop_s=hop, min_nodes=1 + seed % 2, max_nodes=2 + seed % 3)
+        instance = replace(
+            instance, max_layers=most, hop_s=hop, min_nodes=1 + seed % 2, max_nodes=2 + seed % 3
+        )
     every = single_kinds(instance)
     seen: list[Cut] = []
     for cuts in every_cut(instance, every, part=17):
@@ -71,7 +74,9 @@ def test_of_equal_nodes_only_the_first_ones_are_tried() -> None:
     )
     kinds = kinds_of_all([instance])
     assert kinds.members == ((0,), (1, 2, 3))
-    assert kinds_of_all([instance, replace(instance, head_s=np.array([0.1, 0.2, 0.2, 0.3]))]).members == (
+    assert kinds_of_all(
+        [instance, replace(instance, head_s=np.array([0.1, 0.2, 0.2, 0.3]))]
+    ).members == (
         (0,),
         (1, 2),
         (3,),
@@ -79,7 +84,9 @@ def test_of_equal_nodes_only_the_first_ones_are_tried() -> None:
     few = [cuts.cut(index) for cuts in every_cut(instance) for index in range(len(cuts))]
     assert all(cut.nodes == tuple(range(len(cut.nodes))) for cut in few)
     values = {score(instance, cut).round_s for cut in one_by_one(instance)}
-    assert {round(score(instance, cut).round_s, 12) for cut in few} == {round(value, 12) for value in values}
+    assert {round(score(instance, cut).round_s, 12) for cut in few} == {
+        round(value, 12) for value in values
+    }
     assert count_cuts(instance) == 1 + 4 + 6 + 4
 
 

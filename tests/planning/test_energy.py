@@ -49,7 +49,8 @@ def test_a_request_alone_takes_its_span_idle_and_its_computing_busy(seed: int) -
     span = first_s + more * counted.token_s(*place)
     tokens = counted.computing(*place, 1, False)
     joules = sum(
-        WATTS[node][0] * span + (WATTS[node][1] - WATTS[node][0]) * (prompt[stage] + more * tokens[stage])
+        WATTS[node][0] * span
+        + (WATTS[node][1] - WATTS[node][0]) * (prompt[stage] + more * tokens[stage])
         for stage, node in enumerate(cut.nodes)
     )
     assert energy_j(costs, cut, Load()) == pytest.approx(joules, rel=1e-9)
@@ -72,7 +73,11 @@ def test_a_cluster_file_gives_watts_or_takes_the_catalogues() -> None:
     own = parse_cluster(node(kind="orin-nx", idle_w=4.0, busy_w=22)).nodes[0].device
     assert (own.idle_w, own.busy_w) == (4.0, 22.0)
     assert "idle_w, busy_w: cluster file" in own.source
-    assert parse_cluster(node(kind="orin-nx")).nodes[0].device.busy_w == CATALOGUE["orin-nx"].busy_w == 25
+    assert (
+        parse_cluster(node(kind="orin-nx")).nodes[0].device.busy_w
+        == CATALOGUE["orin-nx"].busy_w
+        == 25
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,18 +176,23 @@ def test_more_room_to_choose_never_takes_more(seed: int) -> None:
     problem = small(seed)
     fewer = replace(problem, max_nodes=None, exclude=(problem.cluster.nodes[-1].name,))
     assert joules(plan(replace(problem, max_nodes=None), 0)) <= joules(plan(fewer, 0)) * (1 + SAME)
-    fastest = plan(replace(problem, objective=Objective.LATENCY, max_time_per_token_s=None), 0).prediction
+    fastest = plan(
+        replace(problem, objective=Objective.LATENCY, max_time_per_token_s=None), 0
+    ).prediction
     if fastest is None:
         return
     limits = (1.01 * fastest.time_per_token_s, 2 * fastest.time_per_token_s, None)
     found = [joules(plan(replace(problem, max_time_per_token_s=limit), 0)) for limit in limits]
     assert inf > found[0] >= found[1] * (1 - SAME) >= found[2] * (1 - 2 * SAME)
-    alone, some, more = (joules(plan(replace(problem, concurrency=count), 0)) for count in (1, 3, 6))
+    alone, some, more = (
+        joules(plan(replace(problem, concurrency=count), 0)) for count in (1, 3, 6)
+    )
     assert alone >= some * (1 - SAME) >= more * (1 - 2 * SAME)
 
 
 def two_nodes(**changes: object) -> PlanProblem:
-    """A node that sips and a node that gulps, and is twenty times as fast; the model fits each of them."""
+    """A node that sips and a node that gulps, and is twenty times as fast; the model fits each of
+    them."""
     cluster = parse_cluster(
         {
             "source": "orin",
@@ -205,7 +215,11 @@ def test_energy_is_bought_with_time_as_far_as_the_limit_allows() -> None:
     limit = (fast.time_per_token_s + thrifty.time_per_token_s) / 2
     between = plan(two_nodes(max_time_per_token_s=limit)).prediction
     assert between is not None and between.time_per_token_s <= limit
-    assert thrifty.cost(Objective.ENERGY) < between.cost(Objective.ENERGY) <= fast.cost(Objective.ENERGY)
+    assert (
+        thrifty.cost(Objective.ENERGY)
+        < between.cost(Objective.ENERGY)
+        <= fast.cost(Objective.ENERGY)
+    )
     none = plan(two_nodes(max_time_per_token_s=fast.time_per_token_s / 100))
     assert none.shortage is not None and none.shortage.constraint == "max_time_per_token"
 
@@ -221,7 +235,9 @@ def test_nodes_of_unknown_power_are_named() -> None:
     first, second = problem.cluster.nodes
     without = replace(second, device=replace(second.device, idle_w=None, busy_w=None))
     problem = replace(problem, cluster=replace(problem.cluster, nodes=(first, without)))
-    with pytest.raises(InvalidArgumentError, match="power of gpu is unknown; give idle_w and busy_w") as caught:
+    with pytest.raises(
+        InvalidArgumentError, match="power of gpu is unknown; give idle_w and busy_w"
+    ) as caught:
         plan(problem)
     assert (caught.value.field, caught.value.reason) == ("objective", "UNKNOWN_POWER")
     assert joules(plan(replace(problem, exclude=("gpu",)))) < inf
@@ -239,4 +255,6 @@ def test_runner_ups_and_other_strategies_are_judged_by_energy() -> None:
     rows = compare(two_nodes(concurrency=4))
     assert rows[-1].gap == 0
     for row in rows:
-        assert row.joules_per_token and row.gap == pytest.approx(1 - joules(result) / row.joules_per_token)
+        assert row.joules_per_token and row.gap == pytest.approx(
+            1 - joules(result) / row.joules_per_token
+        )

@@ -1,4 +1,5 @@
-"""Plans for every objective against every placement counted out from the definitions, on sites of every sort.
+"""Plans for every objective against every placement counted out from the definitions, on sites of
+every sort.
 
 `bench/test_planner_plans.py` has hundreds of them, and large sites.
 """
@@ -58,7 +59,9 @@ def test_a_bound_holds_where_nothing_is_counted_out(
     found = plan(problem, alternatives=0)
     assert (found.prediction is None) == (best_s == inf)
     if found.gap is not None:
-        assert seconds(found) * (1 - found.gap) * (1 - SAME) <= best_s <= seconds(found) * (1 + SAME)
+        assert (
+            seconds(found) * (1 - found.gap) * (1 - SAME) <= best_s <= seconds(found) * (1 + SAME)
+        )
 
 
 @pytest.mark.parametrize("seed", [8, 13])

@@ -46,7 +46,9 @@ def test_random_programs_have_the_value_that_glop_finds() -> None:
         solver = solver_of.Solver.CreateSolver("GLOP")
         x = [solver.NumVar(0, solver.infinity(), str(index)) for index in range(count)]
         for row, limit in zip(
-            upper / np.abs(upper).max(axis=1)[:, None], limits / np.abs(upper).max(axis=1), strict=True
+            upper / np.abs(upper).max(axis=1)[:, None],
+            limits / np.abs(upper).max(axis=1),
+            strict=True,
         ):
             solver.Add(sum(float(a) * v for a, v in zip(row, x, strict=True)) <= float(limit))
         solver.Add(sum(float(a) * v for a, v in zip(equal[0], x, strict=True)) == float(values[0]))

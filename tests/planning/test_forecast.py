@@ -1,4 +1,5 @@
-"""A plan under load: the plan's own figures if a formula holds, otherwise the expected effects of load."""
+"""A plan under load: the plan's own figures if a formula holds, otherwise the expected effects of
+load."""
 
 from __future__ import annotations
 
@@ -74,14 +75,19 @@ def test_a_batch_that_starts_together_gets_what_the_plan_predicts(head_on_source
 
 
 def test_a_node_is_busy_for_what_its_steps_take(alone: PlanResult) -> None:
-    """A single request: at any time one node computes or one link sends, or the frame is in flight."""
+    """A single request: at any time one node computes or one link sends, or the frame is in
+    flight."""
     found = forecast(alone, [ServedRequest(0.0, 100, 40)])
     assert [node.node for node in found.nodes] == [stage.node for stage in alone.stages]
-    assert [node.receiver for node in found.nodes] == [stage.node for stage in (*alone.stages[1:], alone.stages[0])]
+    assert [node.receiver for node in found.nodes] == [
+        stage.node for stage in (*alone.stages[1:], alone.stages[0])
+    ]
     hops_s = 40 * len(alone.stages) * 0.002
     busy = sum(node.computing + node.sending for node in found.nodes)
     assert busy * found.span_s + hops_s == pytest.approx(found.span_s, rel=1e-6)
-    assert found.bubble_share == pytest.approx(1 - sum(node.computing for node in found.nodes) / len(found.nodes))
+    assert found.bubble_share == pytest.approx(
+        1 - sum(node.computing for node in found.nodes) / len(found.nodes)
+    )
 
 
 def test_more_load_is_slower_for_each_and_faster_in_all(shared: PlanResult) -> None:
@@ -100,17 +106,27 @@ def test_more_load_is_slower_for_each_and_faster_in_all(shared: PlanResult) -> N
 
 
 def test_a_long_prompt_goes_in_slices_while_nobody_decodes() -> None:
-    """As the head does and the plan predicts: nodes compute in parallel, so that the first token arrives sooner."""
+    """As the head does and the plan predicts: nodes compute in parallel, so that the first token
+    arrives sooner."""
     result = planned(prompt_tokens=1024, new_tokens=2)
     assert result.prediction is not None
-    found, whole_s = forecast(result, [ServedRequest(0.0, 1024, 2)]), result.prediction.prefill.round_s
+    found, whole_s = (
+        forecast(result, [ServedRequest(0.0, 1024, 2)]),
+        result.prediction.prefill.round_s,
+    )
     assert found.ttft_s.mean == pytest.approx(result.prediction.ttft_s, rel=0.01)
     assert found.ttft_s.mean < 0.9 * whole_s
-    prefills = [v for v in found.visits if v.kind == "prefill" and v.station == result.stages[0].node]
+    prefills = [
+        v for v in found.visits if v.kind == "prefill" and v.station == result.stages[0].node
+    ]
     assert len(prefills) > 1024 / 512, "more than the budget of a step would make"
-    (line,) = [line for line in explain(result) if line.startswith("A single prompt is sent in slices of ")]
+    (line,) = [
+        line for line in explain(result) if line.startswith("A single prompt is sent in slices of ")
+    ]
     whole_ms = 1000 * whole_s
-    assert line.endswith(f"not {whole_ms:.1f} ms." if whole_ms < 1000 else f"not {whole_ms / 1000:.2f} s.")
+    assert line.endswith(
+        f"not {whole_ms:.1f} ms." if whole_ms < 1000 else f"not {whole_ms / 1000:.2f} s."
+    )
     assert not any("slices" in line for line in explain(planned()))
 
 
@@ -122,7 +138,9 @@ def test_a_visit_is_seen_where_and_when_it_was(alone: PlanResult) -> None:
     kinds = [visit.kind for visit in found.visits if visit.station == "a"]
     assert kinds == ["prefill", "decode", "decode"]
     stations = {visit.station for visit in found.visits}
-    assert stations == {n.node for n in found.nodes} | {f"{n.node} -> {n.receiver}" for n in found.nodes}
+    assert stations == {n.node for n in found.nodes} | {
+        f"{n.node} -> {n.receiver}" for n in found.nodes
+    }
     assert all(earlier.start_s <= later.start_s for earlier, later in pairwise(found.visits))
 
 

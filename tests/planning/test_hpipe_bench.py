@@ -45,13 +45,21 @@ def test_hpipe_is_ahead_of_every_other_use_of_all_nodes(found: dict[str, Outcome
     ours = found["HPipe"]
     for name in ("Base", "GPipe", "GP-B", "Megatron-LM", "TeraPipe", "TP-T"):
         other = found[name]
-        assert ours.ttft_s < other.ttft_s and ours.tokens_per_s > other.tokens_per_s and ours.joules < other.joules
+        assert (
+            ours.ttft_s < other.ttft_s
+            and ours.tokens_per_s > other.tokens_per_s
+            and ours.joules < other.joules
+        )
     assert ours.memory_bytes < found["GPipe"].memory_bytes
 
 
 def test_energy_is_the_planners_where_the_planner_has_the_schedule(costs: Costs) -> None:
     """Its own formula is for whole prompts, one after the other."""
-    for schedule in (schedules.gpipe(costs), schedules.balanced_gpipe(costs), schedules.one_node(costs)):
+    for schedule in (
+        schedules.gpipe(costs),
+        schedules.balanced_gpipe(costs),
+        schedules.one_node(costs),
+    ):
         expected = energy_j(costs, schedule.cut, Load(1, PROMPTS))
         assert expected is not None
         assert PROMPTS * outcome(costs, schedule).joules == pytest.approx(expected, rel=1e-9)
@@ -66,7 +74,8 @@ def sending(hop: HopTimes) -> StageSeconds:
 
 
 def test_first_tokens_are_those_of_hpipes_recurrence(costs: Costs) -> None:
-    """With each link as one more device. The planner's heads also limit how many slices are on their way."""
+    """With each link as one more device. The planner's heads also limit how many slices are on
+    their way."""
     times = PromptTimes(costs)
     for schedule in (schedules.gpipe(costs), schedules.hpipe(costs), schedules.terapipe(costs)):
         stations: list[StageSeconds] = []
@@ -89,7 +98,9 @@ def test_tensor_parallel_nodes_share_a_block_and_pay_for_their_sums(costs: Costs
         size, seconds = len(group), stage.prefill_s(tokens, 0)
         assert seconds * (1 - share) == pytest.approx(alone.prefill_s(tokens, 0) / size)
         # 16 blocks, 2 sums each: every node sends its part of the hidden states 2 (D - 1) times.
-        assert seconds * share == pytest.approx(16 * 2 * 2 * (size - 1) * hidden / size / 10e9, rel=0.01)
+        assert seconds * share == pytest.approx(
+            16 * 2 * 2 * (size - 1) * hidden / size / 10e9, rel=0.01
+        )
     assert len(outcome(costs, divided).placement.split(",")) == 2
 
 
@@ -97,7 +108,8 @@ BY_SPEED = (11, 22, 24, 27, 30, 32)
 EVEN = (6, 12, 17, 22, 27, 32)
 SLICED = (*[128] * 15, 127)
 PAPER = {
-    # The cut, the slices, and whether the nodes of a computer share each block. (The paper's six baselines, and HPipe.)
+    # The cut, the slices, and whether the nodes of a computer share each block. (The paper's six
+    # baselines, and HPipe.)
     "Base": (EVEN, (2047,), False),
     "GPipe": (EVEN, (2047,), False),
     "GP-B": (BY_SPEED, (2047,), False),
@@ -127,13 +139,17 @@ def test_a_slice_uses_no_less_of_a_device_when_it_is_longer() -> None:
         rtx, p100 = (list(utilisation(name, kind).values()) for kind in ("rtx-3090", "p100"))
         for used in (rtx, p100):
             assert used == sorted(used) and used[-1] == pytest.approx(1)
-        assert all(slow >= fast * (1 - 1e-9) for slow, fast in zip(p100, rtx, strict=True))  # fewer operations a byte
+        assert all(
+            slow >= fast * (1 - 1e-9) for slow, fast in zip(p100, rtx, strict=True)
+        )  # fewer operations a byte
     # One token: two operations for each weight of two bytes.
     assert p100[0] == pytest.approx(732e9 / 18.7e12, rel=0.01)
 
 
 def test_measured_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
-    found = measured.Measured("a core", "avx2", 90.0, 30.0, 128, {1: 0.25, 6: 0.8}, {0: 0.85}, {1: 0.33, 6: 1.0})
+    found = measured.Measured(
+        "a core", "avx2", 90.0, 30.0, 128, {1: 0.25, 6: 0.8}, {0: 0.85}, {1: 0.33, 6: 1.0}
+    )
     measured.write(tmp_path / "kernels.json", found)
     assert measured.read(tmp_path / "kernels.json") == found
 
@@ -156,7 +172,10 @@ def test_a_prompt_holds_memory_as_long_as_it_is_on_its_way() -> None:
 
 
 def test_a_schedule_without_the_memory_says_how_much_is_missing(costs: Costs) -> None:
-    nodes = tuple(replace(node, device=replace(node.device, memory_bytes=8e9)) for node in costs.problem.cluster.nodes)
+    nodes = tuple(
+        replace(node, device=replace(node.device, memory_bytes=8e9))
+        for node in costs.problem.cluster.nodes
+    )
     small = Costs(replace(costs.problem, cluster=replace(costs.problem.cluster, nodes=nodes)))
     lacking = outcome(small, schedules.one_node(small))
     assert not lacking.runs and "GB short" in lacking.reason

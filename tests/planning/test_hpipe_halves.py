@@ -1,4 +1,5 @@
-"""Attention and MLP halves sum to their block, and the best cuts by halves are no worse than the best by blocks."""
+"""Attention and MLP halves sum to their block, and the best cuts by halves are no worse than the
+best by blocks."""
 
 from __future__ import annotations
 
@@ -26,11 +27,22 @@ HALVES = {name: HalfCosts(costs.problem) for name, costs in WHOLE.items()}
 PROMPT = 2047
 
 
-@given(name=st.sampled_from(MODELS), node=st.sampled_from((0, 5)), tokens=st.integers(1, PROMPT), data=st.data())
-def test_times_of_halves_sum_to_the_blocks(name: str, node: int, tokens: int, data: st.DataObject) -> None:
-    """For the slices of the page. Shorter ones wait for reading, and halves of them may take longer than the whole."""
+@given(
+    name=st.sampled_from(MODELS),
+    node=st.sampled_from((0, 5)),
+    tokens=st.integers(1, PROMPT),
+    data=st.data(),
+)
+def test_times_of_halves_sum_to_the_blocks(
+    name: str, node: int, tokens: int, data: st.DataObject
+) -> None:
+    """For the slices of the page. Shorter ones wait for reading, and halves of them may take longer
+    than the whole."""
     step = StepShape.of_spans([(tokens, data.draw(st.integers(0, PROMPT - tokens)))])
-    block, (attention, mlp) = WHOLE[name].problem.model.blocks[0], HALVES[name].problem.model.blocks[:2]
+    block, (attention, mlp) = (
+        WHOLE[name].problem.model.blocks[0],
+        HALVES[name].problem.model.blocks[:2],
+    )
     times = HALVES[name].times[node]
     whole_s, halves_s = (
         WHOLE[name].times[node].block_s(block, step),
@@ -55,9 +67,13 @@ def test_weights_and_cache_of_halves_sum_to_the_blocks(name: str) -> None:
 
 def small(name: str, blocks: int, mbps: float, prompt: int = PROMPT) -> Costs:
     """The first blocks of a model, over two RTX 3090 and a P100."""
-    found = problem(name, with_bandwidth(cluster(), mbps * 1e6, ("rtx", "p100")), Objective.THROUGHPUT)
+    found = problem(
+        name, with_bandwidth(cluster(), mbps * 1e6, ("rtx", "p100")), Objective.THROUGHPUT
+    )
     kept = replace(found.model, blocks=found.model.blocks[:blocks])
-    return Costs(replace(found, model=kept, prompt_tokens=prompt, exclude=("p100-2", "p100-3", "p100-4")))
+    return Costs(
+        replace(found, model=kept, prompt_tokens=prompt, exclude=("p100-2", "p100-3", "p100-4"))
+    )
 
 
 @given(
@@ -71,15 +87,23 @@ def test_no_plan_of_whole_blocks_is_better_than_the_best_by_halves(
 ) -> None:
     whole = small(name, blocks, mbps)
     own, halves = whole.prefill(Load()), HalfCosts(whole.problem).prefill(Load())
-    doubled = {cut: score(halves, Cut(cut.nodes, tuple(2 * end for end in cut.ends))) for cut in cuts_of(own)}
+    doubled = {
+        cut: score(halves, Cut(cut.nodes, tuple(2 * end for end in cut.ends)))
+        for cut in cuts_of(own)
+    }
     for cut, by_halves in doubled.items():
         assert by_halves.round_s == pytest.approx(score(own, cut).round_s)
     scores = [score(halves, cut) for cut in cuts_of(halves)]
     least, steady = solve_latency(halves), solve_throughput(halves, micro_batches)
     assert least is not None and steady is not None
     assert least.value_s == pytest.approx(min(one.round_s for one in scores))
-    assert steady.value_s == pytest.approx(min(max(one.round_s, micro_batches * one.bottleneck_s) for one in scores))
-    for found, best in ((least, solve_latency(own)), (steady, solve_throughput(own, micro_batches))):
+    assert steady.value_s == pytest.approx(
+        min(max(one.round_s, micro_batches * one.bottleneck_s) for one in scores)
+    )
+    for found, best in (
+        (least, solve_latency(own)),
+        (steady, solve_throughput(own, micro_batches)),
+    ):
         assert best is not None and found.value_s <= best.value_s * (1 + 1e-9)
 
 

@@ -27,7 +27,9 @@ LAYERS = 32
 
 def node(name: str, speed: float = 1.0, memory: float = 10 * GB) -> ClusterNode:
     flops = dict.fromkeys(DType, 1e12 * speed)
-    return ClusterNode(name, DeviceSpec("test", memory, 0.0, 100 * GB * speed, flops, False, "made up"), name)
+    return ClusterNode(
+        name, DeviceSpec("test", memory, 0.0, 100 * GB * speed, flops, False, "made up"), name
+    )
 
 
 def problem_of(held: dict[str, PackedParts], *nodes: ClusterNode, **changes: object) -> PlanProblem:
@@ -46,7 +48,11 @@ def layers(first: int, end: int, **ends: bool) -> PackedParts:
 def test_of_nodes_that_are_alike_the_one_that_holds_the_layers_is_taken() -> None:
     nodes = (node("a"), node("b"), node("c"), node("d"))
     best = plan(problem_of({}, *nodes))
-    assert [stage.node for stage in best.stages] == ["a", "b"] and best.locality is None and not describe_locality(best)
+    assert (
+        [stage.node for stage in best.stages] == ["a", "b"]
+        and best.locality is None
+        and not describe_locality(best)
+    )
     first = best.stages[0].layers.end
     near = plan(problem_of({"d": layers(first, LAYERS, head=True)}, *nodes))
     assert near.placement == best.placement.replace("b=", "d=") and near.locality is not None
@@ -66,27 +72,41 @@ def test_a_cut_moves_to_where_the_layers_are_and_says_what_that_costs() -> None:
     assert near.placement == f"a=0:{end + 5},b={end + 5}:32" and near.locality is not None
     assert near.locality.lacking_bytes == 0 and 0 < near.locality.slower <= LOCALITY_MARGIN
     assert f", {100 * near.locality.slower:.1f} % slower, " in describe_locality(near)
-    assert near.gap is not None and near.gap >= near.locality.slower / (1 + near.locality.slower) - 1e-9
+    assert (
+        near.gap is not None
+        and near.gap >= near.locality.slower / (1 + near.locality.slower) - 1e-9
+    )
 
 
 @pytest.mark.parametrize(("speed", "name"), [(1.0 / 1.04, "c"), (1.0 / 1.2, "b")])
 def test_a_node_that_is_too_slow_is_not_taken_for_what_it_holds(speed: float, name: str) -> None:
     nodes = (node("a", memory=4 * GB), node("b", memory=30 * GB), node("c", speed, memory=30 * GB))
-    found = plan(problem_of({"c": layers(0, LAYERS, embedding=True, head=True)}, *nodes, max_nodes=2))
+    found = plan(
+        problem_of({"c": layers(0, LAYERS, embedding=True, head=True)}, *nodes, max_nodes=2)
+    )
     assert found.stages[-1].node == name and (found.locality is None) == (name == "b")
 
 
 def test_a_promised_time_comes_before_what_is_held() -> None:
-    nodes = (node("a", memory=4 * GB), node("b", memory=30 * GB), node("c", 1.0 / 1.03, memory=30 * GB))
+    nodes = (
+        node("a", memory=4 * GB),
+        node("b", memory=30 * GB),
+        node("c", 1.0 / 1.03, memory=30 * GB),
+    )
     held = {"c": layers(0, LAYERS, head=True)}
     free = plan(problem_of(held, *nodes, max_nodes=2))
     assert free.stages[-1].node == "c" and free.prediction is not None
-    promised = plan(problem_of(held, *nodes, max_nodes=2, max_time_per_token_s=0.99 * free.prediction.time_per_token_s))
+    promised = plan(
+        problem_of(
+            held, *nodes, max_nodes=2, max_time_per_token_s=0.99 * free.prediction.time_per_token_s
+        )
+    )
     assert promised.stages[-1].node == "b" and promised.locality is None
 
 
 @pytest.mark.parametrize(
-    "objective", [Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.THROUGHPUT, Objective.AUTO]
+    "objective",
+    [Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.THROUGHPUT, Objective.AUTO],
 )
 @pytest.mark.parametrize("seed", one_in(4, range(25)))
 def test_it_costs_at_most_the_margin_and_breaks_no_rule(seed: int, objective: Objective) -> None:
@@ -100,7 +120,8 @@ def test_it_costs_at_most_the_margin_and_breaks_no_rule(seed: int, objective: Ob
     count = problem.model.layer_count
     held = {
         name: PackedParts(
-            frozenset(np.flatnonzero(random.random(count) < random.random()).tolist()), bool(random.random() < 0.5)
+            frozenset(np.flatnonzero(random.random(count) < random.random()).tolist()),
+            bool(random.random() < 0.5),
         )
         for name in problem.cluster.names
         if random.random() < 0.7
@@ -123,4 +144,6 @@ def test_it_costs_at_most_the_margin_and_breaks_no_rule(seed: int, objective: Ob
     assert cost * (1 - near.gap) == pytest.approx(least * (1 - best.gap), rel=1e-6)
     if near.locality is not None:
         assert near.locality.slower == pytest.approx(cost / least - 1, abs=1e-9)
-        assert near.locality.best == best.placement and near.locality.lacking_bytes == lacking.of(near.prediction.cut)
+        assert near.locality.best == best.placement and near.locality.lacking_bytes == lacking.of(
+            near.prediction.cut
+        )

@@ -46,8 +46,12 @@ def test_a_decode_step_costs_what_the_plan_says(costs: Costs, batch: int) -> Non
 def test_tokens_come_as_the_plan_says(costs: Costs, load: Load) -> None:
     decode = score(costs.decode(load), CUT)
     middle = costs.problem.prompt_tokens + costs.problem.new_tokens // 2
-    found = inter_token_s(stage_costs(costs, CUT), [(middle - 1, 1)] * load.batch, load.micro_batches)
-    assert found == pytest.approx(max(decode.round_s, load.micro_batches * decode.bottleneck_s), rel=0.02)
+    found = inter_token_s(
+        stage_costs(costs, CUT), [(middle - 1, 1)] * load.batch, load.micro_batches
+    )
+    assert found == pytest.approx(
+        max(decode.round_s, load.micro_batches * decode.bottleneck_s), rel=0.02
+    )
 
 
 @pytest.mark.parametrize(("tokens", "before"), [(64, 0), (300, 0), (512, 512), (1500, 0)])
@@ -55,8 +59,13 @@ def test_a_chunk_costs_what_the_model_says(costs: Costs, tokens: int, before: in
     phase = StepShape.of_spans([(tokens, before)])
     for index, stage in enumerate(stage_costs(costs, CUT)):
         times = costs.times[index]
-        exact = sum(times.block_s(block, phase) for block in costs.problem.model.blocks[16 * index : 16 * index + 16])
-        exact += times.step_s(0) + (times.embedding_s(phase) if index == 0 else times.head_s(StepShape(1, 1, 1, 1)))
+        exact = sum(
+            times.block_s(block, phase)
+            for block in costs.problem.model.blocks[16 * index : 16 * index + 16]
+        )
+        exact += times.step_s(0) + (
+            times.embedding_s(phase) if index == 0 else times.head_s(StepShape(1, 1, 1, 1))
+        )
         assert stage.step_s([(before, tokens)]) == pytest.approx(exact, rel=0.1)
 
 
@@ -64,7 +73,11 @@ def test_a_chunk_beside_decodes_costs_more_than_either(costs: Costs) -> None:
     (stage, _) = stage_costs(costs, CUT)
     decodes, chunk = [(600, 1)] * 8, [(0, 256)]
     both = stage.step_s([*decodes, *chunk])
-    assert max(stage.step_s(decodes), stage.step_s(chunk)) < both < stage.step_s(decodes) + stage.step_s(chunk)
+    assert (
+        max(stage.step_s(decodes), stage.step_s(chunk))
+        < both
+        < stage.step_s(decodes) + stage.step_s(chunk)
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 200, 1024, 1500, 4096, 32000])
@@ -77,12 +90,16 @@ def test_slices_sum_to_the_prompt(tokens: int) -> None:
 def test_a_long_prompt_is_sliced_and_gains() -> None:
     stages = (EVEN, EVEN)
     lengths = prompt_slices(stages, 4608)
-    assert len(lengths) > 1 and list(lengths) == sorted(lengths, reverse=True), "later slices attend to more"
+    assert len(lengths) > 1 and list(lengths) == sorted(lengths, reverse=True), (
+        "later slices attend to more"
+    )
 
     def seconds(parts: tuple[int, ...]) -> float:
         unit = slice_unit(4608)
         computing = [lambda first, count: EVEN.step_s([(first * unit, count * unit)])] * 2
-        return slicing_seconds(computing, [part // unit for part in parts], lambda count: EVEN.transfer_s(count * unit))
+        return slicing_seconds(
+            computing, [part // unit for part in parts], lambda count: EVEN.transfer_s(count * unit)
+        )
 
     # docs/papers.md#slices-of-long-prompts: two equal stages can halve the time at best.
     assert 0.5 < seconds(lengths) / seconds((4608,)) < 0.75

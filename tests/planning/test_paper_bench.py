@@ -31,7 +31,9 @@ def test_at_1_mbps_the_best_cut_with_the_cloud_is_the_source_alone(small: dict[s
     assert milliseconds(small["cloud-edge-opt"]) == milliseconds(small["edge-solo"])
 
 
-def test_the_plan_goes_around_the_slow_link_and_needs_less_than_six_tenths(small: dict[str, Row]) -> None:
+def test_the_plan_goes_around_the_slow_link_and_needs_less_than_six_tenths(
+    small: dict[str, Row],
+) -> None:
     nodes = [stage.split("=")[0] for stage in small["edgeshard"].latency.placement.split(",")]
     assert nodes[0] == "agx-1"
     assert "cloud" in nodes[2:]
@@ -66,7 +68,9 @@ def seconds_by_profile(case: profiling.Case) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", [profiling.ONE, profiling.BATCH])
-def test_with_the_papers_prompts_it_hardly_matters_which_profile_is_used(case: profiling.Case) -> None:
+def test_with_the_papers_prompts_it_hardly_matters_which_profile_is_used(
+    case: profiling.Case,
+) -> None:
     found = seconds_by_profile(case)
     for name in (profiling.PREFILL, profiling.DECODE, profiling.MEAN):
         assert found[name] == pytest.approx(found[profiling.BOTH], rel=0.01)
@@ -83,7 +87,9 @@ def test_where_prefill_is_unlike_decode_its_profile_costs_time(case: profiling.C
 def test_long_prompts_and_batches_have_the_papers_premise_on_an_orin_alone() -> None:
     ratios = {(block.device, block.case): block.ratio for block in profiling.blocks("llama2-7b")}
     assert ratios["AGX Orin", profiling.ONE] == pytest.approx(1.0, abs=0.01)
-    assert 7 < ratios["AGX Orin", profiling.BATCH] < 10 and 9 < ratios["AGX Orin", profiling.LONG] < 10
+    assert (
+        7 < ratios["AGX Orin", profiling.BATCH] < 10 and 9 < ratios["AGX Orin", profiling.LONG] < 10
+    )
     assert ratios["RTX 3090", profiling.LONG] < 5
 
 
@@ -91,17 +97,27 @@ def test_no_bubbles_gains_within_what_theory_allows() -> None:
     found = modes("llama2-7b")
     assert found.gain > 0
     assert found.gain_of_best > 0
-    assert found.rates[Mode.NO_BUBBLES] <= found.rates[Mode.BUBBLES] * (2 - 1 / found.load.micro_batches)
+    assert found.rates[Mode.NO_BUBBLES] <= found.rates[Mode.BUBBLES] * (
+        2 - 1 / found.load.micro_batches
+    )
 
 
-def test_thirteen_billion_parameters_on_two_nodes_are_compared_without_the_limit_of_memory() -> None:
-    rows = {row.strategy: row for row in table("llama2-13b", bandwidth.endless(paper_cluster()), bandwidth.PAIRS)}
+def test_thirteen_billion_parameters_on_two_nodes_are_compared_without_the_limit_of_memory() -> (
+    None
+):
+    rows = {
+        row.strategy: row
+        for row in table("llama2-13b", bandwidth.endless(paper_cluster()), bandwidth.PAIRS)
+    }
     assert milliseconds(rows["cloud-edge-even"]) == pytest.approx(319.44, rel=0.15)
 
 
 def test_a_faster_link_to_the_cloud_makes_no_plan_slower() -> None:
     found = {
-        mbps: {row.strategy: row for row in table("llama2-7b", paper_cluster(slow_mbps=mbps), ("edgeshard",))}
+        mbps: {
+            row.strategy: row
+            for row in table("llama2-7b", paper_cluster(slow_mbps=mbps), ("edgeshard",))
+        }
         for mbps in (1, 50)
     }
     times = [milliseconds(rows["edgeshard"]) for rows in found.values()]
@@ -110,7 +126,8 @@ def test_a_faster_link_to_the_cloud_makes_no_plan_slower() -> None:
 
 @pytest.mark.long
 def test_the_page_has_what_is_computed_now(small: dict[str, Row]) -> None:
-    """For 7B and one bandwidth, which is quick; `python -m bench.edgeshard_paper --check` looks at every file."""
+    """For 7B and one bandwidth, which is quick; `python -m bench.edgeshard_paper --check` looks at
+    every file."""
     page = (OUTPUT / "README.md").read_text(encoding="utf-8")
     rows = list(small.values())
     found = [row for case in profiling.CASES for row in profiling.profiling_of("llama2-7b", case)]
@@ -129,7 +146,9 @@ def test_the_page_has_what_is_computed_now(small: dict[str, Row]) -> None:
         assert part in page
 
 
-def test_a_check_names_what_would_change_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_names_what_would_change_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert write_or_check(tmp_path, {"page.md": "one"}, check=True) == 1
     assert "differs" in capsys.readouterr().err and not (tmp_path / "page.md").exists()
     assert write_or_check(tmp_path, {"page.md": "one"}, check=False) == 0
@@ -142,17 +161,23 @@ def test_what_the_lab_measured_is_of_the_plans_there_are_now(small: dict[str, Ro
     rows = by_lab.lab_rows(list(small.values()), by_lab.read(MEASURED))
     assert {row.strategy for row in rows if row.run.streams == 1} == set(small)
     for row in rows:
-        assert row.measured is not None, f"{row.strategy}: {row.run.placement} with {row.run.streams} streams"
+        assert row.measured is not None, (
+            f"{row.strategy}: {row.run.placement} with {row.run.streams} streams"
+        )
 
 
 def test_the_lab_is_asked_for_the_planners_own_figures(small: dict[str, Row]) -> None:
     alone = next(row for row in by_lab.lab_rows([small["edgeshard"]], {}) if row.run.streams == 1)
     assert alone.run.placement == small["edgeshard"].latency.placement
-    assert 1e3 * alone.predicted.time_per_token_s == pytest.approx(milliseconds(small["edgeshard"]), rel=0.01)
+    assert 1e3 * alone.predicted.time_per_token_s == pytest.approx(
+        milliseconds(small["edgeshard"]), rel=0.01
+    )
     assert alone.measured is None and alone.deviation("ttft_s") is None
 
 
-def test_measurements_come_back_from_their_file_as_they_were(small: dict[str, Row], tmp_path: Path) -> None:
+def test_measurements_come_back_from_their_file_as_they_were(
+    small: dict[str, Row], tmp_path: Path
+) -> None:
     rows = by_lab.lab_rows([small["edgeshard"]], {})
     measured = {row.run: LabFigures(0.5, 2 * row.predicted.time_per_token_s, 3.0) for row in rows}
     by_lab.write(tmp_path / "lab.json", measured)

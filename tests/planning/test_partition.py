@@ -16,7 +16,9 @@ from edgeshard.planning.search.partition import MOST_EXACT, Group, Worth, partit
 from edgeshard.planning.search.plan import plan
 from tests.support.forms import in_form
 
-SMALL = model_from_config("small", BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000})
+SMALL = model_from_config(
+    "small", BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000}
+)
 LAYER = 4 * SMALL.blocks[0].parameters
 """Bytes of a layer in float32."""
 SEEDS = 200
@@ -34,13 +36,23 @@ def planned_on(random_of: random.Random) -> tuple[list[str], Callable[[Group], W
         }
         for name in names
     ]
-    link = {"bandwidth_bps": random_of.choice((1e7, 1e9)), "latency_s": random_of.choice((0.0, 0.01))}
+    link = {
+        "bandwidth_bps": random_of.choice((1e7, 1e9)),
+        "latency_s": random_of.choice((0.0, 0.01)),
+    }
 
     def worth(group: Group) -> Worth[str] | None:
         own = [device for device in devices if device["name"] in group]
         cluster = parse_cluster({"source": group[0], "device": own, "link": link})
         problem = PlanProblem(
-            SMALL, cluster, Objective.THROUGHPUT, 32, 32, concurrency=4, dtype=DType.FLOAT32, max_nodes=len(group)
+            SMALL,
+            cluster,
+            Objective.THROUGHPUT,
+            32,
+            32,
+            concurrency=4,
+            dtype=DType.FLOAT32,
+            max_nodes=len(group),
         )
         found = plan(problem, alternatives=0)
         if found.prediction is None:
@@ -70,18 +82,27 @@ def kind_of(groups: list[str]) -> str:
 
 
 def test_small_sites_get_the_best_of_all_choices() -> None:
-    """One site for each seed; on some of them a pipeline next to single nodes beats both pure choices."""
+    """One site for each seed; on some of them a pipeline next to single nodes beats both pure
+    choices."""
     kinds: dict[str, int] = {}
     for seed in range(in_form(40, SEEDS)):
         names, worth = planned_on(random.Random(seed))
-        known = {group: worth(group) for size in range(1, len(names) + 1) for group in combinations(names, size)}
+        known = {
+            group: worth(group)
+            for size in range(1, len(names) + 1)
+            for group in combinations(names, size)
+        }
         choices = [
             [one for group in groups if (one := known[group]) is not None]
             for groups in set_partitions(names)
             if all(known[group] is not None for group in groups)
         ]
         for count in (None, 1, 2, 3):
-            rates = [sum(one.rate for one in chosen) for chosen in choices if chosen and count in (None, len(chosen))]
+            rates = [
+                sum(one.rate for one in chosen)
+                for chosen in choices
+                if chosen and count in (None, len(chosen))
+            ]
             found = partition(names, known.__getitem__, count)
             assert (found is None) == (not rates)
             if found is None:
@@ -103,7 +124,11 @@ def test_larger_sites_find_single_boxes_beside_a_pipeline_of_the_rest() -> None:
     def worth(group: Group) -> Worth[str] | None:
         asked.append(group)
         thirds = sum(3 if name in names[:2] else 1 for name in group)
-        return Worth("+".join(group), 10.0 if len(group) == 1 else 4.0, len(group)) if thirds >= 3 else None
+        return (
+            Worth("+".join(group), 10.0 if len(group) == 1 else 4.0, len(group))
+            if thirds >= 3
+            else None
+        )
 
     assert len(names) > MOST_EXACT
     found = partition(names, worth)

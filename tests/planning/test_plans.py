@@ -15,7 +15,12 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, Costs, Load, frame_bytes
 from edgeshard.planning.inputs.devices import Cluster, parse_cluster, with_bandwidth, with_nodes
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
-from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
+from edgeshard.planning.inputs.shapes import (
+    BUILT_IN_CONFIGS,
+    ModelSpec,
+    built_in_model,
+    model_from_config,
+)
 from edgeshard.planning.inputs.workspace import SLACK_BYTES
 from edgeshard.planning.report.baselines import cloud_of, compare, cut_of, even
 from edgeshard.planning.report.explain import bottleneck, explain
@@ -38,23 +43,38 @@ def llama(name: str = "llama2-7b") -> ModelSpec:
 
 
 def device(name: str, layers: float, speed: float = 100e9, **more: Any) -> dict[str, Any]:
-    """A node with room for `layers` fp32 layers of the small model besides everything else a stage needs."""
+    """A node with room for `layers` fp32 layers of the small model besides everything else a stage
+    needs."""
     room = layers * LAYER + 0.6e9
-    return {"name": name, "memory_bytes": room, "bandwidth_bytes_per_s": speed, "flops": 10e12, **more}
+    return {
+        "name": name,
+        "memory_bytes": room,
+        "bandwidth_bytes_per_s": speed,
+        "flops": 10e12,
+        **more,
+    }
 
 
-def cluster_of(*devices: dict[str, Any], bandwidth_bps: float = 100e6, latency_s: float = 0.0) -> Cluster:
+def cluster_of(
+    *devices: dict[str, Any], bandwidth_bps: float = 100e6, latency_s: float = 0.0
+) -> Cluster:
     link = {"bandwidth_bps": bandwidth_bps, "latency_s": latency_s}
     return parse_cluster({"source": devices[0]["name"], "device": list(devices), "link": link})
 
 
 def problem_of(cluster: Cluster, **more: Any) -> PlanProblem:
-    values: dict[str, Any] = {"prompt_tokens": 32, "new_tokens": 32, "dtype": DType.FLOAT32, "model": SMALL} | more
+    values: dict[str, Any] = {
+        "prompt_tokens": 32,
+        "new_tokens": 32,
+        "dtype": DType.FLOAT32,
+        "model": SMALL,
+    } | more
     return PlanProblem(cluster=cluster, **values)
 
 
 def check_plan(result: PlanResult) -> None:
-    """The invariants of every plan, computed from the model and the nodes instead of the instance."""
+    """The invariants of every plan, computed from the model and the nodes instead of the
+    instance."""
     problem = result.problem
     assert result.prediction is not None
     load, model, item = result.prediction.load, problem.model, problem.dtype.itemsize
@@ -65,8 +85,12 @@ def check_plan(result: PlanResult) -> None:
     for index, stage in enumerate(result.stages):
         assert stage.layers.first == done
         done = stage.layers.end
-        weights = sum(block.parameters for block in model.blocks[stage.layers.first : stage.layers.end])
-        weights += model.embedding_parameters * (index == 0) + model.head_parameters * (done == model.layer_count)
+        weights = sum(
+            block.parameters for block in model.blocks[stage.layers.first : stage.layers.end]
+        )
+        weights += model.embedding_parameters * (index == 0) + model.head_parameters * (
+            done == model.layer_count
+        )
         tokens = load.batch * load.micro_batches * (problem.prompt_tokens + problem.new_tokens)
         kv = tokens * 2 * len(stage.layers) * model.shape.kv_heads * model.shape.head_dim * item
         assert stage.memory.weights == weights * item and stage.memory.kv >= kv
@@ -90,7 +114,9 @@ def test_decoding_is_reading_the_layers_or_computing_them() -> None:
     many = costs.decode(Load(64))
     operations = 64 * (2 * SMALL.blocks[0].parameters + 4 * (32 + 16) * 4096)
     assert many.compute_s[0, 3] == pytest.approx(operations / 1e12)
-    assert many.head_s[0] == pytest.approx(max(one.head_s[0], 2 * 64 * SMALL.head_parameters / 1e12))
+    assert many.head_s[0] == pytest.approx(
+        max(one.head_s[0], 2 * 64 * SMALL.head_parameters / 1e12)
+    )
 
 
 def test_frames_have_a_cost_of_their_own_and_the_source_may_keep_the_head() -> None:
@@ -103,7 +129,9 @@ def test_frames_have_a_cost_of_their_own_and_the_source_may_keep_the_head() -> N
     assert decode.return_s[1, 0] < 0.001 < decode.hop_s[1, 0]
     assert decode.latency_s[0, 1] == 0.25 and decode.latency_s[1, 1] == 0
     hidden = Costs(problem_of(cluster, head_on_source=True)).decode(Load(2))
-    assert hidden.return_s[1, 0] == pytest.approx(decode.hop_s[1, 0]), "hidden states come back, not tokens"
+    assert hidden.return_s[1, 0] == pytest.approx(decode.hop_s[1, 0]), (
+        "hidden states come back, not tokens"
+    )
 
 
 def test_memory_is_the_same_in_the_instance_and_in_its_parts() -> None:
@@ -123,7 +151,10 @@ def test_the_formula_of_two_phases() -> None:
     cluster = cluster_of(device("a", 20), device("b", 20))
     costs, load = Costs(problem_of(cluster)), Load(2, 3)
     prediction = predict(costs, load, Cut((0, 1), (4, 8)))
-    prefill, decode = score(costs.prefill(load), prediction.cut), score(costs.decode(load), prediction.cut)
+    prefill, decode = (
+        score(costs.prefill(load), prediction.cut),
+        score(costs.decode(load), prediction.cut),
+    )
     per_token = max(decode.round_s, 3 * decode.bottleneck_s)
     total = prefill.round_s + 2 * prefill.bottleneck_s + 31 * per_token
     assert prediction.time_per_token_s == pytest.approx(per_token)
@@ -163,7 +194,9 @@ def brute(problem: PlanProblem, load: Load) -> float:
     instance, layers = costs.decode(load), problem.model.layer_count
     best = float("inf")
     for count in range(1, len(costs.nodes) + 1):
-        for rest in itertools.permutations([i for i in range(len(costs.nodes)) if i != costs.source], count - 1):
+        for rest in itertools.permutations(
+            [i for i in range(len(costs.nodes)) if i != costs.source], count - 1
+        ):
             for ends in itertools.combinations(range(1, layers), count - 1):
                 cut = Cut((costs.source, *rest), (*ends, layers))
                 if not violations(instance, cut):
@@ -182,7 +215,9 @@ def brute(problem: PlanProblem, load: Load) -> float:
 def test_properties_of_latency_plans(
     layers: tuple[float, ...], speeds: tuple[float, ...], rate: float, latency: float
 ) -> None:
-    nodes = [device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)]
+    nodes = [
+        device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)
+    ]
     cluster = cluster_of(*nodes, bandwidth_bps=rate, latency_s=latency)
     problem = problem_of(cluster)
     result = plan(problem)
@@ -201,7 +236,9 @@ def test_properties_of_latency_plans(
     for other in (swapped, faster, wider):
         assert other.prediction is not None
         assert other.prediction.time_per_token_s <= found * (1 + 1e-9)
-    assert swapped.prediction is not None and swapped.prediction.time_per_token_s == pytest.approx(found)
+    assert swapped.prediction is not None and swapped.prediction.time_per_token_s == pytest.approx(
+        found
+    )
 
 
 @settings(max_examples=15, deadline=None)
@@ -214,9 +251,14 @@ def test_properties_of_latency_plans(
 def test_properties_of_auto_plans(
     layers: tuple[float, ...], speeds: tuple[float, ...], rate: float, concurrency: int
 ) -> None:
-    nodes = [device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)]
+    nodes = [
+        device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)
+    ]
     problem = problem_of(
-        cluster_of(*nodes, bandwidth_bps=rate), objective=Objective.AUTO, concurrency=concurrency, batch=4
+        cluster_of(*nodes, bandwidth_bps=rate),
+        objective=Objective.AUTO,
+        concurrency=concurrency,
+        batch=4,
     )
     result = plan(problem)
     if result.prediction is None:
@@ -226,9 +268,13 @@ def test_properties_of_auto_plans(
     load = result.prediction.load
     assert load.requests <= concurrency and load.batch <= 4
     if concurrency == 1:
-        assert load.requests / result.prediction.time_per_token_s == pytest.approx(1 / brute(problem, Load()))
+        assert load.requests / result.prediction.time_per_token_s == pytest.approx(
+            1 / brute(problem, Load())
+        )
     else:
-        assert result.gap == 0 and result.prediction.throughput_tps == pytest.approx(best_rate(problem).tokens_per_s)
+        assert result.gap == 0 and result.prediction.throughput_tps == pytest.approx(
+            best_rate(problem).tokens_per_s
+        )
     limit = result.prediction.time_per_token_s * 0.999
     slower = plan(replace(problem, max_time_per_token_s=limit))
     if slower.prediction is None:
@@ -245,7 +291,11 @@ def test_auto_alone_is_request_and_more_requests_give_more() -> None:
     many = plan(problem_of(cluster, objective=Objective.AUTO, concurrency=8))
     free = plan(problem_of(cluster, objective=Objective.THROUGHPUT))
     assert alone.prediction and many.prediction and free.prediction
-    assert alone.prediction.throughput_tps < many.prediction.throughput_tps <= free.prediction.throughput_tps
+    assert (
+        alone.prediction.throughput_tps
+        < many.prediction.throughput_tps
+        <= free.prediction.throughput_tps
+    )
     assert many.prediction.load.requests <= 8 < free.prediction.load.requests
 
 
@@ -253,7 +303,9 @@ def test_prompts_count_in_the_choice_of_a_throughput_plan() -> None:
     """With long prompts the plan is at least as good as the one that looks at decoding only."""
     slow_maths = device("b", 6, speed=800e9) | {"flops": 0.3e12}
     cluster = cluster_of(device("a", 6), slow_maths, device("c", 6), bandwidth_bps=1e9)
-    problem = problem_of(cluster, objective=Objective.AUTO, concurrency=4, prompt_tokens=1024, new_tokens=8)
+    problem = problem_of(
+        cluster, objective=Objective.AUTO, concurrency=4, prompt_tokens=1024, new_tokens=8
+    )
     result = plan(problem)
     costs = Costs(problem)
     assert result.prediction is not None
@@ -262,11 +314,16 @@ def test_prompts_count_in_the_choice_of_a_throughput_plan() -> None:
             for rest in ((1, 2), (2, 1)):
                 cut = Cut((0, *rest), (*ends, 8))
                 if not violations(costs.decode(load), cut):
-                    assert predict(costs, load, cut).throughput_tps <= result.prediction.throughput_tps * 1.02
+                    assert (
+                        predict(costs, load, cut).throughput_tps
+                        <= result.prediction.throughput_tps * 1.02
+                    )
 
 
 def test_limits_are_kept() -> None:
-    cluster = cluster_of(device("a", 9, 50e9), device("b", 9, 800e9), device("c", 9, 400e9), bandwidth_bps=1e9)
+    cluster = cluster_of(
+        device("a", 9, 50e9), device("b", 9, 800e9), device("c", 9, 400e9), bandwidth_bps=1e9
+    )
     free = plan(problem_of(cluster))
     assert "b=" in free.placement and "c=" not in free.placement
     assert "b=" not in plan(problem_of(cluster, exclude=("b",))).placement
@@ -304,7 +361,12 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
     # The remedy it names works; half of it does not.
     size = float(words[0]) * 1e9
     for factor, fits in ((1.0, True), (0.25, False)):
-        more = {"name": "new", "memory_bytes": size * factor, "bandwidth_bytes_per_s": 1e11, "flops": 1e12}
+        more = {
+            "name": "new",
+            "memory_bytes": size * factor,
+            "bandwidth_bytes_per_s": 1e11,
+            "flops": 1e12,
+        }
         more["system_bytes"] = 3e9 * factor
         devices = [device("a", 3), device("b", 2), more]
         assert plan(problem_of(cluster_of(*devices))).feasible is fits
@@ -313,13 +375,28 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
 
 
 def test_memory_short_of_layers_that_differ_is_theirs() -> None:
-    config = {"model_type": "nemotron_h", "hidden_size": 1024, "hybrid_override_pattern": "MEM*EMEMEME" * 2}
-    config |= {"n_routed_experts": 64, "moe_intermediate_size": 1024, "moe_shared_expert_intermediate_size": 1024}
-    model = model_from_config("unlike", config | {"vocab_size": 4096, "max_position_embeddings": 1024})
+    config = {
+        "model_type": "nemotron_h",
+        "hidden_size": 1024,
+        "hybrid_override_pattern": "MEM*EMEMEME" * 2,
+    }
+    config |= {
+        "n_routed_experts": 64,
+        "moe_intermediate_size": 1024,
+        "moe_shared_expert_intermediate_size": 1024,
+    }
+    model = model_from_config(
+        "unlike", config | {"vocab_size": 4096, "max_position_embeddings": 1024}
+    )
     sizes = [block.weight_bytes(DType.FLOAT32) for block in model.blocks]
     assert max(sizes) > 4 * min(sizes)
     nodes = [
-        {"name": name, "memory_bytes": 2e9 + sum(sizes) / 3, "bandwidth_bytes_per_s": 1e11, "flops": 1e12}
+        {
+            "name": name,
+            "memory_bytes": 2e9 + sum(sizes) / 3,
+            "bandwidth_bytes_per_s": 1e11,
+            "flops": 1e12,
+        }
         for name in "ab"
     ]
     nodes = [node | {"system_bytes": 1e9} for node in nodes]
@@ -351,7 +428,9 @@ def test_the_constraint_that_is_short_is_named(
     more: dict[str, Any], constraint: str, words: str, objective: Objective
 ) -> None:
     watts = {"idle_w": 5, "busy_w": 50}
-    cluster = cluster_of(device("a", 3, **watts), device("b", 3, **watts), device("c", 3.9, **watts))
+    cluster = cluster_of(
+        device("a", 3, **watts), device("b", 3, **watts), device("c", 3.9, **watts)
+    )
     assert plan(problem_of(cluster, objective=objective, concurrency=2)).feasible
     result = plan(problem_of(cluster, objective=objective, concurrency=2, **more))
     assert not result.feasible and result.stages == () and result.placement == ""
@@ -402,18 +481,30 @@ def test_baselines_cut_as_they_say() -> None:
     best = rows["edgeshard"]
     for row in rows.values():
         if row.feasible:
-            assert row.time_per_token_s is not None and best.time_per_token_s is not None and row.gap is not None
+            assert (
+                row.time_per_token_s is not None
+                and best.time_per_token_s is not None
+                and row.gap is not None
+            )
             assert row.time_per_token_s >= best.time_per_token_s * (1 - 1e-9)
             # If the plan's gap is 0, a strategy's gap is exactly its loss.
-            assert row.gap == pytest.approx(1 - best.time_per_token_s / row.time_per_token_s, abs=1e-9)
+            assert row.gap == pytest.approx(
+                1 - best.time_per_token_s / row.time_per_token_s, abs=1e-9
+            )
         else:
             assert row.reason and row.placement == "" and row.time_per_token_s is None
 
 
 def test_memory_proportional_follows_memory_and_fills_when_that_overfills() -> None:
-    rows = {row.strategy: row for row in compare(problem_of(cluster_of(device("a", 10), device("b", 10))))}
+    rows = {
+        row.strategy: row
+        for row in compare(problem_of(cluster_of(device("a", 10), device("b", 10))))
+    }
     assert rows["memory-proportional"].placement == "a=0:4,b=4:8"
-    tight = {row.strategy: row for row in compare(problem_of(cluster_of(device("a", 1.5), device("b", 7.4))))}
+    tight = {
+        row.strategy: row
+        for row in compare(problem_of(cluster_of(device("a", 1.5), device("b", 7.4))))
+    }
     assert tight["memory-proportional"].placement == "a=0:1,b=1:8"
     alone = {row.strategy: row for row in compare(problem_of(cluster_of(device("a", 10))))}
     assert "no second node" in alone["cloud-edge-opt"].reason and alone["edgeshard"].feasible

@@ -14,9 +14,19 @@ from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.planning.costs.costs import Roofline
 from edgeshard.planning.inputs.catalogue import CATALOGUE
-from edgeshard.planning.inputs.devices import parse_cluster, with_bandwidth, with_nodes, without_nodes
+from edgeshard.planning.inputs.devices import (
+    parse_cluster,
+    with_bandwidth,
+    with_nodes,
+    without_nodes,
+)
 from edgeshard.planning.inputs.problem import StepShape
-from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
+from edgeshard.planning.inputs.shapes import (
+    BUILT_IN_CONFIGS,
+    ModelSpec,
+    built_in_model,
+    model_from_config,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAN, INFINITY = float("nan"), float("inf")
@@ -42,9 +52,15 @@ def test_a_cluster_says_what_it_means() -> None:
     a, first, second = cluster.nodes
     assert cluster.names == ("a", "jetson-1", "jetson-2")
     assert cluster.link(a, second).bandwidth_bps == 10e6, "a group's name stands for its nodes"
-    assert cluster.link(second, a).bandwidth_bps == 20e6, "only one direction was changed; the uplink caps the other"
+    assert cluster.link(second, a).bandwidth_bps == 20e6, (
+        "only one direction was changed; the uplink caps the other"
+    )
     assert cluster.link(second, a).latency_s == 0.001
-    assert cluster.link(first, second).bandwidth_bps == cluster.link(second, first).bandwidth_bps == 20e6
+    assert (
+        cluster.link(first, second).bandwidth_bps
+        == cluster.link(second, first).bandwidth_bps
+        == 20e6
+    )
     assert first.device == CATALOGUE["orin-nx"] and a.device.flops[DType.BFLOAT16] == 1e12
     assert cluster.dtype is DType.FLOAT16 and cluster.workload.prompt_tokens == 7
 
@@ -53,16 +69,30 @@ def test_overrides_keep_the_rest_and_say_where_figures_are_from() -> None:
     values = copy.deepcopy(GOOD)
     values["device"][1]["bandwidth_bytes_per_s"] = 90e9
     device = parse_cluster(values).nodes[1].device
-    assert device.bandwidth_bytes_per_s == 90e9 and device.memory_bytes == CATALOGUE["orin-nx"].memory_bytes
+    assert (
+        device.bandwidth_bytes_per_s == 90e9
+        and device.memory_bytes == CATALOGUE["orin-nx"].memory_bytes
+    )
     assert "datasheet" in device.source and "bandwidth_bytes_per_s: cluster file" in device.source
 
 
 def test_every_catalogue_entry_has_a_source_and_room() -> None:
-    wanted = {"agx-orin", "orin-nx", "orin-nano", "rtx-3090", "rtx-4090", "h100", "h200", "raspberry-pi-5"}
+    wanted = {
+        "agx-orin",
+        "orin-nx",
+        "orin-nano",
+        "rtx-3090",
+        "rtx-4090",
+        "h100",
+        "h200",
+        "raspberry-pi-5",
+    }
     assert wanted <= set(CATALOGUE)
     assert any(kind.endswith("-cpu") for kind in CATALOGUE)
     for spec in CATALOGUE.values():
-        assert "datasheet" in spec.source and spec.usable_bytes > 0 and set(spec.flops) == set(DType)
+        assert (
+            "datasheet" in spec.source and spec.usable_bytes > 0 and set(spec.flops) == set(DType)
+        )
 
 
 def changed(*path: Any, value: Any) -> dict[str, Any]:
@@ -138,8 +168,13 @@ def test_what_is_wrong_is_refused_by_name(path: tuple[Any, ...], value: Any, fie
 def test_links_between_thousands_of_nodes_are_refused_before_they_are_made() -> None:
     values = copy.deepcopy(GOOD)
     values["device"][1] |= {"count": 500}
-    values["link"] = [values["link"][0], *({"between": ["jetson", "jetson"], "bandwidth_bps": 1e6} for _ in range(2))]
-    with pytest.raises(InvalidArgumentError, match="links to 1000000 pairs of nodes; at most 500000") as caught:
+    values["link"] = [
+        values["link"][0],
+        *({"between": ["jetson", "jetson"], "bandwidth_bps": 1e6} for _ in range(2)),
+    ]
+    with pytest.raises(
+        InvalidArgumentError, match="links to 1000000 pairs of nodes; at most 500000"
+    ) as caught:
         parse_cluster(values)
     assert caught.value.field == "link[2].between"
     del values["link"][2]
@@ -153,7 +188,10 @@ def test_links_between_thousands_of_nodes_are_refused_before_they_are_made() -> 
 def test_what_if_changes() -> None:
     cluster = parse_cluster(GOOD)
     more = with_nodes(cluster, "jetson", 2, "what_if")
-    assert more.names[-2:] == ("jetson-new-1", "jetson-new-2") and more.nodes[-1].device == cluster.nodes[1].device
+    assert (
+        more.names[-2:] == ("jetson-new-1", "jetson-new-2")
+        and more.nodes[-1].device == cluster.nodes[1].device
+    )
     assert with_nodes(cluster, "h200", 1, "what_if").nodes[-1].device == CATALOGUE["h200"]
     assert without_nodes(cluster, "jetson-1", "what_if").names == ("a", "jetson-2")
     changes: list[Callable[[], object]] = [
@@ -172,7 +210,9 @@ def test_what_if_changes() -> None:
 
 
 def test_the_paper_testbed_is_the_papers() -> None:
-    cluster = parse_cluster(tomllib.loads((ROOT / "deploy/examples/paper-testbed.toml").read_text()))
+    cluster = parse_cluster(
+        tomllib.loads((ROOT / "deploy/examples/paper-testbed.toml").read_text())
+    )
     kinds = [node.device.kind for node in cluster.nodes]
     assert (kinds.count("agx-orin"), kinds.count("orin-nx"), kinds.count("rtx-3090")) == (12, 2, 1)
     by_name = {node.name: node for node in cluster.nodes}
@@ -191,7 +231,11 @@ def test_the_paper_testbed_is_the_papers() -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters", "layers"),
-    [("llama2-7b", 6_738_415_616, 32), ("llama2-13b", 13_015_864_320, 40), ("llama2-70b", 68_976_648_192, 80)],
+    [
+        ("llama2-7b", 6_738_415_616, 32),
+        ("llama2-13b", 13_015_864_320, 40),
+        ("llama2-70b", 68_976_648_192, 80),
+    ],
 )
 def test_built_in_models_have_the_published_sizes(name: str, parameters: int, layers: int) -> None:
     model = built_in_model(name)
@@ -204,7 +248,10 @@ def test_a_tied_embedding_is_counted_once_in_the_model_and_twice_in_its_ends() -
     assert free is not None
     assert tied.tied_parameters == 32_000 * 4096
     assert tied.parameter_count == free.parameter_count - tied.tied_parameters
-    assert (tied.embedding_parameters, tied.head_parameters) == (free.embedding_parameters, free.head_parameters)
+    assert (tied.embedding_parameters, tied.head_parameters) == (
+        free.embedding_parameters,
+        free.head_parameters,
+    )
 
 
 MIXTRAL = BUILT_IN_CONFIGS["llama2-7b"] | {
@@ -222,7 +269,9 @@ def test_a_mixture_reads_the_experts_its_tokens_choose() -> None:
     assert block.expert_parameters == 8 * expert
     assert block.read_bytes(1, DType.BFLOAT16) == pytest.approx(2 * (block.parameters - 6 * expert))
     assert block.active_parameters == pytest.approx(block.parameters - 6 * expert)
-    assert block.read_bytes(2, DType.BFLOAT16) == pytest.approx(2 * (block.parameters - 8 * expert * 0.75**2))
+    assert block.read_bytes(2, DType.BFLOAT16) == pytest.approx(
+        2 * (block.parameters - 8 * expert * 0.75**2)
+    )
     assert block.read_bytes(1000, DType.BFLOAT16) == pytest.approx(2 * block.parameters)
     assert block.read_bytes(1000, DType.BFLOAT16, Quantisation.INT8) == block.weight_bytes(
         DType.BFLOAT16, Quantisation.INT8
@@ -234,7 +283,9 @@ def test_a_mixture_reads_the_experts_its_tokens_choose() -> None:
 
 def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
     full, sliding = (
-        model_from_config("m", BUILT_IN_CONFIGS["llama2-7b"] | {"model_type": "mistral", "sliding_window": window})
+        model_from_config(
+            "m", BUILT_IN_CONFIGS["llama2-7b"] | {"model_type": "mistral", "sliding_window": window}
+        )
         for window in (None, 512)
     )
     assert {block.window for block in sliding.blocks} == {512}
@@ -242,7 +293,9 @@ def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
     device = CATALOGUE["orin-nx"]
 
     def seconds(model: ModelSpec, context: int) -> float:
-        times = Roofline(device, model, DType.FLOAT16, None, KvFormat.FLOAT16, device.flops[DType.FLOAT16])
+        times = Roofline(
+            device, model, DType.FLOAT16, None, KvFormat.FLOAT16, device.flops[DType.FLOAT16]
+        )
         return times.block_s(model.blocks[0], StepShape(1, 1, context, context))
 
     assert seconds(sliding, 400) == seconds(full, 400)
@@ -262,7 +315,9 @@ def test_a_windowed_prompt_sees_as_many_keys_as_are_counted_one_by_one() -> None
     assert whole.within(0) is whole and whole.within(130) is whole
 
 
-@pytest.mark.parametrize("key", ["model_type", "hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"])
+@pytest.mark.parametrize(
+    "key", ["model_type", "hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"]
+)
 def test_a_config_without_a_needed_key_is_refused_by_its_name(key: str) -> None:
     config = {name: value for name, value in BUILT_IN_CONFIGS["llama2-7b"].items() if name != key}
     with pytest.raises(UnsupportedModelError) as caught:

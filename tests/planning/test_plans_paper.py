@@ -1,8 +1,9 @@
 """The paper's test bed by data sheets: the results of its table must be reproduced, near the
 roofline computed by hand.
 
-By hand: decode time = fp32 layer bytes / memory bandwidth, usable memory 29 / 13 / 22 GB, no head, no KV, no frames.
-Ours counts those too, so it is a little slower and the head takes the place of a layer on the GPU.
+By hand: decode time = fp32 layer bytes / memory bandwidth, usable memory 29 / 13 / 22 GB, no head,
+no KV, no frames. Ours counts those too, so it is a little slower and the head takes the place of a
+layer on the GPU.
 """
 
 from __future__ import annotations
@@ -27,13 +28,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def paper(model: str, objective: Objective = Objective.LATENCY) -> PlanProblem:
-    cluster = parse_cluster(tomllib.loads((ROOT / "deploy/examples/paper-testbed.toml").read_text()))
+    cluster = parse_cluster(
+        tomllib.loads((ROOT / "deploy/examples/paper-testbed.toml").read_text())
+    )
     spec = built_in_model(model)
     assert spec is not None and cluster.dtype is DType.FLOAT32
     work = cluster.workload
     assert (work.prompt_tokens, work.new_tokens) == (32, 96)
     return PlanProblem(
-        spec, cluster, objective, 32, 96, batch=work.batch, concurrency=work.concurrency, dtype=DType.FLOAT32
+        spec,
+        cluster,
+        objective,
+        32,
+        96,
+        batch=work.batch,
+        concurrency=work.concurrency,
+        dtype=DType.FLOAT32,
     )
 
 
@@ -52,13 +62,17 @@ def test_7b() -> None:
     rows = table("llama2-7b")
     assert milliseconds(rows["edge-solo"]) == pytest.approx(126.5, rel=0.03)
     assert milliseconds(rows["cloud-edge-even"]) == pytest.approx(208, rel=0.03)
-    assert rows["cloud-edge-opt"].placement == rows["edge-solo"].placement, "at 1 Mb/s the cloud does not help"
+    assert rows["cloud-edge-opt"].placement == rows["edge-solo"].placement, (
+        "at 1 Mb/s the cloud does not help"
+    )
     assert milliseconds(rows["cloud-edge-opt"]) == milliseconds(rows["edge-solo"])
     assert milliseconds(rows["edgeshard"]) == pytest.approx(48.5, rel=0.12)
     assert milliseconds(rows["edgeshard"]) < 0.6 * milliseconds(rows["edge-solo"])
     nodes = [stage.partition("=")[0] for stage in rows["edgeshard"].placement.split(",")]
     assert nodes[0] == "agx-1" and "cloud" in nodes[2:], "the cloud is reached through another node"
-    assert any("around the slow link agx-1 -> cloud" in line for line in explain(plan(paper("llama2-7b"))))
+    assert any(
+        "around the slow link agx-1 -> cloud" in line for line in explain(plan(paper("llama2-7b")))
+    )
     assert rows["edgeshard"].gap == 0
     assert milliseconds(rows["edgeshard-paper"]) >= milliseconds(rows["edgeshard"])
 
@@ -66,21 +80,29 @@ def test_7b() -> None:
 def test_13b() -> None:
     rows = table("llama2-13b")
     assert not rows["edge-solo"].feasible and "GiB short" in rows["edge-solo"].reason
-    assert not rows["cloud-edge-even"].feasible, "in fp32 half of it, with the head, is more than 22 GB"
+    assert not rows["cloud-edge-even"].feasible, (
+        "in fp32 half of it, with the head, is more than 22 GB"
+    )
     assert milliseconds(rows["edgeshard"]) == pytest.approx(172, rel=0.06)
     costs = Costs(paper("llama2-13b"))
     cloud = costs.names.index("cloud")
     even = predict(costs, Load(), Cut((costs.source, cloud), (20, 40)))
-    assert 1000 * even.time_per_token_s == pytest.approx(315, rel=0.02), "the even cut, if it did fit"
+    assert 1000 * even.time_per_token_s == pytest.approx(315, rel=0.02), (
+        "the even cut, if it did fit"
+    )
 
 
 def test_70b_needs_many_boxes() -> None:
     rows = table("llama2-70b")
-    assert not any(rows[name].feasible for name in ("edge-solo", "cloud-edge-even", "cloud-edge-opt"))
+    assert not any(
+        rows[name].feasible for name in ("edge-solo", "cloud-edge-even", "cloud-edge-opt")
+    )
     assert milliseconds(rows["edgeshard"]) == pytest.approx(1311, rel=0.02)
     assert rows["edgeshard"].nodes >= 10
     few = plan(replace(paper("llama2-70b"), max_nodes=rows["edgeshard"].nodes - 1))
-    assert few.shortage is not None or (few.prediction is not None and len(few.stages) < rows["edgeshard"].nodes)
+    assert few.shortage is not None or (
+        few.prediction is not None and len(few.stages) < rows["edgeshard"].nodes
+    )
     none = plan(replace(paper("llama2-70b"), max_nodes=9))
     assert none.shortage is not None and none.shortage.constraint == "max_nodes"
 

@@ -1,4 +1,5 @@
-"""Throughput plans against every placement at every load, counted out and scored without the planner's own code."""
+"""Throughput plans against every placement at every load, counted out and scored without the
+planner's own code."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def test_where_cuts_are_few_the_plan_is_the_best_there_is(seed: int) -> None:
 @pytest.mark.parametrize("seed", of_the_day(5, range(40)))
 def test_so_it_is_of_layers_of_two_kinds(seed: int) -> None:
     problem = random_problem(seed, hybrid=True)
-    assert rate(plan(problem, alternatives=0)) == pytest.approx(best_rate(problem).tokens_per_s, rel=SAME)
+    assert rate(plan(problem, alternatives=0)) == pytest.approx(
+        best_rate(problem).tokens_per_s, rel=SAME
+    )
 
 
 @pytest.mark.usefixtures("searched")
@@ -87,7 +90,8 @@ def test_no_placement_beats_the_certified_bound(seed: int) -> None:
 
 @pytest.mark.usefixtures("searched")
 def test_the_search_finds_nearly_always_the_best() -> None:
-    """Without the memory of exhaustive counts: on most sites the optimum, and a gap that shows it."""
+    """Without the memory of exhaustive counts: on most sites the optimum, and a gap that shows
+    it."""
     shares, gaps = [], []
     for seed in SEEDS:
         result = found(seed)
@@ -132,7 +136,12 @@ def two_nodes(source: str, **options: Any) -> PlanProblem:
             "link": {"bandwidth_bps": 20e6, "latency_s": 0.0005},
         }
     )
-    fields: dict[str, Any] = {"objective": Objective.THROUGHPUT, "dtype": DType.FLOAT16, "concurrency": 8, **options}
+    fields: dict[str, Any] = {
+        "objective": Objective.THROUGHPUT,
+        "dtype": DType.FLOAT16,
+        "concurrency": 8,
+        **options,
+    }
     return PlanProblem(model=model, cluster=cluster, **fields)
 
 

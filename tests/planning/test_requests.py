@@ -1,4 +1,5 @@
-"""Plans for one request: its time, prompt included, and its first token, against every plan counted out."""
+"""Plans for one request: its time, prompt included, and its first token, against every plan counted
+out."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from tests.planning.oracles.brute_plans import Counted, best_value
 
 
 def random_problem(seed: int, nodes: int, layers: int, **changes: object) -> PlanProblem:
-    """Nodes, some of which can hold the whole model, links of 5 to 1,000 Mb/s, prompts of 16 to 3,000 tokens."""
+    """Nodes, some of which can hold the whole model, links of 5 to 1,000 Mb/s, prompts of 16 to
+    3,000 tokens."""
     dice = random.Random(seed)
     config = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": layers, "vocab_size": 2000}
     model = model_from_config("small", config)
@@ -55,7 +57,11 @@ def random_problem(seed: int, nodes: int, layers: int, **changes: object) -> Pla
     cluster = parse_cluster({"source": "b0", "device": devices, "link": links})
     prompt = dice.choice((16, 100, 256, 700, 1024, 3000))
     problem = PlanProblem(
-        model, cluster, prompt_tokens=prompt, new_tokens=dice.choice((1, 2, 20, 200)), dtype=DType.FLOAT16
+        model,
+        cluster,
+        prompt_tokens=prompt,
+        new_tokens=dice.choice((1, 2, 20, 200)),
+        dtype=DType.FLOAT16,
     )
     return replace(problem, **changes)  # type: ignore[arg-type]
 
@@ -72,12 +78,16 @@ def test_no_plan_serves_one_request_sooner(seed: int, objective: Objective) -> N
     assert result.prediction is not None
     assert result.prediction.cost(objective) == pytest.approx(least_s, rel=1e-9)
     assert result.gap == 0.0
-    assert result.gap_objective == (GAP_OF_REQUEST if objective is Objective.REQUEST else GAP_OF_TTFT)
+    assert result.gap_objective == (
+        GAP_OF_REQUEST if objective is Objective.REQUEST else GAP_OF_TTFT
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_slicing_is_faster_than_its_floor(seed: int) -> None:
-    problem = random_problem(seed, nodes=4, layers=6, asynchronous=bool(seed % 3), sliced=bool(seed % 4))
+    problem = random_problem(
+        seed, nodes=4, layers=6, asynchronous=bool(seed % 3), sliced=bool(seed % 4)
+    )
     costs = Costs(problem)
     tables, dice = StepTables(costs), random.Random(seed)
     floor, closer = PromptFloor.of(tables), CutFloor(tables)
@@ -94,7 +104,9 @@ def test_no_slicing_is_faster_than_its_floor(seed: int) -> None:
 
 @pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT])
 @pytest.mark.parametrize("seed", range(10))
-def test_too_many_cuts_leave_a_certified_gap(seed: int, objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_cuts_leave_a_certified_gap(
+    seed: int, objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = random_problem(seed, nodes=4, layers=6, objective=objective)
     exact = plan(problem)
     monkeypatch.setattr(request_search, "MOST_CUTS", 0)
@@ -124,7 +136,8 @@ def orin_and_3090(**changes: object) -> PlanProblem:
 
 
 def test_a_slow_link_does_not_carry_a_long_prompt() -> None:
-    """The least time per token as the only goal splits the model and takes 23 s a request, 19 s of it on the link."""
+    """The least time per token as the only goal splits the model and takes 23 s a request, 19 s of
+    it on the link."""
     whole = plan(orin_and_3090(objective=Objective.REQUEST))
     assert whole.placement == "orin=0:32" and whole.gap == 0.0
     assert whole.prediction is not None and whole.prediction.request_s <= 8.7
@@ -135,7 +148,10 @@ def test_a_slow_link_does_not_carry_a_long_prompt() -> None:
 
 
 def test_auto_for_one_request_is_request() -> None:
-    auto, request = plan(orin_and_3090(objective=Objective.AUTO)), plan(orin_and_3090(objective=Objective.REQUEST))
+    auto, request = (
+        plan(orin_and_3090(objective=Objective.AUTO)),
+        plan(orin_and_3090(objective=Objective.REQUEST)),
+    )
     assert auto.placement == request.placement and auto.prediction == request.prediction
     assert auto.gap_objective == GAP_OF_REQUEST
 
@@ -156,11 +172,15 @@ def test_the_time_per_token_asked_for_is_kept() -> None:
     bounded = plan(orin_and_3090(objective=Objective.REQUEST, max_time_per_token_s=limit))
     assert bounded.prediction is not None and bounded.prediction.time_per_token_s <= limit
     assert bounded.prediction.request_s > free.request_s
-    none = plan(orin_and_3090(objective=Objective.REQUEST, max_time_per_token_s=fast.time_per_token_s / 2))
+    none = plan(
+        orin_and_3090(objective=Objective.REQUEST, max_time_per_token_s=fast.time_per_token_s / 2)
+    )
     assert none.shortage is not None and none.shortage.constraint == "max_time_per_token"
 
 
-def test_a_limit_that_only_another_cut_keeps_is_kept_without_counting_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_only_another_cut_keeps_is_kept_without_counting_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A prompt in one piece: the best sum breaks the limit, the quickest token does not."""
     monkeypatch.setattr(request_search, "MOST_CUTS", 0)
     problem = orin_and_3090(prompt_tokens=100, new_tokens=2)
@@ -168,7 +188,9 @@ def test_a_limit_that_only_another_cut_keeps_is_kept_without_counting_out(monkey
     fast = plan(replace(problem, objective=Objective.LATENCY)).prediction
     assert free is not None and fast is not None and fast.time_per_token_s < free.time_per_token_s
     limit = (free.time_per_token_s + fast.time_per_token_s) / 2
-    bounded = plan(replace(problem, objective=Objective.REQUEST, max_time_per_token_s=limit)).prediction
+    bounded = plan(
+        replace(problem, objective=Objective.REQUEST, max_time_per_token_s=limit)
+    ).prediction
     assert bounded is not None and bounded.time_per_token_s <= limit
 
 

@@ -23,7 +23,12 @@ from edgeshard.planning.simulation.timing import SimulatedTraffic
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import score
 
-CUTS = (Cut((0,), (32,)), Cut((0, 2), (10, 32)), Cut((0, 1, 2), (4, 12, 32)), Cut((0, 2, 1), (4, 4, 32)))
+CUTS = (
+    Cut((0,), (32,)),
+    Cut((0, 2), (10, 32)),
+    Cut((0, 1, 2), (4, 12, 32)),
+    Cut((0, 2, 1), (4, 4, 32)),
+)
 
 
 def cluster() -> Cluster:
@@ -65,18 +70,22 @@ def test_of_slices_only_the_last_is_sampled_from(cut: Cut) -> None:
     head_s = costs.times[cut.nodes[-1]].head_s(StepShape(1, 1, 1, 1))
     last = ring(costs, cut, 1).stages[-1]
     longer = replace(costs.problem, prompt_tokens=512)
-    assert last.prefill_s(128, 128) - ring(Costs(longer), cut, 1).stages[-1].prefill_s(128, 128) == pytest.approx(
-        head_s
-    )
+    assert last.prefill_s(128, 128) - ring(Costs(longer), cut, 1).stages[-1].prefill_s(
+        128, 128
+    ) == pytest.approx(head_s)
 
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("head_on_source", [False, True])
 @pytest.mark.parametrize("load", [Load(), Load(2, 1), Load(3, 4)])
-def test_the_simulator_gives_what_the_plan_predicts(cut: Cut, head_on_source: bool, load: Load) -> None:
+def test_the_simulator_gives_what_the_plan_predicts(
+    cut: Cut, head_on_source: bool, load: Load
+) -> None:
     costs = Costs(problem(head_on_source=head_on_source))
     expected = predict(costs, load, cut)
-    found = simulate(ring(costs, cut, load.batch), traffic(costs.problem, load.batch, load.micro_batches))
+    found = simulate(
+        ring(costs, cut, load.batch), traffic(costs.problem, load.batch, load.micro_batches)
+    )
     if load.micro_batches == 1:
         assert found.ttft_s == pytest.approx(expected.prefill.round_s, rel=1e-9)
         assert found.inter_token_s == pytest.approx(expected.decode.round_s, rel=1e-6)
@@ -89,7 +98,9 @@ def test_a_node_that_computes_and_sends_in_turn_is_one_station() -> None:
     cut, load = CUTS[2], Load(1, 8)
     busiest_s = score(costs.decode(load), cut).bottleneck_s
     work = SimulatedTraffic(1, 8, prompt_tokens=64, new_tokens=200, decode_only=True)
-    assert simulate(ring(costs, cut, 1), work).tokens_per_s == pytest.approx(1 / busiest_s, rel=0.02)
+    assert simulate(ring(costs, cut, 1), work).tokens_per_s == pytest.approx(
+        1 / busiest_s, rel=0.02
+    )
 
 
 def test_a_measured_node_is_simulated_with_its_own_times() -> None:
@@ -123,7 +134,8 @@ def test_slices_bring_the_first_token_sooner_where_computing_is_what_takes_time(
 
 
 def test_a_served_batch_takes_what_the_plan_says() -> None:
-    """Prompts in steps of their own, then only decodes: the mixed ring's steps equal the steps of the two phases."""
+    """Prompts in steps of their own, then only decodes: the mixed ring's steps equal the steps of
+    the two phases."""
     costs = Costs(problem(prompt_tokens=64, new_tokens=40))
     cut = CUTS[2]
     expected = simulate(ring(costs, cut, 1), traffic(costs.problem, 1, 2))
@@ -138,7 +150,11 @@ def test_a_chunk_among_decodes_costs_less_than_a_step_of_its_own() -> None:
     (stage,) = serving_ring(Costs(problem()), CUTS[0]).stages
     decodes = [StepSpan(index, 1, 500, True) for index in range(4)]
     chunk = [StepSpan(9, 32, 64, False)]
-    assert max(stage(decodes), stage(chunk)) < stage(decodes + chunk) < 0.75 * (stage(decodes) + stage(chunk))
+    assert (
+        max(stage(decodes), stage(chunk))
+        < stage(decodes + chunk)
+        < 0.75 * (stage(decodes) + stage(chunk))
+    )
 
 
 def test_a_head_on_the_source_is_not_served() -> None:

@@ -1,4 +1,5 @@
-"""Plans under rules: the best of all that are counted out, or a smallest set of rules that cannot hold together."""
+"""Plans under rules: the best of all that are counted out, or a smallest set of rules that cannot
+hold together."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ import pytest
 from edgeshard.cpsat.solver_process import CpSat
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.rules import RuledNode, broken, parse_rule, resolve
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.models.packed_units import PackedParts
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.report.baselines import compare
@@ -43,8 +48,8 @@ def ruled(seed: int, most: int = 3) -> PlanProblem:
 
 
 def steady(seed: int) -> PlanProblem:
-    """One whose cuts the oracle counts out in a second: of five nodes few layers, of four a limit of
-    requests."""
+    """One whose cuts the oracle counts out in a second: of five nodes few layers, of four a limit
+    of requests."""
     problem = replace(random_problem(seed, Objective.THROUGHPUT), rate=Rate.STEADY)
     if len(problem.cluster.nodes) > 4 and problem.model.layer_count > 6:
         return steady(seed + INSTANCES)
@@ -70,7 +75,9 @@ def test_a_plan_is_the_best_of_all_that_keep_the_rules(part: int, prover: CpSat)
         assert result.gap is not None
         assert cost * (1 - result.gap) <= wanted * (1 + SAME)
         placements = [result.placement, *(other.placement for other in result.alternatives)]
-        assert [broken(problem.rules, nodes_of(placement)) for placement in placements] == [()] * len(placements)
+        assert [broken(problem.rules, nodes_of(placement)) for placement in placements] == [
+            ()
+        ] * len(placements)
 
 
 @pytest.mark.long
@@ -94,14 +101,18 @@ def test_steady_rates_are_the_best_under_rules_and_bounds_of_searches_hold(
             assert result.gap_objective == GAP_OF_STEADY and result.gap is not None
             assert found / (1 - result.gap) >= best * (1 - SAME), seed
             placements = [result.placement, *(other.placement for other in result.alternatives)]
-            assert [broken(problem.rules, nodes_of(one)) for one in placements] == [()] * len(placements)
+            assert [broken(problem.rules, nodes_of(one)) for one in placements] == [()] * len(
+                placements
+            )
         if best:
             assert counted.prediction is not None
             assert counted.prediction.throughput_tps >= best * (1 - 1.01 * NEARLY), seed
 
 
 @pytest.mark.parametrize("part", of_the_day(2, range(PARTS)))
-def test_rules_that_cannot_hold_together_are_named_and_none_of_them_can_be_dropped(part: int, prover: CpSat) -> None:
+def test_rules_that_cannot_hold_together_are_named_and_none_of_them_can_be_dropped(
+    part: int, prover: CpSat
+) -> None:
     found = 0
     for seed in range(part, 10**6, PARTS):
         problem = ruled(seed, most=5)
@@ -111,9 +122,16 @@ def test_rules_that_cannot_hold_together_are_named_and_none_of_them_can_be_dropp
         named = {rule.text for rule in problem.rules if f"'{rule.text}'" in shortage.text}
         asked = replace(problem, objective=Objective.LATENCY)
         assert named
-        assert best_value(replace(asked, rules=tuple(rule for rule in problem.rules if rule.text in named))) == inf
+        assert (
+            best_value(
+                replace(asked, rules=tuple(rule for rule in problem.rules if rule.text in named))
+            )
+            == inf
+        )
         for text in named:
-            fewer = tuple(rule for rule in problem.rules if rule.text in named and rule.text != text)
+            fewer = tuple(
+                rule for rule in problem.rules if rule.text in named and rule.text != text
+            )
             assert best_value(replace(asked, rules=fewer)) < inf
         found += 1
         if found == -(-CONFLICTS // PARTS):
@@ -134,9 +152,14 @@ def test_a_rule_without_a_prover_is_a_typed_error() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"allow_streaming": True}, "allow_streaming"), ({"objective": Objective.ENERGY}, "objective")],
+    [
+        ({"allow_streaming": True}, "allow_streaming"),
+        ({"objective": Objective.ENERGY}, "objective"),
+    ],
 )
-def test_streaming_and_energy_are_refused_under_rules(changes: dict[str, object], field: str) -> None:
+def test_streaming_and_energy_are_refused_under_rules(
+    changes: dict[str, object], field: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         plan(replace(ruled(1), **changes))  # type: ignore[arg-type]
     assert raised.value.field == field
@@ -182,9 +205,14 @@ def test_a_plan_near_what_nodes_hold_keeps_the_rules(prover: CpSat) -> None:
     for seed in range(40):
         problem = ruled(seed)
         layers = range(problem.model.layer_count)
-        everywhere = {name: PackedParts(frozenset(layers), True, True) for name in problem.cluster.names[1:]}
+        everywhere = {
+            name: PackedParts(frozenset(layers), True, True) for name in problem.cluster.names[1:]
+        }
         found = plan(replace(problem, packed_parts=everywhere), 0, prover)
-        assert broken(problem.rules, [stage.node for stage in found.stages]) == () or not found.feasible
+        assert (
+            broken(problem.rules, [stage.node for stage in found.stages]) == ()
+            or not found.feasible
+        )
 
 
 def test_strategies_that_break_a_rule_have_no_plan_in_a_comparison(prover: CpSat) -> None:
@@ -195,7 +223,9 @@ def test_strategies_that_break_a_rule_have_no_plan_in_a_comparison(prover: CpSat
         assert not row.feasible or broken(rules, nodes_of(row.placement)) == ()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 6, 7, 9, 10])  # the solver proves the question of each in seconds
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, 3, 6, 7, 9, 10]
+)  # the solver proves the question of each in seconds
 def test_a_plan_is_verified_with_and_without_rules(seed: int, prover: CpSat) -> None:
     asked = (ruled(seed), steady(seed))
     for problem in (*asked, *(replace(one, rules=()) for one in asked)):
@@ -208,7 +238,9 @@ def test_a_plan_is_verified_with_and_without_rules(seed: int, prover: CpSat) -> 
 def test_a_plan_that_is_not_the_best_is_found_out(rate: Rate, prover: CpSat) -> None:
     worse = 0
     for seed in range(24):
-        problem = replace(random_problem(seed, OBJECTIVES[seed % 4]), max_time_per_token_s=None, rate=rate)
+        problem = replace(
+            random_problem(seed, OBJECTIVES[seed % 4]), max_time_per_token_s=None, rate=rate
+        )
         best, other = plan(problem, 0), plan(replace(problem, max_nodes=1, min_nodes=1), 0)
         if best.prediction is None or other.prediction is None:
             continue

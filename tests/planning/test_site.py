@@ -1,4 +1,5 @@
-"""A site as its coordinator knows it becomes a problem for the planner, which contains no unmeasured figures."""
+"""A site as its coordinator knows it becomes a problem for the planner, which contains no
+unmeasured figures."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.device import DeviceFacts, Node
@@ -37,10 +43,14 @@ GB = 10**9
 
 def node(name: str, model: str = "some CPU", free: int = 40 * GB, connected: bool = True) -> Node:
     facts = DeviceFacts("cpu", model, 8, 64 * GB, 60 * GB, False, "test")
-    return Node(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", 1, facts, connected, 0.0, free)
+    return Node(
+        NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", 1, facts, connected, 0.0, free
+    )
 
 
-def link(sender: str, receiver: str, bandwidth_bps: float = 1e9, latency_s: float = 1e-3) -> MeasuredLink:
+def link(
+    sender: str, receiver: str, bandwidth_bps: float = 1e9, latency_s: float = 1e-3
+) -> MeasuredLink:
     profile = LinkProfile(latency_s, bandwidth_bps, 0.0, 9, 1 << 20)
     return MeasuredLink(NodeId(f"id-{sender}"), NodeId(f"id-{receiver}"), profile)
 
@@ -51,10 +61,15 @@ LINKS = tuple(link(sender, receiver) for sender, receiver in permutations("abc",
 
 @pytest.fixture
 def cluster(make_profile: Any) -> Callable[..., SiteCluster]:
-    def make(nodes: Any = NODES, links: Any = LINKS, measured: str = "abc", **options: Any) -> SiteCluster:
+    def make(
+        nodes: Any = NODES, links: Any = LINKS, measured: str = "abc", **options: Any
+    ) -> SiteCluster:
         profiles = {NodeId(f"id-{name}"): make_profile(CONFIG, block_s=1e-2) for name in measured}
         return site_cluster(
-            nodes, links, profiles, **{"model": MODEL, "dtype": DType.BFLOAT16, "source": "b", **options}
+            nodes,
+            links,
+            profiles,
+            **{"model": MODEL, "dtype": DType.BFLOAT16, "source": "b", **options},
         )
 
     return make
@@ -67,7 +82,9 @@ def problem(site: SiteCluster, **options: Any) -> PlanProblem:
 
 
 def test_measured_nodes_have_their_times_and_the_memory_that_is_left(cluster: Any) -> None:
-    site = cluster(nodes=(node("c", free=7 * GB), *NODES[1:]), links=(*LINKS[1:], link("a", "b", 5e6, 0.02)))
+    site = cluster(
+        nodes=(node("c", free=7 * GB), *NODES[1:]), links=(*LINKS[1:], link("a", "b", 5e6, 0.02))
+    )
     assert site.cluster.names == ("b", "a", "c"), "the source first, the others by name"
     assert set(site.times) == {"a", "b", "c"} and not site.estimated and not site.unmeasured
     memory = {known.name: known.device.usable_bytes for known in site.cluster.nodes}
@@ -84,7 +101,9 @@ def test_a_node_that_nobody_measured_makes_the_site_unplannable_by_name(cluster:
         cluster(measured="b")
     assert info.value.reason == NOT_MEASURED and "a, c" in info.value.message
     assert "edgectl profile --model llama2-7b --dtype bfloat16" in info.value.message
-    assert cluster(measured="b", exclude=("a", "c")).cluster.names == ("b",), "what is left out needs no measurement"
+    assert cluster(measured="b", exclude=("a", "c")).cluster.names == ("b",), (
+        "what is left out needs no measurement"
+    )
     site = cluster(measured="bc", skip_unmeasured=True)
     assert site.cluster.names == ("b", "c") and site.without_times == ("a",)
     with pytest.raises(FailedPreconditionError, match="b, a, c"):
@@ -104,21 +123,35 @@ def test_a_starting_node_is_left_out_and_named(cluster: Any) -> None:
 
 
 def test_a_node_of_the_catalogue_is_estimated(cluster: Any) -> None:
-    site = cluster(nodes=(node("b"), node("a", model="NVIDIA GeForce RTX 4090", free=20 * GB)), measured="b")
+    site = cluster(
+        nodes=(node("b"), node("a", model="NVIDIA GeForce RTX 4090", free=20 * GB)), measured="b"
+    )
     assert site.estimated == ("a",) and set(site.times) == {"b"}
     device = site.cluster.nodes[1].device
     assert device.bandwidth_bytes_per_s == CATALOGUE["rtx-4090"].bandwidth_bytes_per_s
-    assert device.usable_bytes == 20 * GB, "what the coordinator says is left, not what the data sheet has"
+    assert device.usable_bytes == 20 * GB, (
+        "what the coordinator says is left, not what the data sheet has"
+    )
 
 
 def test_a_node_has_the_watts_of_its_sensor_else_of_the_catalogue(make_profile: Any) -> None:
-    nodes = (node("a"), node("b", "NVIDIA GeForce RTX 4090"), node("c", "NVIDIA GeForce RTX 4090"), node("d"))
+    nodes = (
+        node("a"),
+        node("b", "NVIDIA GeForce RTX 4090"),
+        node("c", "NVIDIA GeForce RTX 4090"),
+        node("d"),
+    )
     profiles = {NodeId(f"id-{name}"): make_profile(CONFIG, block_s=1e-2) for name in "abcd"}
-    for name, energy in (("a", EnergyProfile(9.0, 8.5, "rapl")), ("b", EnergyProfile(20.0, 260.0, "nvml"))):
+    for name, energy in (
+        ("a", EnergyProfile(9.0, 8.5, "rapl")),
+        ("b", EnergyProfile(20.0, 260.0, "nvml")),
+    ):
         profiles[NodeId(f"id-{name}")] = replace(profiles[NodeId(f"id-{name}")], energy=energy)
     site = site_cluster(nodes, (), profiles, model=MODEL, dtype=DType.BFLOAT16, source="a")
     costs = Costs(problem(site))
-    assert power_of(costs, 0) == Power(9.0, 9.0, measured=True), "a busy node takes no less than an idle one"
+    assert power_of(costs, 0) == Power(9.0, 9.0, measured=True), (
+        "a busy node takes no less than an idle one"
+    )
     assert power_of(costs, 1) == Power(20.0, 260.0, measured=True)
     known = CATALOGUE["rtx-4090"]
     assert known.idle_w is not None and known.busy_w is not None
@@ -126,16 +159,23 @@ def test_a_node_has_the_watts_of_its_sensor_else_of_the_catalogue(make_profile: 
     assert power_of(costs, 3) is None and without_power(costs) == ("d",)
 
 
-def test_quantised_nodes_are_planned_by_profiles_of_that_and_on_processors_only(cluster: Any) -> None:
+def test_quantised_nodes_are_planned_by_profiles_of_that_and_on_processors_only(
+    cluster: Any,
+) -> None:
     with pytest.raises(FailedPreconditionError) as unknown:
         cluster(measured="b", quantisation=Quantisation.INT4)
-    assert "in int4 with bfloat16: a, c;" in unknown.value.message and "--quantise int4`" in unknown.value.message
+    assert (
+        "in int4 with bfloat16: a, c;" in unknown.value.message
+        and "--quantise int4`" in unknown.value.message
+    )
     gpu = node("a")
     gpu = replace(gpu, facts=replace(gpu.facts, kind="cuda"))
     with pytest.raises(InvalidArgumentError) as refused:
         cluster(nodes=(node("b"), gpu), quantisation=Quantisation.INT8)
     assert refused.value.field == "quantisation" and "not on a; exclude" in refused.value.message
-    assert cluster(nodes=(node("b"), gpu), quantisation=Quantisation.INT8, exclude=("a",)).cluster.names == ("b",)
+    assert cluster(
+        nodes=(node("b"), gpu), quantisation=Quantisation.INT8, exclude=("a",)
+    ).cluster.names == ("b",)
 
 
 def test_a_measured_node_is_not_taken_for_its_data_sheet(cluster: Any) -> None:
@@ -179,7 +219,11 @@ def test_where_no_link_was_measured_there_is_none(cluster: Any) -> None:
     assert result.feasible and [stage.node for stage in result.stages][:2] == ["b", "c"]
     # Only c can return to the source.
     only = [link("b", "a"), link("a", "c"), link("c", "b")]
-    assert [stage.node for stage in plan(problem(cluster(nodes=nodes, links=only))).stages] == ["b", "a", "c"]
+    assert [stage.node for stage in plan(problem(cluster(nodes=nodes, links=only))).stages] == [
+        "b",
+        "a",
+        "c",
+    ]
     assert not plan(problem(cluster(nodes=nodes, links=[link("b", "a")]))).feasible
 
 
@@ -196,12 +240,15 @@ def test_a_source_that_cannot_be(cluster: Any) -> None:
 
 
 def test_every_stage_of_a_plan_has_layers(cluster: Any) -> None:
-    """The way around the slow link is twice as fast, but a node without layers cannot be deployed."""
+    """The way around the slow link is twice as fast, but a node without layers cannot be
+    deployed."""
     slow = [
         link(sender, receiver, 1e6 if {sender, receiver} == {"b", "c"} else 1e9)
         for sender, receiver in permutations("abc", 2)
     ]
-    made = problem(cluster(nodes=(node("b", free=6 * GB), node("a", free=10**8), node("c")), links=slow))
+    made = problem(
+        cluster(nodes=(node("b", free=6 * GB), node("a", free=10**8), node("c")), links=slow)
+    )
     assert [len(stage.layers) > 0 for stage in plan(made).stages] == [True, True]
 
 
@@ -217,17 +264,27 @@ def test_kv_memory_is_that_of_the_longest_context(cluster: Any) -> None:
 
 
 def test_the_tensor_at_hand_is_counted_where_it_is(cluster: Any) -> None:
-    """Loading takes the embedding once more in fp32 on the first stage and the head on the last, a block between."""
+    """Loading takes the embedding once more in fp32 on the first stage and the head on the last, a
+    block between."""
     made = problem(cluster())
     costs, plain = Costs(made), Costs(replace(made, loading_itemsize=None))
     cut = Cut((0, 1, 2), (10, 20, 32))
-    outer, block = (n * LOADING_ITEMSIZE for n in (made.model.largest_outer_tensor, made.model.largest_block_tensor))
+    outer, block = (
+        n * LOADING_ITEMSIZE
+        for n in (made.model.largest_outer_tensor, made.model.largest_block_tensor)
+    )
     room = plain.decode(Load()).capacity_bytes - costs.decode(Load()).capacity_bytes
     more = [
         a - b
-        for a, b in zip(stage_bytes(costs.decode(Load()), cut), stage_bytes(plain.decode(Load()), cut), strict=True)
+        for a, b in zip(
+            stage_bytes(costs.decode(Load()), cut),
+            stage_bytes(plain.decode(Load()), cut),
+            strict=True,
+        )
     ]
-    assert [a + b for a, b in zip(room, more, strict=True)] == pytest.approx([outer, block, outer], abs=100)
+    assert [a + b for a, b in zip(room, more, strict=True)] == pytest.approx(
+        [outer, block, outer], abs=100
+    )
     assert [use.loading for use in costs.memory(Load(), cut)] == [outer, block, outer]
     alone = Cut((0,), (32,))
     both = stage_bytes(costs.decode(Load()), alone)[0] - stage_bytes(plain.decode(Load()), alone)[0]
@@ -235,7 +292,9 @@ def test_the_tensor_at_hand_is_counted_where_it_is(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize(("context", "step_tokens"), [(None, 512), (4096, 2048)])
-def test_memory_has_room_for_the_largest_step_a_head_forms(cluster: Any, context: int | None, step_tokens: int) -> None:
+def test_memory_has_room_for_the_largest_step_a_head_forms(
+    cluster: Any, context: int | None, step_tokens: int
+) -> None:
     """Not only for the prompts that time is planned for."""
     made = problem(cluster(), prompt_tokens=8, new_tokens=8, context_tokens=context)
     assert made.step_tokens == step_tokens

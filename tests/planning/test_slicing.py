@@ -1,4 +1,5 @@
-"""The slicer against brute force and against the simulator, and the balanced partition against brute force."""
+"""The slicer against brute force and against the simulator, and the balanced partition against
+brute force."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.planning.oracles.slicings import slice_times, slicing_seconds
 
 
 def growing(fixed: float, each: float, attention: float) -> Callable[[int, int], float]:
-    """A step's overhead, the work per token, and attention over all that came before and half of the slice."""
+    """A step's overhead, the work per token, and attention over all that came before and half of
+    the slice."""
     return lambda start, length: fixed + each * length + attention * length * (start + length / 2)
 
 
@@ -35,11 +37,18 @@ def test_no_slicing_is_better(seed: int) -> None:
     if seed % 2:  # any times at all: nothing about their growth is assumed
         table = rng.uniform(0.1, 3, (count, units + 1, units + 1))
         devices: list[Callable[[int, int], float]] = [
-            partial(lambda j, start, length: float(table[j, start, length]), j) for j in range(count)
+            partial(lambda j, start, length: float(table[j, start, length]), j)
+            for j in range(count)
         ]
     else:
-        devices = [growing(*(float(x) for x in rng.uniform((0, 0.1, 0), (1, 2, 0.3)))) for _ in range(count)]
-    hops = [partial(lambda rate, length: rate * length, float(rng.uniform(0, 0.5))) for _ in range(count - 1)]
+        devices = [
+            growing(*(float(x) for x in rng.uniform((0, 0.1, 0), (1, 2, 0.3))))
+            for _ in range(count)
+        ]
+    hops = [
+        partial(lambda rate, length: rate * length, float(rng.uniform(0, 0.5)))
+        for _ in range(count - 1)
+    ]
     found = best_slices(slice_times(devices, units, hops))
     assert found.exact
     assert sum(found.lengths) == units
@@ -51,7 +60,9 @@ def test_no_slicing_is_better(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_slices_never_grow_where_later_ones_cost_more(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    device = growing(float(rng.uniform(0.1, 2)), float(rng.uniform(0.5, 2)), float(rng.uniform(0.02, 0.4)))
+    device = growing(
+        float(rng.uniform(0.1, 2)), float(rng.uniform(0.5, 2)), float(rng.uniform(0.02, 0.4))
+    )
     lengths = best_slices(slice_times([device] * int(rng.integers(2, 7)), 24)).lengths
     assert len(lengths) > 1
     assert list(lengths) == sorted(lengths, reverse=True)
@@ -64,7 +75,9 @@ def test_strong_growth_makes_the_first_slice_longer_than_the_last() -> None:
 
 def test_equal_devices_and_eight_slices_take_ten_twenty_fourths() -> None:
     device = growing(0.0, 1.0, 0.0)
-    assert slicing_seconds([device] * 3, (8,) * 8) == pytest.approx(10 / 24 * slicing_seconds([device] * 3, (64,)))
+    assert slicing_seconds([device] * 3, (8,) * 8) == pytest.approx(
+        10 / 24 * slicing_seconds([device] * 3, (64,))
+    )
 
 
 def test_an_overhead_as_large_as_the_work_leaves_the_prompt_whole() -> None:
@@ -75,27 +88,40 @@ def test_an_overhead_as_large_as_the_work_leaves_the_prompt_whole() -> None:
 def test_the_simulator_gives_the_recurrence(seed: int) -> None:
     """The recurrence has hops as pure delays; so has the ring here, and the way back is free."""
     rng = np.random.default_rng(seed)
-    devices = [growing(*(float(x) for x in rng.uniform((0, 0.1, 0), (1, 2, 0.3)))) for _ in range(4)]
+    devices = [
+        growing(*(float(x) for x in rng.uniform((0, 0.1, 0), (1, 2, 0.3)))) for _ in range(4)
+    ]
     lengths = tuple(int(x) for x in rng.integers(1, 6, 5))
     delay = float(rng.uniform(0, 2))
     stages = tuple(
-        StageTimes(partial(lambda device, tokens, context: device(context, tokens), device), lambda b, c: 0.0)
+        StageTimes(
+            partial(lambda device, tokens, context: device(context, tokens), device),
+            lambda b, c: 0.0,
+        )
         for device in devices
     )
     hops = (*(HopTimes(lambda tokens: 0.0, delay) for _ in range(3)), HopTimes(lambda tokens: 0.0))
     simulated = simulate(
-        Pipeline(stages, hops), SimulatedTraffic(prompt_tokens=sum(lengths), new_tokens=1, slices=lengths)
+        Pipeline(stages, hops),
+        SimulatedTraffic(prompt_tokens=sum(lengths), new_tokens=1, slices=lengths),
     )
-    assert simulated.ttft_s == pytest.approx(slicing_seconds(devices, lengths, lambda length: delay))
+    assert simulated.ttft_s == pytest.approx(
+        slicing_seconds(devices, lengths, lambda length: delay)
+    )
 
 
 def test_too_many_labels_leave_a_good_slicing_that_claims_nothing() -> None:
-    devices = [growing(0.3, each, attention) for each, attention in ((1, 0.02), (1.1, 0.05), (0.9, 0.1), (1.1, 0.01))]
+    devices = [
+        growing(0.3, each, attention)
+        for each, attention in ((1, 0.02), (1.1, 0.05), (0.9, 0.1), (1.1, 0.01))
+    ]
     found = best_slices(slice_times(devices, 24, lambda length: 0.1 * length), label_limit=3)
     assert not found.exact
     best = best_slices(slice_times(devices, 24, lambda length: 0.1 * length))
     assert best.exact
-    assert best.ttft_s <= found.ttft_s < slicing_seconds(devices, (24,), lambda length: 0.1 * length)
+    assert (
+        best.ttft_s <= found.ttft_s < slicing_seconds(devices, (24,), lambda length: 0.1 * length)
+    )
 
 
 @pytest.mark.parametrize("device", [growing(-1.0, 0.1, 0.0), growing(float("nan"), 1.0, 0.0)])

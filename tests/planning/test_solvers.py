@@ -1,4 +1,5 @@
-"""Every solver against every other: all plans counted out, subset DP, class DP, label DP and CP-SAT."""
+"""Every solver against every other: all plans counted out, subset DP, class DP, label DP and
+CP-SAT."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ SAME = 1e-9
 def reference(seed: int) -> tuple[Solution | None, Solution | None]:
     """Subset DP's latency and throughput."""
     instance = random_instance(seed)
-    return subset.solve_round(instance), subset.solve_throughput(instance, random_micro_batches(seed))
+    return subset.solve_round(instance), subset.solve_throughput(
+        instance, random_micro_batches(seed)
+    )
 
 
 def check_plan(instance: Instance, found: Solution, m: int | None) -> None:
@@ -37,7 +40,9 @@ def check_plan(instance: Instance, found: Solution, m: int | None) -> None:
     assert found.bound_s <= found.value_s
 
 
-def check_same(found: Solution | None, expected: Solution | None, instance: Instance, m: int | None) -> None:
+def check_same(
+    found: Solution | None, expected: Solution | None, instance: Instance, m: int | None
+) -> None:
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
         check_plan(instance, found, m)
@@ -84,9 +89,13 @@ def test_subset_dp_equals_every_plan_counted_out() -> None:
 def test_least_round_under_a_threshold_equals_every_plan_counted_out() -> None:
     for seed in RANDOM_SEEDS[:60]:
         instance = random_instance(seed, 2 + seed % 4, 4 + seed % 6)
-        stations = sorted({float(one) for _, _, _, busiest in brute.every_plan(instance) for one in busiest})
+        stations = sorted(
+            {float(one) for _, _, _, busiest in brute.every_plan(instance) for one in busiest}
+        )
         for threshold in stations[:: max(1, len(stations) // 4)]:
-            values = [one.min() for _, _, one, _ in brute.every_plan(instance, threshold) if len(one)]
+            values = [
+                one.min() for _, _, one, _ in brute.every_plan(instance, threshold) if len(one)
+            ]
             for solver in (subset, classes):
                 found = solver.solve_round(instance, threshold)
                 assert found is not None
@@ -130,7 +139,8 @@ def test_label_dp_never_claims_more_than_it_proves() -> None:
 
 
 def four_layers() -> Instance:
-    """docs/papers.md#the-papers-own-algorithms: the source takes 10 ms a layer, a fast node 1 ms with room for two."""
+    """docs/papers.md#the-papers-own-algorithms: the source takes 10 ms a layer, a fast node 1 ms
+    with room for two."""
     hop = np.full((2, 2), 5e-3)
     return Instance(
         compute_s=np.repeat([[10e-3], [1e-3]], 4, axis=1),
@@ -201,7 +211,12 @@ def test_class_dp_on_real_classes_equals_subset_dp() -> None:
         assert kinds is not None and sorted(map(len, kinds.members)) == [1, 2, 2, 3]
         expected = subset.solve_round(instance)
         check_same(classes.solve_round(instance, kinds=kinds), expected, instance, None)
-        check_same(classes.solve_throughput(instance, m, kinds), subset.solve_throughput(instance, m), instance, m)
+        check_same(
+            classes.solve_throughput(instance, m, kinds),
+            subset.solve_throughput(instance, m),
+            instance,
+            m,
+        )
         shared += expected is not None and len(expected.cut.nodes) > 4
     assert shared > 5, "no plan used two nodes of a class"
 
@@ -209,11 +224,18 @@ def test_class_dp_on_real_classes_equals_subset_dp() -> None:
 @pytest.mark.parametrize("bounds", [(1, 2), (3, 8), (2, 3), (1, 1)])
 def test_stage_bounds_hold(bounds: tuple[int, int]) -> None:
     for seed in range(40):
-        instance = replace(random_instance(seed, 2 + seed % 4, 4 + seed % 6), min_nodes=bounds[0], max_nodes=bounds[1])
+        instance = replace(
+            random_instance(seed, 2 + seed % 4, 4 + seed % 6),
+            min_nodes=bounds[0],
+            max_nodes=bounds[1],
+        )
         wanted, _ = brute.best(instance)
         for solver in (subset, classes):
             found = solver.solve_round(instance)
-            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)
+            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (
+                seed,
+                solver,
+            )
             assert found is None or bounds[0] <= len(found.cut.nodes) <= bounds[1]
 
 
@@ -228,7 +250,10 @@ def test_nodes_may_be_kept_out_and_links_be_missing() -> None:
         wanted, _ = brute.best(instance)
         for solver in (subset, classes):
             found = solver.solve_round(instance)
-            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)
+            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (
+                seed,
+                solver,
+            )
 
 
 @pytest.mark.filterwarnings("error")
@@ -247,4 +272,7 @@ def test_a_node_that_cannot_send_is_no_stage_but_the_last(asynchronous: bool) ->
         wanted, _ = brute.best(instance)
         for solver in (subset, classes, general):
             found = solver.solve_round(instance)
-            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)
+            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (
+                seed,
+                solver,
+            )

@@ -36,8 +36,12 @@ def four_layers() -> Instance:
     )
 
 
-@pytest.mark.parametrize(("memory", "wanted_s"), [(MemoryModel.LITERAL, 40e-3), (MemoryModel.TRACKED, 32e-3)])
-def test_algorithm_1_misses_the_27_ms_of_the_four_layer_case(memory: MemoryModel, wanted_s: float) -> None:
+@pytest.mark.parametrize(
+    ("memory", "wanted_s"), [(MemoryModel.LITERAL, 40e-3), (MemoryModel.TRACKED, 32e-3)]
+)
+def test_algorithm_1_misses_the_27_ms_of_the_four_layer_case(
+    memory: MemoryModel, wanted_s: float
+) -> None:
     found = algorithm_1(four_layers(), memory)
     assert found is not None and found.value_s == pytest.approx(wanted_s, rel=1e-9)
 
@@ -68,7 +72,9 @@ def test_algorithm_1_is_worse_than_the_optimum_on_part_of_the_instances(
                 assert score(instance, found.cut).round_s == pytest.approx(found.value_s, rel=1e-9)
                 assert found.value_s >= best.value_s * (1 - 1e-9), "a plan below the optimum"
     # Shown by `pytest -rP` and in the JUnit report.
-    record_property("algorithm_1", f"of {feasible} feasible, worse by up to {worst:.0%}: {dict(counts)}")
+    record_property(
+        "algorithm_1", f"of {feasible} feasible, worse by up to {worst:.0%}: {dict(counts)}"
+    )
     assert counts[MemoryModel.LITERAL, "worse"] > 10
     assert counts[MemoryModel.LITERAL, "found nothing"] > feasible / 2
     assert counts[MemoryModel.TRACKED, "worse"] > feasible / 4
@@ -88,7 +94,9 @@ def test_algorithm_2_finds_the_least_bottleneck_but_not_the_best_rate() -> None:
     slower = compared = 0
     for seed in range(80):
         made = random_instance(seed, 2 + seed % 4, 4 + seed % 6, asynchronous=True)
-        instance = replace(made, return_s=np.zeros_like(made.return_s), latency_s=np.zeros_like(made.latency_s))
+        instance = replace(
+            made, return_s=np.zeros_like(made.return_s), latency_s=np.zeros_like(made.latency_s)
+        )
         cut = algorithm_2(instance)
         plans = [one for one in brute.every_plan(instance) if len(one[2])]
         assert (cut is None) == (not plans)
@@ -98,5 +106,7 @@ def test_algorithm_2_finds_the_least_bottleneck_but_not_the_best_rate() -> None:
         assert violations(instance, cut) == ()
         result = score(instance, cut)
         assert result.bottleneck_s == pytest.approx(min(one[3].min() for one in plans), rel=1e-8)
-        slower += max(result.round_s, 2 * result.bottleneck_s) > brute.best(instance, 2)[0] * (1 + 1e-6)
+        slower += max(result.round_s, 2 * result.bottleneck_s) > brute.best(instance, 2)[0] * (
+            1 + 1e-6
+        )
     assert compared > 50 and slower > 10

@@ -1,4 +1,5 @@
-"""The invariants of any instance: memory, the source, and that more nodes or bandwidth never hurt an exact solver."""
+"""The invariants of any instance: memory, the source, and that more nodes or bandwidth never hurt
+an exact solver."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def test_a_node_more_never_makes_the_optimum_worse(seed: int, m: int | None) -> 
 
 @few
 @given(seed=seeds, m=st.one_of(st.none(), batches), factor=st.floats(1.1, 20))
-def test_more_bandwidth_never_makes_the_optimum_worse(seed: int, m: int | None, factor: float) -> None:
+def test_more_bandwidth_never_makes_the_optimum_worse(
+    seed: int, m: int | None, factor: float
+) -> None:
     instance = small(seed)
     rng = np.random.default_rng(seed)
     faster = rng.random(instance.hop_s.shape) < 0.5
@@ -84,7 +87,9 @@ def test_relabelling_nodes_changes_nothing(seed: int, m: int | None) -> None:
     instance = small(seed)
     order = np.random.default_rng(seed).permutation(instance.nodes)
     for solver in EXACT:
-        assert value(solver, chosen(instance, order), m) == pytest.approx(value(solver, instance, m), rel=1e-8)
+        assert value(solver, chosen(instance, order), m) == pytest.approx(
+            value(solver, instance, m), rel=1e-8
+        )
 
 
 def test_violations_name_every_broken_rule() -> None:
@@ -103,7 +108,9 @@ def test_violations_name_every_broken_rule() -> None:
     ):
         assert any(word in what for what in violations(roomy, cut)), (cut, violations(roomy, cut))
     assert "bytes" in violations(replace(roomy, capacity_bytes=np.ones(3)), Cut((0, 1), (3, 6)))[0]
-    assert "link" in violations(replace(roomy, hop_s=np.full((3, 3), np.inf)), Cut((0, 1), (3, 6)))[0]
+    assert (
+        "link" in violations(replace(roomy, hop_s=np.full((3, 3), np.inf)), Cut((0, 1), (3, 6)))[0]
+    )
 
 
 def test_a_score_is_what_the_definitions_say() -> None:
@@ -127,7 +134,10 @@ def test_a_score_is_what_the_definitions_say() -> None:
     assert result.round_s == pytest.approx(1.6 + 6.95 + 3.3 + 20)
     assert result.bottleneck_s == pytest.approx(6.95) and result.bottleneck == "compute of beta"
     serial = score(replace(instance, asynchronous=False), cut)
-    assert serial.bottleneck_s == pytest.approx(7.25) and serial.bottleneck == "compute and sending of node 1"
+    assert (
+        serial.bottleneck_s == pytest.approx(7.25)
+        and serial.bottleneck == "compute and sending of node 1"
+    )
     at_source = score(replace(instance, head_on_source=True), cut)
     assert at_source.stage_s == pytest.approx((1.85, 6.2))
     slow = score(replace(instance, hop_s=ones * 30), cut, names=["alpha", "beta"])

@@ -41,7 +41,8 @@ BETTER_IN_SLICES = 0.08
 """One of the 12 larger sites has 7.8 %. Its prompts of 170 positions pass three stages in two
 slices, whose overlap the formula does not have. The others are within BETTER."""
 NEAR, MOST_PLAYED = 0.8, 40
-"""Plans with less than this fraction of the best rate are not played: their distance exceeds the formula's error."""
+"""Plans with less than this fraction of the best rate are not played: their distance exceeds the
+formula's error."""
 seconds = st.floats(1e-4, 1.0)
 
 
@@ -80,16 +81,29 @@ def test_the_bound_of_a_search_is_never_broken(part: int, monkeypatch: pytest.Mo
         monkeypatch.undo()
         assert (found.prediction is None) == (not best), seed
         if best and problem.is_steady:
-            assert found.gap is not None and rate(found) / (1 - found.gap) >= best * (1 - SAME), seed
+            assert found.gap is not None and rate(found) / (1 - found.gap) >= best * (1 - SAME), (
+                seed
+            )
 
 
-def test_a_larger_micro_batch_that_has_just_steps_enough_for_its_prompts_is_not_overlooked() -> None:
+def test_a_larger_micro_batch_that_has_just_steps_enough_for_its_prompts_is_not_overlooked() -> (
+    None
+):
     # With b = 6 each prompt has a step of its own; with 7 some share one, and these take longer.
     problem = replace(random_problem(78, Objective.THROUGHPUT), rate=Rate.STEADY)
     assert rate(plan(problem, 0)) == pytest.approx(brute_steady.best_steady(problem).tokens_per_s)
 
 
-@given(seconds, seconds, seconds, seconds, st.integers(1, 12), st.integers(1, 6), st.integers(1, 40), st.data())
+@given(
+    seconds,
+    seconds,
+    seconds,
+    seconds,
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.data(),
+)
 @settings(max_examples=300)
 def test_no_time_makes_it_quicker_and_no_request_slower(
     round_s: float,
@@ -119,13 +133,17 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
     def between_s(changed: dict[str, float], requests: int = batch * m) -> float:
         given = times | changed
         prompt_s = parts.full[0] * given["full_busiest_s"] + parts.rest[0] * given["rest_busiest_s"]
-        steps, chunks_of_one = m * (1 + (parts.count[0] - 1) / max(m, stages)), parts.full[0] + parts.rest[0]
+        steps, chunks_of_one = (
+            m * (1 + (parts.count[0] - 1) / max(m, stages)),
+            parts.full[0] + parts.rest[0],
+        )
         with_prompts = [
             number * prompt_s + max(0.0, steps - number * chunks_of_one) * given["busiest_s"]
             for number in range(1, MOST_TOGETHER + 1)
         ]
         arrays = SteadyTimes(
-            **{name: np.array([value]) for name, value in given.items()}, together_s=np.array(with_prompts)[:, None]
+            **{name: np.array([value]) for name, value in given.items()},
+            together_s=np.array(with_prompts)[:, None],
         )
         given_m, count = (np.array([float(value)]) for value in (m, requests))
         return float(steady(arrays, count, given_m, stages, parts, rounds).between_s[0])
@@ -139,7 +157,8 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
 
 @pytest.mark.parametrize("seed", SERVED)
 def test_a_plan_plays_as_planned_and_no_cut_of_a_small_site_plays_much_better(seed: int) -> None:
-    """Each cut with the load that is best for it, and with the plan's; the formula rates the others lower."""
+    """Each cut with the load that is best for it, and with the plan's; the formula rates the others
+    lower."""
     problem = served_site(seed)
     result = plan(problem, alternatives=0)
     assert result.prediction is not None
@@ -197,7 +216,9 @@ def test_both_rates_are_told_and_the_rate_is_the_one_that_was_asked_for() -> Non
     assert found.together_tps == predict(costs, found.load, found.cut).throughput_tps
     tokens = found.load.requests * problem.new_tokens
     assert found.throughput_tps == pytest.approx(tokens / found.request_s)
-    assert found.request_s == pytest.approx(found.ttft_s + (problem.new_tokens - 1) * found.time_per_token_s)
+    assert found.request_s == pytest.approx(
+        found.ttft_s + (problem.new_tokens - 1) * found.time_per_token_s
+    )
 
 
 def test_a_request_alone_has_no_steady_rate() -> None:
@@ -210,7 +231,9 @@ def test_a_request_alone_has_no_steady_rate() -> None:
 def test_saturation_begins_as_if_it_had_been_going_on() -> None:
     requests = saturating(8, 100, 40)
     first, others = requests[:8], requests[8:]
-    assert len({request.new_tokens for request in first}) == 8 and all(request.new_tokens == 40 for request in others)
+    assert len({request.new_tokens for request in first}) == 8 and all(
+        request.new_tokens == 40 for request in others
+    )
     assert len(others) == 24 and all(request.prompt_tokens == 100 for request in requests)
     with pytest.raises(InvalidArgumentError, match="requests"):
         steady_rate([[1.0]] * 10, 8)
@@ -218,7 +241,9 @@ def test_saturation_begins_as_if_it_had_been_going_on() -> None:
 
 def test_the_steady_rate_of_equal_steps_is_their_rate() -> None:
     # Two at a time, each ten tokens, one token a second each: two tokens a second.
-    times = [[10.0 * wave + token + 1.0 for token in range(10)] for wave in range(5) for _ in range(2)]
+    times = [
+        [10.0 * wave + token + 1.0 for token in range(10)] for wave in range(5) for _ in range(2)
+    ]
     assert steady_rate(times, 2) == pytest.approx(2.0)
 
 

@@ -8,7 +8,12 @@ import pytest
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.inputs.shapes import ModelSpec, built_in_model
-from edgeshard.planning.inputs.workspace import SLACK_BYTES, largest_step_tokens, logits_bytes, workspace_bytes
+from edgeshard.planning.inputs.workspace import (
+    SLACK_BYTES,
+    largest_step_tokens,
+    logits_bytes,
+    workspace_bytes,
+)
 
 
 def built_in(name: str) -> ModelSpec:
@@ -18,7 +23,12 @@ def built_in(name: str) -> ModelSpec:
 
 
 LLAMA = built_in("llama2-7b")
-WORKLOAD: dict[str, Any] = {"model": LLAMA, "dtype": DType.BFLOAT16, "step_tokens": 2048, "micro_batches": 0}
+WORKLOAD: dict[str, Any] = {
+    "model": LLAMA,
+    "dtype": DType.BFLOAT16,
+    "step_tokens": 2048,
+    "micro_batches": 0,
+}
 
 
 def test_a_long_slice_of_a_7b_model_needs_about_200_mb_of_activations() -> None:
@@ -41,7 +51,13 @@ def test_a_wider_model_or_dtype_needs_more(name: str) -> None:
 
 
 def test_the_largest_step_is_a_budget_of_chunks_or_a_slice_as_long_as_the_context_allows() -> None:
-    assert [largest_step_tokens(context) for context in (16, 512, 1000, 2048, 4096)] == [512, 512, 1000, 2048, 2048]
+    assert [largest_step_tokens(context) for context in (16, 512, 1000, 2048, 4096)] == [
+        512,
+        512,
+        1000,
+        2048,
+        2048,
+    ]
 
 
 def test_logits_are_held_in_the_models_dtype_and_in_fp32() -> None:

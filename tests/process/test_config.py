@@ -27,7 +27,14 @@ def load(*arguments: str) -> CoordinatorSettings:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("500 MB", 500_000_000), ("1.5kib", 1536), ("3g", 3_000_000_000)],
+    [
+        ("0", 0),
+        ("17", 17),
+        ("2GiB", 2 << 30),
+        ("500 MB", 500_000_000),
+        ("1.5kib", 1536),
+        ("3g", 3_000_000_000),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
@@ -44,18 +51,28 @@ def test_command_line_beats_environment_beats_file_beats_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "site.toml"
-    file.write_text('[coordinator]\nlisten = "file:1"\nlog_level = "error"\nstate_dir = "/file"\n[agent]\nname = "a"\n')
+    file.write_text(
+        '[coordinator]\nlisten = "file:1"\nlog_level = "error"\nstate_dir = "/file"\n[agent]\nname '
+        '= "a"\n'
+    )
     monkeypatch.setenv("EDGESHARD__COORDINATOR__LOG_LEVEL", "debug")
     monkeypatch.setenv("EDGESHARD__COORDINATOR__STATE_DIR", "/environment")
     settings = load("--config", str(file), "--state-dir", "/line")
-    assert (settings.listen, settings.log_level, settings.state_dir) == ("file:1", "debug", Path("/line"))
+    assert (settings.listen, settings.log_level, settings.state_dir) == (
+        "file:1",
+        "debug",
+        Path("/line"),
+    )
     assert settings.ready_file is None
 
 
-def test_a_relative_path_in_a_file_begins_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_in_a_file_begins_at_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "site.toml"
     file.write_text(
-        '[coordinator]\nlisten = "file:1"\nstate_dir = "state"\nca_key = "../ca.key"\ntls_ca = "/etc/ca.pem"\n'
+        '[coordinator]\nlisten = "file:1"\nstate_dir = "state"\nca_key = "../ca.key"\ntls_ca = '
+        '"/etc/ca.pem"\n'
     )
     settings = load("--config", str(file))
     assert settings.state_dir == tmp_path / "state" and settings.tls_ca == Path("/etc/ca.pem")
@@ -75,7 +92,9 @@ def test_plaintext_is_asked_for(given: tuple[str, ...], monkeypatch: pytest.Monk
     assert refusal.value.reason == "TLS_REQUIRED" and "--plaintext" in refusal.value.message
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43200), ("1.5d", 129600), ("7", 7)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43200), ("1.5d", 129600), ("7", 7)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
@@ -124,7 +143,9 @@ def test_the_nearest_name_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("--quux")
     assert "did you mean" not in info.value.message, "nothing is near"
     monkeypatch.setenv("EDGESHARD__COORDINATOR__LISEN", "a:1")
-    with pytest.raises(InvalidArgumentError, match=r"did you mean EDGESHARD__COORDINATOR__LISTEN\?"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"did you mean EDGESHARD__COORDINATOR__LISTEN\?"
+    ):
         load()
 
 
@@ -167,20 +188,36 @@ def test_logs_are_json_without_what_users_wrote(logged: io.StringIO) -> None:
     logging.getLogger("grpc").warning("from %s", "elsewhere")
     lines = [json.loads(line) for line in logged.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["request_done", "from elsewhere"]
-    assert lines[0]["deployment"] == "tale" and lines[0]["level"] == "info" and "timestamp" in lines[0]
+    assert (
+        lines[0]["deployment"] == "tale" and lines[0]["level"] == "info" and "timestamp" in lines[0]
+    )
     assert "once upon a time" not in logged.getvalue()
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning"])
-def test_debug_is_of_our_own_packages(logged: io.StringIO, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_is_of_our_own_packages(
+    logged: io.StringIO, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", logged)
     configure_logging(level)
     assert debug_logged() == (level == "debug")
-    for name in ("edgeshard_agent.hosting.host", "edgeshard_coordinator.control.runtime.loop", "grpc", "some.library"):
+    for name in (
+        "edgeshard_agent.hosting.host",
+        "edgeshard_coordinator.control.runtime.loop",
+        "grpc",
+        "some.library",
+    ):
         logging.getLogger(name).debug("fine")
         logging.getLogger(name).info("coarse")
     words = [json.loads(line)["event"] for line in logged.getvalue().splitlines()]
-    assert words == {"debug": ["fine", "coarse"] * 2 + ["coarse"] * 2, "info": ["coarse"] * 4, "warning": []}[level]
+    assert (
+        words
+        == {
+            "debug": ["fine", "coarse"] * 2 + ["coarse"] * 2,
+            "info": ["coarse"] * 4,
+            "warning": [],
+        }[level]
+    )
 
 
 def test_a_traceback_shows_no_variables(logged: io.StringIO) -> None:
@@ -195,7 +232,9 @@ def test_a_traceback_shows_no_variables(logged: io.StringIO) -> None:
     assert "once upon a time"[::-1] not in logged.getvalue()
 
 
-@pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5", "9" * 400 + "TiB", "1." + "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, "9" * 400 + ".5", "9" * 400 + "TiB", "1." + "9" * 400]
+)
 def test_a_size_of_hundreds_of_digits_is_no_size(text: str) -> None:
     """Neither a number that Python refuses to read nor one that is no float."""
     with pytest.raises(InvalidArgumentError, match="is not a size"):
@@ -204,8 +243,12 @@ def test_a_size_of_hundreds_of_digits_is_no_size(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["1", "4096", "15MiB"])
 def test_so_little_memory_is_a_unit_forgotten(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"--memory: .*at least 16MiB, with its unit") as info:
-        load_settings(AgentSettings, "edgeshard-agent", ["--name", "a", "--state-dir", "s", "--memory", text])
+    with pytest.raises(
+        InvalidArgumentError, match=r"--memory: .*at least 16MiB, with its unit"
+    ) as info:
+        load_settings(
+            AgentSettings, "edgeshard-agent", ["--name", "a", "--state-dir", "s", "--memory", text]
+        )
     assert info.value.field == "memory"
 
 

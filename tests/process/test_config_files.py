@@ -11,7 +11,10 @@ from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.process.config import DaemonSettings, given, problems, settings_of
 
-KINDS: dict[str, type[DaemonSettings]] = {"agent": AgentSettings, "coordinator": CoordinatorSettings}
+KINDS: dict[str, type[DaemonSettings]] = {
+    "agent": AgentSettings,
+    "coordinator": CoordinatorSettings,
+}
 
 
 def wrong(tmp_path: Path, text: str) -> list[str]:
@@ -53,12 +56,20 @@ def test_what_is_no_file_of_settings(tmp_path: Path, text: str) -> None:
         wrong(tmp_path, text)
 
 
-def test_each_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_setting_says_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "agent.toml"
     file.write_text('[agent]\nname = "a"\nthreads = 2\nmemory = "2GiB"\n')
     monkeypatch.setenv("EDGESHARD__AGENT__THREADS", "3")
-    found = {one.key: one for one in settings_of(AgentSettings, given(AgentSettings, file, {"device": "cuda:1"}))}
-    told = {key: (found[key].value, found[key].source) for key in ("name", "threads", "memory", "device", "pack")}
+    found = {
+        one.key: one
+        for one in settings_of(AgentSettings, given(AgentSettings, file, {"device": "cuda:1"}))
+    }
+    told = {
+        key: (found[key].value, found[key].source)
+        for key in ("name", "threads", "memory", "device", "pack")
+    }
     assert told == {
         "name": ("a", str(file)),
         "threads": (3, "EDGESHARD__AGENT__THREADS"),

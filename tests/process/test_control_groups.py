@@ -31,7 +31,8 @@ def lay(root: Path, files: dict[str, str]) -> None:
 
 
 def v1(limit: int, used: int = 0, files: int = 0, above: int = V1_NONE) -> dict[str, str]:
-    """A group of memory of version 1. Its own pages are in other counts than the pages of the groups inside it."""
+    """A group of memory of version 1. Its own pages are in other counts than the pages of the
+    groups inside it."""
     return {
         "memory.limit_in_bytes": f"{limit}\n",
         "memory.usage_in_bytes": f"{used}\n",
@@ -47,7 +48,8 @@ def v2(limit: str, used: int = 0, files: int = 0, high: str = "max") -> dict[str
         "memory.max": f"{limit}\n",
         "memory.high": f"{high}\n",
         "memory.current": f"{used}\n",
-        "memory.stat": f"anon {used - files}\nactive_file {files}\ninactive_file 0\nslab_reclaimable 0\n",
+        "memory.stat": f"anon {used - files}\nactive_file {files}\ninactive_file "
+        "0\nslab_reclaimable 0\n",
     }
 
 
@@ -62,7 +64,10 @@ UNLIMITED = ProcessMemory(TOTAL, AVAILABLE, False)
 MEMORIES: dict[str, tuple[dict[str, str], ProcessMemory]] = {
     "no groups": (NONE, UNLIMITED),
     "version 2, top": ({"proc/self/cgroup": "0::/\n"}, UNLIMITED),
-    "version 2, no limit": ({"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2("max", MIB))}, UNLIMITED),
+    "version 2, no limit": (
+        {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2("max", MIB))},
+        UNLIMITED,
+    ),
     "version 2, its own": (
         {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2(str(900 * MIB), 300 * MIB))},
         ProcessMemory(900 * MIB, 600 * MIB, True),
@@ -72,7 +77,10 @@ MEMORIES: dict[str, tuple[dict[str, str], ProcessMemory]] = {
         ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
     "version 2, files are given back": (
-        {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2(str(900 * MIB), 800 * MIB, 700 * MIB))},
+        {
+            "proc/self/cgroup": "0::/a\n",
+            **inside(f"{V2}/a", v2(str(900 * MIB), 800 * MIB, 700 * MIB)),
+        },
         ProcessMemory(900 * MIB, 800 * MIB, True),
     ),
     "version 2, the one around is smaller and fuller": (
@@ -116,9 +124,15 @@ MEMORIES: dict[str, tuple[dict[str, str], ProcessMemory]] = {
         {"proc/self/cgroup": "0::/../b\n", **inside(V2, v2(str(900 * MIB)))},
         ProcessMemory(900 * MIB, 900 * MIB, True),
     ),
-    "version 1, no limit": ({"proc/self/cgroup": "4:memory:/c\n", **inside(f"{V1}/c", v1(V1_NONE, MIB))}, UNLIMITED),
+    "version 1, no limit": (
+        {"proc/self/cgroup": "4:memory:/c\n", **inside(f"{V1}/c", v1(V1_NONE, MIB))},
+        UNLIMITED,
+    ),
     "version 1, its own": (
-        {"proc/self/cgroup": "4:memory:/c\n", **inside(f"{V1}/c", v1(900 * MIB, 500 * MIB, 200 * MIB))},
+        {
+            "proc/self/cgroup": "4:memory:/c\n",
+            **inside(f"{V1}/c", v1(900 * MIB, 500 * MIB, 200 * MIB)),
+        },
         ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
     "version 1, other controllers": (
@@ -143,7 +157,10 @@ MEMORIES: dict[str, tuple[dict[str, str], ProcessMemory]] = {
         ProcessMemory(500 * MIB, 200 * MIB, True),
     ),
     "version 1, a limit around the container": (
-        {"proc/self/cgroup": "4:memory:/c\n", **inside(f"{V1}/c", v1(V1_NONE, 300 * MIB, 0, 900 * MIB))},
+        {
+            "proc/self/cgroup": "4:memory:/c\n",
+            **inside(f"{V1}/c", v1(V1_NONE, 300 * MIB, 0, 900 * MIB)),
+        },
         ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
 }
@@ -171,9 +188,27 @@ def test_memory_that_the_groups_leave(name: str, tmp_path: Path) -> None:
             },
             0.5,
         ),
-        ({"proc/self/cgroup": "4:cpu,cpuacct:/c\n", "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "20000\n"}, 0.2),
-        ({"proc/self/cgroup": "4:cpu,cpuacct:/c\n", "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "-1\n"}, 0.0),
-        ({"proc/self/cgroup": "4:memory:/c\n", "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "20000\n"}, 0.0),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/c\n",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "20000\n",
+            },
+            0.2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/c\n",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "-1\n",
+            },
+            0.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/c\n",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "20000\n",
+            },
+            0.0,
+        ),
         (
             {
                 "proc/self/cgroup": "4:cpu,cpuacct:/c\n",
@@ -185,7 +220,9 @@ def test_memory_that_the_groups_leave(name: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_quota_of_the_process_or_of_a_group_around_it(files: dict[str, str], cores: float, tmp_path: Path) -> None:
+def test_a_quota_of_the_process_or_of_a_group_around_it(
+    files: dict[str, str], cores: float, tmp_path: Path
+) -> None:
     lay(tmp_path, files)
     assert cpu_quota(tmp_path) == cores
 
@@ -202,4 +239,7 @@ def test_a_condition_has_the_memory_of_the_groups(tmp_path: Path) -> None:
     groups = inside(V2, v2(str(900 * MIB), 300 * MIB))
     lay(tmp_path, {"proc/meminfo": memory, "proc/self/cgroup": "0::/\n", **groups})
     condition = read_condition("", tmp_path, None, root=tmp_path)
-    assert (condition.memory_total_bytes, condition.memory_available_bytes) == (900 * MIB, 600 * MIB)
+    assert (condition.memory_total_bytes, condition.memory_available_bytes) == (
+        900 * MIB,
+        600 * MIB,
+    )

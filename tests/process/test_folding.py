@@ -1,4 +1,5 @@
-"""Lines that repeat too often are left out and counted, in the pure core and in a daemon's output."""
+"""Lines that repeat too often are left out and counted, in the pure core and in a daemon's
+output."""
 
 from __future__ import annotations
 
@@ -20,13 +21,18 @@ from edgeshard.process.logs import (
 
 NAMES = ("accept", "refused", "joined")
 lines = st.lists(
-    st.tuples(st.sampled_from(NAMES), st.sampled_from([0.0, 0.0, 1.0, 30.0, 61.0]), st.integers(1, 250)), max_size=12
+    st.tuples(
+        st.sampled_from(NAMES), st.sampled_from([0.0, 0.0, 1.0, 30.0, 61.0]), st.integers(1, 250)
+    ),
+    max_size=12,
 )
 
 
 @settings(deadline=None)
 @given(lines)
-def test_each_line_is_written_or_counted_and_few_are_written(came: list[tuple[str, float, int]]) -> None:
+def test_each_line_is_written_or_counted_and_few_are_written(
+    came: list[tuple[str, float, int]],
+) -> None:
     folds, now = Folds(), 0.0
     made: Counter[str] = Counter()
     written: Counter[str] = Counter()
@@ -78,7 +84,9 @@ ours.info("later")
 
 
 def test_a_daemon_that_cannot_accept_says_so_in_kilobytes() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, timeout=60, check=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, timeout=60, check=True, text=True
+    )
     events = [json.loads(line) for line in done.stderr.splitlines()]
     names = Counter(event["event"].partition("\n")[0] for event in events)
     assert names["looked"] == 300 and names["later"] == 1
@@ -94,12 +102,20 @@ def test_a_daemon_that_cannot_accept_says_so_in_kilobytes() -> None:
 
 def test_a_text_in_a_line_is_cut() -> None:
     """A node or a client may have sent it."""
-    line = shorten_values(None, "info", {"event": "link_reported", "why": "x" * 8_000_000, "hop": 3})
-    assert line == {"event": "link_reported", "why": "x" * MAX_VALUE_CHARACTERS + "... (8000000 characters)", "hop": 3}
+    line = shorten_values(
+        None, "info", {"event": "link_reported", "why": "x" * 8_000_000, "hop": 3}
+    )
+    assert line == {
+        "event": "link_reported",
+        "why": "x" * MAX_VALUE_CHARACTERS + "... (8000000 characters)",
+        "hop": 3,
+    }
 
 
 def test_a_list_and_a_table_in_a_line_are_cut() -> None:
-    line = shorten_values(None, "info", {"event": "x", "names": ["x" * 50] * 1000, "shares": {"a": 1.0}, "up": None})
+    line = shorten_values(
+        None, "info", {"event": "x", "names": ["x" * 50] * 1000, "shares": {"a": 1.0}, "up": None}
+    )
     assert line["names"].startswith("['xxx") and line["names"].endswith("... (54000 characters)")
     assert len(line["names"]) < MAX_VALUE_CHARACTERS + 30
     assert (line["shares"], line["up"]) == ({"a": 1.0}, None)

@@ -1,4 +1,5 @@
-"""A daemon's output if systemd's journal reads it: a line for each record, with the level in front."""
+"""A daemon's output if systemd's journal reads it: a line for each record, with the level in
+front."""
 
 from __future__ import annotations
 
@@ -29,11 +30,16 @@ report_failure(InvalidArgumentError("--listen is required"))
 
 
 def lines_of(journal: str) -> list[str]:
-    """The script's output to a pipe; `journal` is JOURNAL_STREAM, with the pipe's own numbers for `{here}`."""
+    """The script's output to a pipe; `journal` is JOURNAL_STREAM, with the pipe's own numbers for
+    `{here}`."""
     reading, writing = os.pipe()
     status = os.fstat(writing)
-    environment = os.environ | {"JOURNAL_STREAM": journal.format(here=f"{status.st_dev}:{status.st_ino}")}
-    subprocess.run([sys.executable, "-c", SCRIPT], stderr=writing, env=environment, timeout=60, check=True)
+    environment = os.environ | {
+        "JOURNAL_STREAM": journal.format(here=f"{status.st_dev}:{status.st_ino}")
+    }
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT], stderr=writing, env=environment, timeout=60, check=True
+    )
     os.close(writing)
     with os.fdopen(reading) as file:
         return file.read().splitlines()

@@ -19,16 +19,29 @@ DEADLINE_S = 60
 
 
 @pytest.fixture(params=["path", "abstract"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, dict[str, str]]]:
+def manager(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[socket.socket, dict[str, str]]]:
     """The manager's end, and the environment that it gives."""
-    address = str(tmp_path / "notify") if request.param == "path" else f"@edgeshard-test-{os.getpid()}"
+    address = (
+        str(tmp_path / "notify") if request.param == "path" else f"@edgeshard-test-{os.getpid()}"
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind("\0" + address[1:] if address.startswith("@") else address)
         listening.settimeout(DEADLINE_S)
-        yield listening, {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}
+        yield (
+            listening,
+            {
+                "NOTIFY_SOCKET": address,
+                "WATCHDOG_USEC": "3000000",
+                "WATCHDOG_PID": str(os.getpid()),
+            },
+        )
 
 
-def test_each_message_arrives_and_the_variables_are_gone(manager: tuple[socket.socket, dict[str, str]]) -> None:
+def test_each_message_arrives_and_the_variables_are_gone(
+    manager: tuple[socket.socket, dict[str, str]],
+) -> None:
     listening, environment = manager
     environment["HOME"] = "here"
     notifier = Notifier.from_environment(environment)
@@ -45,7 +58,9 @@ def test_each_message_arrives_and_the_variables_are_gone(manager: tuple[socket.s
     ]
 
 
-@pytest.mark.parametrize("changes", [{"WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": ""}])
+@pytest.mark.parametrize(
+    "changes", [{"WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": ""}]
+)
 def test_a_watchdog_of_somebody_else_or_none_is_not_fed(
     manager: tuple[socket.socket, dict[str, str]], changes: dict[str, str]
 ) -> None:
@@ -65,7 +80,9 @@ def test_a_socket_that_nobody_reads_is_named(tmp_path: Path) -> None:
     assert refused.value.field == "NOTIFY_SOCKET" and "nothing" in refused.value.message
 
 
-def test_a_manager_that_goes_or_does_not_read_holds_up_nobody(manager: tuple[socket.socket, dict[str, str]]) -> None:
+def test_a_manager_that_goes_or_does_not_read_holds_up_nobody(
+    manager: tuple[socket.socket, dict[str, str]],
+) -> None:
     listening, environment = manager
     notifier = Notifier.from_environment(environment)
     for _ in range(10_000):

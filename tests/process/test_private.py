@@ -43,24 +43,32 @@ def test_a_directory_for_all_users_is_refused_and_left_alone(tmp_path: Path) -> 
     path = tmp_path / "tmp"
     path.mkdir()
     path.chmod(0o1777)
-    with pytest.raises(InvalidArgumentError, match=r"--state-dir .*mode 1777.*give one below it") as refused:
+    with pytest.raises(
+        InvalidArgumentError, match=r"--state-dir .*mode 1777.*give one below it"
+    ) as refused:
         private_directory(path, "state-dir")
     assert refused.value.field == "state-dir" and mode_of(path) == 0o1777
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory that belongs to another user")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can make a directory that belongs to another user"
+)
 def test_an_open_directory_of_another_user_is_refused_with_what_to_run(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, sys; os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n"
+        "import os, pathlib, sys; os.setgroups([]); os.setgid(int(sys.argv[2])); "
+        "os.setuid(int(sys.argv[2]))\n"
         "private_directory(pathlib.Path(sys.argv[1]), 'state-dir')"
     )
-    path = Path("/tmp") / f"edgeshard-of-root-{os.getpid()}"  # tmp_path is below a directory that only root may enter
+    path = (
+        Path("/tmp") / f"edgeshard-of-root-{os.getpid()}"
+    )  # tmp_path is below a directory that only root may enter
     path.mkdir()
     try:
         path.chmod(0o755)
         # Imported before: only root may be able to read the modules.
         done = subprocess.run(
-            [sys.executable, "-c", f"from edgeshard.process.private import private_directory\n{program}", path,
+            [sys.executable, "-c", "from edgeshard.process.private import "
+                                   f"private_directory\n{program}", path,
              str(NOBODY)],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
@@ -70,7 +78,9 @@ def test_an_open_directory_of_another_user_is_refused_with_what_to_run(tmp_path:
         path.rmdir()
 
 
-def test_a_process_that_keeps_private_makes_private_files_and_leaves_no_core(tmp_path: Path) -> None:
+def test_a_process_that_keeps_private_makes_private_files_and_leaves_no_core(
+    tmp_path: Path,
+) -> None:
     program = """
 import pathlib, resource, sys
 from edgeshard.process.private import keep_private
@@ -91,7 +101,9 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
         preexec_fn=loosened,
     )  # fmt: skip
     assert [mode_of(path) for path in made] == [0o600, 0o700]
-    assert done.stdout.strip() == f"(0, {most})", "it can be raised again by whoever looks for a crash"
+    assert done.stdout.strip() == f"(0, {most})", (
+        "it can be raised again by whoever looks for a crash"
+    )
 
 
 def test_a_file_that_is_opened_privately_keeps_the_mode_it_has(tmp_path: Path) -> None:

@@ -19,14 +19,29 @@ FULL = "error: cannot write standard output: No space left on device\n"
 EDGECTL = "from edgeshard.cli.entry import main; main()"
 AGENT = "from edgeshard_agent.entry import main; main()"
 COORDINATOR = "from edgeshard_coordinator.entry import main; main()"
-PROGRAMS = pytest.mark.parametrize("program", [EDGECTL, AGENT, COORDINATOR], ids=["edgectl", "agent", "coordinator"])
+PROGRAMS = pytest.mark.parametrize(
+    "program", [EDGECTL, AGENT, COORDINATOR], ids=["edgectl", "agent", "coordinator"]
+)
 
 
-def run(program: str, *arguments: str, redirect: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, *arguments: str, redirect: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a Python text with these redirections of the shell."""
-    command = ["sh", "-c", f'exec "$0" "$@" {redirect}', sys.executable, "-P", "-c", program, *arguments]
+    command = [
+        "sh",
+        "-c",
+        f'exec "$0" "$@" {redirect}',
+        sys.executable,
+        "-P",
+        "-c",
+        program,
+        *arguments,
+    ]
     environment = {**os.environ, **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def in_program(body: str) -> str:
@@ -35,8 +50,12 @@ def in_program(body: str) -> str:
 
 
 @PROGRAMS
-@pytest.mark.parametrize(("redirect", "message"), [(">&-", CLOSED), (">/dev/full", FULL)], ids=["closed", "full"])
-def test_lost_output_is_one_line_and_an_exit_code(program: str, redirect: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("redirect", "message"), [(">&-", CLOSED), (">/dev/full", FULL)], ids=["closed", "full"]
+)
+def test_lost_output_is_one_line_and_an_exit_code(
+    program: str, redirect: str, message: str
+) -> None:
     done = run(program, "--help", redirect=redirect)
     assert (done.returncode, done.stderr) == (1, message)
 
@@ -47,21 +66,31 @@ def test_a_reader_that_has_gone_ends_a_program_quietly(program: str) -> None:
     os.close(reader)
     with os.fdopen(writer, "wb") as pipe:
         command = [sys.executable, "-P", "-c", program, "--help"]
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
 def test_lost_messages_change_no_exit_code_and_no_output(redirect: str) -> None:
-    body = "import sys; sys.stderr.write('x' * 9000); sys.stderr.flush(); print('done'); sys.exit(3)"
+    body = (
+        "import sys; sys.stderr.write('x' * 9000); sys.stderr.flush(); print('done'); sys.exit(3)"
+    )
     done = run(in_program(body), redirect=redirect)
     assert (done.returncode, done.stdout) == (3, "done\n")
 
 
-def test_output_is_complete_though_a_file_is_opened_after_the_streams_were_closed(tmp_path: Path) -> None:
-    """Otherwise the file gets the descriptor of a closed stream, and receives the printed output."""
+def test_output_is_complete_though_a_file_is_opened_after_the_streams_were_closed(
+    tmp_path: Path,
+) -> None:
+    """Otherwise the file gets the descriptor of a closed stream, and receives the printed
+    output."""
     path = tmp_path / "kept"
-    body = f"import os; file = open({str(path)!r}, 'w'); file.write('text'); os.write(2, b'message'); file.close()"
+    body = (
+        f"import os; file = open({str(path)!r}, 'w'); file.write('text'); os.write(2, "
+        "b'message'); file.close()"
+    )
     done = run(in_program(body), redirect="<&- >&- 2>&-")
     assert done.returncode == 0
     assert path.read_text() == "text"
@@ -93,7 +122,9 @@ def test_a_checkout_on_pythonpath_keeps_its_place() -> None:
 
 
 @PROGRAMS
-def test_old_packages_on_pythonpath_do_not_shadow_installed_ones(program: str, tmp_path: Path) -> None:
+def test_old_packages_on_pythonpath_do_not_shadow_installed_ones(
+    program: str, tmp_path: Path
+) -> None:
     for name in ("typer", "click", "structlog", "grpc", "pydantic", "cryptography"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('an old package')\n")

@@ -13,12 +13,17 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.process.reloading import Reloading, changes
 
 OLD = AgentSettings(name="a", state_dir=Path("/s"), cache_limit=1 << 30)
-NEW = OLD.model_copy(update={"cache_limit": 2 << 30, "threads": 3, "name": "b", "log_level": "error"})
+NEW = OLD.model_copy(
+    update={"cache_limit": 2 << 30, "threads": 3, "name": "b", "log_level": "error"}
+)
 
 
 @pytest.fixture(autouse=True)
 def same_level() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in (None, "edgeshard", "edgeshard_agent", "edgeshard_coordinator")]
+    loggers = [
+        logging.getLogger(name)
+        for name in (None, "edgeshard", "edgeshard_agent", "edgeshard_coordinator")
+    ]
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):

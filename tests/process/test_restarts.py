@@ -1,4 +1,5 @@
-"""The times of a process's restarts: growing pauses, a limited number of starts, and no restart if it cannot start."""
+"""The times of a process's restarts: growing pauses, a limited number of starts, and no restart if
+it cannot start."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ KILLED = -signal.SIGKILL
 
 
 def starts_of(lives_s: list[float], *, in_vain: bool = False) -> list[float]:
-    """The times of its starts, if it lives this long each time; the last entry is infinite once it is given up."""
+    """The times of its starts, if it lives this long each time; the last entry is infinite once it
+    is given up."""
     restarts, now_s, starts = Restarts(), 0.0, [0.0]
     restarts.started(now_s)
     for life_s in lives_s:
@@ -76,7 +78,9 @@ child.wait()
 
 def test_a_child_ends_with_its_parent_however_that_ends() -> None:
     held, kept = os.pipe()  # `kept` stays open here: the child's input does not end
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(held)], stdout=subprocess.PIPE, pass_fds=(held,))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(held)], stdout=subprocess.PIPE, pass_fds=(held,)
+    )
     assert parent.stdout is not None
     try:
         assert int(parent.stdout.readline()) != parent.pid
@@ -90,5 +94,10 @@ def test_a_child_ends_with_its_parent_however_that_ends() -> None:
 
 
 def test_a_child_whose_parent_has_ended_before_it_asks_ends_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD, "1"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, "1"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+    )
     assert (done.returncode, done.stdout) == (KILLED, b"")

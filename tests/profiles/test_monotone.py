@@ -51,7 +51,8 @@ ROW_S, BEHIND_S = 0.105e-3 / 12, 0.0914e-3 / 12
 
 
 def profile_of(prefill: tuple[Sample, ...], decode: tuple[Sample, ...]) -> ComputeProfile:
-    """A quick profile of the model with such a block, a small embedding, and a head of half a millisecond."""
+    """A quick profile of the model with such a block, a small embedding, and a head of half a
+    millisecond."""
     embedded = tuple(Sample(n, 0, 1e-6 * n) for n in (1, 4, 16, 128))
     head = tuple(Sample(n, 0, 5e-4) for n in (1, 4))
     layers = (
@@ -61,12 +62,15 @@ def profile_of(prefill: tuple[Sample, ...], decode: tuple[Sample, ...]) -> Compu
     )
     memory = MemoryProfile(8 << 30, 6 << 30, 0, False)
     overhead = StepOverhead(3e-4, 1e-10)
-    return ComputeProfile("f", "h", DType.BFLOAT16, "cpu", 1, layers, overhead, memory, effort=Effort.QUICK)
+    return ComputeProfile(
+        "f", "h", DType.BFLOAT16, "cpu", 1, layers, overhead, memory, effort=Effort.QUICK
+    )
 
 
 @pytest.fixture
 def disturbed() -> ComputeProfile:
-    """Another process took half of the core whenever prompts with positions before them were measured."""
+    """Another process took half of the core whenever prompts with positions before them were
+    measured."""
 
     def seconds(tokens: int, context: int) -> float:
         return 2e-5 + ROW_S * tokens + (BEHIND_S * tokens if context else 0.0)
@@ -79,13 +83,18 @@ def disturbed() -> ComputeProfile:
 def problem_of(profile: ComputeProfile, **changes: Any) -> PlanProblem:
     device = {"memory_bytes": 8e9, "bandwidth_bytes_per_s": 1e10, "flops": 1e11}
     link = {"bandwidth_bps": 1e9, "latency_s": 1e-4}
-    cluster = parse_cluster({"source": "a", "device": [{"name": name, **device} for name in "ab"], "link": [link]})
+    cluster = parse_cluster(
+        {"source": "a", "device": [{"name": name, **device} for name in "ab"], "link": [link]}
+    )
     times = {name: MeasuredTimes.of(profile) for name in "ab"}
-    return PlanProblem(MODEL, cluster, prompt_tokens=512, context_tokens=1024, times=times, **changes)
+    return PlanProblem(
+        MODEL, cluster, prompt_tokens=512, context_tokens=1024, times=times, **changes
+    )
 
 
 def test_a_prompt_of_more_tokens_does_not_take_less(disturbed: ComputeProfile) -> None:
-    """These figures were 31.5 ms at 512 rows, 15.1 ms at 1,024 and 1.2 ms at 2,048: the mask was taken for pairs."""
+    """These figures were 31.5 ms at 512 rows, 15.1 ms at 1,024 and 1.2 ms at 2,048: the mask was
+    taken for pairs."""
     stages = stage_costs(Costs(problem_of(disturbed)), Cut((0, 1), (12, 24)))
     for stage in stages:
         assert all(less < more for less, more in pairwise(stage.prefill_s))
@@ -97,7 +106,9 @@ def test_a_prompt_of_more_tokens_does_not_take_less(disturbed: ComputeProfile) -
         behind = stage.step_s([(512, 256)]) - stage.step_s([(0, 256)])
         assert behind == pytest.approx(12 * 256 * BEHIND_S, rel=0.01), "the mask is still paid for"
     lengths = prompt_slices(stages, 2048)
-    assert sum(lengths) == 2048 and max(lengths) <= 1024, "two stages work at once for most of the prompt"
+    assert sum(lengths) == 2048 and max(lengths) <= 1024, (
+        "two stages work at once for most of the prompt"
+    )
     best = plan(problem_of(disturbed, min_nodes=2)).prediction
     assert best is not None and best.ttft_s >= 512 * 24 * ROW_S
 
@@ -108,19 +119,31 @@ def test_no_fit_falls_whatever_the_samples(seed: int) -> None:
     wild = [chance.lognormal(sigma=2.0) for _ in range(40)]
     prefill = tuple(Sample(n, c, wild.pop()) for n in (1, 16, 64, 512) for c in (0, 64, 512))
     decode = tuple(Sample(n, c, wild.pop()) for n in (1, 2, 4, 8) for c in (64, 512))
-    fit = fit_layer(LayerProfile(LayerKind.BLOCK, 1, 1, int(chance.choice([0, 100])), 0, prefill, decode))
+    fit = fit_layer(
+        LayerProfile(LayerKind.BLOCK, 1, 1, int(chance.choice([0, 100])), 0, prefill, decode)
+    )
     rows, contexts = (1, 2, 5, 16, 17, 300, 512, 513, 4096), (0, 1, 64, 100, 512, 9000)
     for seconds in (fit.prefill_s, fit.decode_s):
         for context in contexts:
-            assert all(less <= more * (1 + 1e-9) for less, more in pairwise(seconds(n, context) for n in rows))
+            assert all(
+                less <= more * (1 + 1e-9)
+                for less, more in pairwise(seconds(n, context) for n in rows)
+            )
         for count in rows:
-            assert all(less <= more * (1 + 1e-9) for less, more in pairwise(seconds(count, c) for c in contexts))
+            assert all(
+                less <= more * (1 + 1e-9)
+                for less, more in pairwise(seconds(count, c) for c in contexts)
+            )
     # Beyond the last point equally many rows cost equally much.
-    assert fit.decode_s(24, 0) - fit.decode_s(16, 0) == pytest.approx(fit.decode_s(16, 0) - fit.decode_s(8, 0))
+    assert fit.decode_s(24, 0) - fit.decode_s(16, 0) == pytest.approx(
+        fit.decode_s(16, 0) - fit.decode_s(8, 0)
+    )
 
 
 def test_attention_alone_is_fitted_as_such() -> None:
-    prefill = tuple(Sample(n, c, 1e-9 * attended_pairs(n, c)) for n in (1, 16, 64) for c in (0, 64, 512))
+    prefill = tuple(
+        Sample(n, c, 1e-9 * attended_pairs(n, c)) for n in (1, 16, 64) for c in (0, 64, 512)
+    )
     decode = tuple(Sample(n, c, 1e-8 * n * (c + 1)) for n in (1, 2, 8) for c in (64, 512))
     fit = fit_layer(LayerProfile(LayerKind.BLOCK, 1, 1, 0, 0, prefill, decode))
     assert fit.decode_s(16, 4095) == pytest.approx(1e-8 * 16 * 4096)
@@ -145,7 +168,11 @@ def test_least_squares_without_negatives_are_the_best_there_are(seed: int) -> No
         if not kept:
             return float(np.linalg.norm(wanted))
         tried = np.linalg.lstsq(design[:, kept], wanted, rcond=None)[0]
-        return float(np.linalg.norm(design[:, kept] @ tried - wanted)) if (tried >= 0).all() else np.inf
+        return (
+            float(np.linalg.norm(design[:, kept] @ tried - wanted))
+            if (tried >= 0).all()
+            else np.inf
+        )
 
     least = min(missed(kept) for size in range(5) for kept in combinations(range(4), size))
     assert np.linalg.norm(design @ found - wanted) == pytest.approx(least)
@@ -179,7 +206,9 @@ def test_a_quiet_node_gives_a_sound_profile(sound: ComputeProfile) -> None:
         ({"processor_share": 0.6}, "60% of a core was left"),
     ],
 )
-def test_what_others_took_makes_it_busy(sound: ComputeProfile, changes: dict[str, Any], words: str) -> None:
+def test_what_others_took_makes_it_busy(
+    sound: ComputeProfile, changes: dict[str, Any], words: str
+) -> None:
     profile = replace(sound, **changes)
     assert busy(profile) == (words,)
     assert quality_warnings(fit_profile(profile)) == (f"busy while measured ({words})",)
@@ -193,7 +222,8 @@ def with_block(profile: ComputeProfile, **changes: Any) -> ComputeProfile:
 def test_repeats_that_differ_make_it_busy(sound: ComputeProfile) -> None:
     block = sound.layers[1]
     wide = {
-        name: tuple(replace(sample, spread=0.17) for sample in getattr(block, name)) for name in ("prefill", "decode")
+        name: tuple(replace(sample, spread=0.17) for sample in getattr(block, name))
+        for name in ("prefill", "decode")
     }
     assert busy(with_block(sound, **wide)) == ("repeats differ by 17%",)
     # A median tolerates a few samples that differ.
@@ -201,11 +231,18 @@ def test_repeats_that_differ_make_it_busy(sound: ComputeProfile) -> None:
     assert busy(with_block(sound, prefill=one)) == ()
 
 
-def test_a_fit_that_misses_its_points_by_more_than_their_spread_says_so(sound: ComputeProfile) -> None:
+def test_a_fit_that_misses_its_points_by_more_than_their_spread_says_so(
+    sound: ComputeProfile,
+) -> None:
     block = sound.layers[1]
-    turned = tuple(replace(sample, seconds=sample.seconds * (3 if sample.count == 1 else 1)) for sample in block.decode)
+    turned = tuple(
+        replace(sample, seconds=sample.seconds * (3 if sample.count == 1 else 1))
+        for sample in block.decode
+    )
     (doubt,) = quality_warnings(fit_profile(with_block(sound, decode=turned)))
-    assert doubt.startswith("the decode fit of its block misses the points by ") and doubt.endswith("differ by 1%")
+    assert doubt.startswith("the decode fit of its block misses the points by ") and doubt.endswith(
+        "differ by 1%"
+    )
     # The same points from repeats that differ as much are busy, and miss nothing.
     vague = tuple(replace(sample, spread=0.6) for sample in turned)
     (doubt,) = quality_warnings(fit_profile(with_block(sound, decode=vague, prefill=block.prefill)))
@@ -214,12 +251,16 @@ def test_a_fit_that_misses_its_points_by_more_than_their_spread_says_so(sound: C
 
 def test_a_plan_names_the_profiles_it_should_not_rest_on(sound: ComputeProfile) -> None:
     problem = problem_of(sound)
-    assert doubtful(problem) == {} and not any("Doubtful" in line for line in explain(plan(problem)))
+    assert doubtful(problem) == {} and not any(
+        "Doubtful" in line for line in explain(plan(problem))
+    )
     times = {"a": MeasuredTimes.of(sound), "b": MeasuredTimes.of(replace(sound, others_share=0.5))}
     problem = replace(problem, times=times)
     words = "busy while measured (others took 50% of its cores)"
     assert doubtful(problem) == {"b": (words,)}
     result = plan(problem)
     assert result.placement == "a=0:24", "it is not even used: had it been quiet, it might be"
-    assert f"Doubtful figures of b: {words}. Plan again when they are measured again." in explain(result)
+    assert f"Doubtful figures of b: {words}. Plan again when they are measured again." in explain(
+        result
+    )
     assert doubtful(replace(problem, exclude=("b",))) == {}

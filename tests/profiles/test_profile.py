@@ -1,4 +1,5 @@
-"""Profiles as values: their JSON form, their fingerprints, and what fits make of known functions."""
+"""Profiles as values: their JSON form, their fingerprints, and what fits make of known
+functions."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ from edgeshard.profiles.report import parse_profile, profile_text
 Times = Callable[[int, int], float]
 
 
-def planted(prefill: Times, decode: Times, kind: LayerKind = LayerKind.BLOCK, window: int = 0) -> LayerProfile:
+def planted(
+    prefill: Times, decode: Times, kind: LayerKind = LayerKind.BLOCK, window: int = 0
+) -> LayerProfile:
     """A layer whose samples are exactly these functions, at the profiler's own points."""
     return LayerProfile(
         kind=kind,
@@ -48,7 +51,9 @@ def planted(prefill: Times, decode: Times, kind: LayerKind = LayerKind.BLOCK, wi
         layers=4,
         window=window,
         rotated_bytes=0,
-        prefill=tuple(Sample(n, c, prefill(n, c)) for n in (1, 16, 64, 256, 512) for c in (0, 64, 512)),
+        prefill=tuple(
+            Sample(n, c, prefill(n, c)) for n in (1, 16, 64, 256, 512) for c in (0, 64, 512)
+        ),
         decode=tuple(Sample(n, c, decode(n, c)) for n in (1, 2, 4, 8) for c in (64, 512)),
     )
 
@@ -118,11 +123,20 @@ def test_a_damaged_profile_is_refused_by_field(
         ("{}", "version of the profile is missing; measure again"),
         ('{"version": 7}', "the profile is of version 7, not 3; measure again"),
         ('{"version": 3}', "latency_s of the profile is missing; measure again"),
-        ('{"version": 3, "latency_s": "1"}', "latency_s of the profile should be a valid number; measure again"),
-        ('{"version": 3, "latency_s": true}', "latency_s of the profile should be a valid number; measure again"),
+        (
+            '{"version": 3, "latency_s": "1"}',
+            "latency_s of the profile should be a valid number; measure again",
+        ),
+        (
+            '{"version": 3, "latency_s": true}',
+            "latency_s of the profile should be a valid number; measure again",
+        ),
         ('{"version": 3, "latency_s": NaN}', "latency_s of the profile is nan; measure again"),
         ('{"version": 3, "latency_s": -1}', "latency_s of the profile is -1.0; measure again"),
-        ('{"version": 3, "latency_s": 0, "bandwidth_bps": 0}', "bandwidth_bps of the profile is 0.0; measure again"),
+        (
+            '{"version": 3, "latency_s": 0, "bandwidth_bps": 0}',
+            "bandwidth_bps of the profile is 0.0; measure again",
+        ),
     ],
 )
 def test_a_profile_that_cannot_be_read_says_where_and_what_to_do(text: str, words: str) -> None:
@@ -134,7 +148,13 @@ def test_a_profile_that_cannot_be_read_says_where_and_what_to_do(text: str, word
 
 @pytest.mark.parametrize(
     "change",
-    [{"model": "Other CPU"}, {"cores": 8}, {"memory_total_bytes": 1}, {"software": "torch 3"}, {"kind": "cuda"}],
+    [
+        {"model": "Other CPU"},
+        {"cores": 8},
+        {"memory_total_bytes": 1},
+        {"software": "torch 3"},
+        {"kind": "cuda"},
+    ],
 )
 def test_the_fingerprint_changes_with_hardware_and_software(change: dict[str, Any]) -> None:
     known = device_fingerprint(FACTS, 1, {"vector": "AVX2"})
@@ -156,7 +176,9 @@ def test_a_profile_written_before_there_was_quantisation_has_none(profile: Compu
     assert parse_profile(ComputeProfile, profile_text(packed)) == packed
 
 
-def test_a_kept_profile_is_found_for_the_same_node_and_model_only(profile: ComputeProfile, tmp_path: Path) -> None:
+def test_a_kept_profile_is_found_for_the_same_node_and_model_only(
+    profile: ComputeProfile, tmp_path: Path
+) -> None:
     store = ProfileStore(tmp_path)
     path = store.keep(profile)
     assert path == tmp_path / "profiles" / "abc-def-bfloat16.json"
@@ -168,11 +190,17 @@ def test_a_kept_profile_is_found_for_the_same_node_and_model_only(profile: Compu
     packed = replace(profile, quantisation=Quantisation.INT8)
     other = store.keep(packed)
     assert store.find("abc", "def", DType.BFLOAT16, Quantisation.INT8) == packed
-    assert store.find("abc", "def", DType.BFLOAT16) == profile, "one does not take the other's place"
+    assert store.find("abc", "def", DType.BFLOAT16) == profile, (
+        "one does not take the other's place"
+    )
     other.unlink()
     for kept in Effort:
         store.keep(replace(profile, effort=kept))
-        found = [wanted for wanted in Effort if store.find("abc", "def", DType.BFLOAT16, effort=wanted) is not None]
+        found = [
+            wanted
+            for wanted in Effort
+            if store.find("abc", "def", DType.BFLOAT16, effort=wanted) is not None
+        ]
         assert found == list(Effort)[list(Effort).index(kept) :], "what took more effort will do"
     path.write_text(path.read_text()[:-20])
     assert store.find("abc", "def", DType.BFLOAT16) is None
@@ -180,7 +208,9 @@ def test_a_kept_profile_is_found_for_the_same_node_and_model_only(profile: Compu
 
 
 def test_a_model_is_the_same_whatever_its_file_says_of_tokens(tiny_config: dict[str, Any]) -> None:
-    assert config_hash(tiny_config | {"eos_token_id": 7, "torch_dtype": "float32"}) == config_hash(tiny_config)
+    assert config_hash(tiny_config | {"eos_token_id": 7, "torch_dtype": "float32"}) == config_hash(
+        tiny_config
+    )
     assert config_hash(tiny_config | {"intermediate_size": 128}) != config_hash(tiny_config)
 
 
@@ -264,12 +294,15 @@ def test_a_fit_names_what_it_lacks(profile: ComputeProfile) -> None:
         fit_profile(replace(profile, layers=(replace(profile.layers[0], decode=()),)))
 
 
-# -- links -----------------------------------------------------------------------------------------------------------
+# -- links
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("latency", "bandwidth"), [(2e-4, 1e10), (5e-3, 5e7), (0.05, 1e6)])
-def test_a_link_is_recovered_in_spite_of_hiccups(seed: int, latency: float, bandwidth: float) -> None:
+def test_a_link_is_recovered_in_spite_of_hiccups(
+    seed: int, latency: float, bandwidth: float
+) -> None:
     chance = np.random.default_rng(seed)
     samples = []
     for size in (0, 4096, 65536, 1 << 20):
@@ -283,7 +316,9 @@ def test_a_link_is_recovered_in_spite_of_hiccups(seed: int, latency: float, band
     assert parse_profile(LinkProfile, profile_text(link)) == link
 
 
-@pytest.mark.parametrize("samples", [[], [LinkSample(5, 1.0)] * 9, [LinkSample(0, 0.0), LinkSample(9, 1.0)]])
+@pytest.mark.parametrize(
+    "samples", [[], [LinkSample(5, 1.0)] * 9, [LinkSample(0, 0.0), LinkSample(9, 1.0)]]
+)
 def test_too_little_of_a_link_is_refused(samples: list[LinkSample]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         fit_link(samples)
@@ -296,16 +331,20 @@ def test_a_link_without_a_slope_has_at_least_what_was_seen() -> None:
 
 
 def test_a_slope_that_noise_could_make_is_none() -> None:
-    """Loopback on a busy machine: every probe waited for its turn, and 4 MiB came hardly later than nothing."""
+    """Loopback on a busy machine: every probe waited for its turn, and 4 MiB came hardly later than
+    nothing."""
     times = {0: 4.000e-3, 1 << 20: 4.001e-3, 4 << 20: 4.002e-3}
     link = fit_link([LinkSample(size, seconds) for size, seconds in times.items()])
     assert link.bandwidth_bps == pytest.approx(8 * (4 << 20) / 4.002e-3)
 
 
 def test_no_link_is_said_to_be_free() -> None:
-    """Probes of a busy machine, held up at random: a line through them meets zero bytes below zero seconds."""
+    """Probes of a busy machine, held up at random: a line through them meets zero bytes below zero
+    seconds."""
     taken_ms = {0: (7.4, 21.0), 4096: (8.1, 14.0), 65536: (0.12, 0.3), 1 << 20: (2.1, 8.9)}
-    link = fit_link([LinkSample(size, each / 1e3) for size, times in taken_ms.items() for each in times])
+    link = fit_link(
+        [LinkSample(size, each / 1e3) for size, times in taken_ms.items() for each in times]
+    )
     assert link.latency_s == 7.4e-3
 
 

@@ -1,4 +1,5 @@
-"""A profile in words: medians, the quality of the fit, and a warning if other processes were at work."""
+"""A profile in words: medians, the quality of the fit, and a warning if other processes were at
+work."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_every_sort_of_layer_has_its_medians_spread_and_fit(profile: ComputeProf
         "block, window 512: 5 of 1,234,567 parameters",
     ]
     assert lines[3].startswith("  prefill by tokens: 1: 2.00 ms, 64: 8.00 ms  (fit within ")
-    assert lines[4].startswith("  decode by sequences, 64 positions: 1: 2.00 ms, 4: 2.60 ms  (fit within ")
+    assert lines[4].startswith(
+        "  decode by sequences, 64 positions: 1: 2.00 ms, 4: 2.60 ms  (fit within "
+    )
     assert lines[5] == "  repeats differ by 7.0% at most (median deviation)"
     assert lines[6] == "head: 1 of 99 parameters" and lines[7].startswith(
         "  decode by sequences, 0 positions: 1: 300 us"
@@ -82,9 +85,14 @@ def test_the_disk_is_told_where_it_could_be_read(profile: ComputeProfile) -> Non
     told = list(profile_lines(replace(profile, disk=DiskProfile(2.1e9, 300 << 30))))
     assert "disk: reads 2.10 GB/s past the page cache, 300.00 GiB free" in told
     told = list(profile_lines(replace(profile, disk=DiskProfile(2.1e9, 300 << 30, 0.9e9))))
-    assert "disk: reads 2.10 GB/s past the page cache, writes 0.90 GB/s flushed, 300.00 GiB free" in told
+    assert (
+        "disk: reads 2.10 GB/s past the page cache, writes 0.90 GB/s flushed, 300.00 GiB free"
+        in told
+    )
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(1.5, "1.50 s"), (0.0123, "12.30 ms"), (45e-6, "45 us")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.5, "1.50 s"), (0.0123, "12.30 ms"), (45e-6, "45 us")]
+)
 def test_times_have_a_unit_that_fits(seconds: float, text: str) -> None:
     assert time_text(seconds) == text

@@ -30,12 +30,18 @@ def services() -> Iterator[Any]:
     yield from health_pb2.DESCRIPTOR.services_by_name.values()
 
 
-METHODS = {f"/{service.full_name}/{method.name}": method for service in services() for method in service.methods}
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for service in services()
+    for method in service.methods
+}
 
 
 def test_every_method_has_roles_and_nothing_else_has() -> None:
     """But for those that are served to who has no certificate yet, on a listener of their own."""
-    assert set(ROLES) | set(WITHOUT_CERTIFICATE) == set(METHODS) and not set(WITHOUT_CERTIFICATE) & set(ROLES)
+    assert set(ROLES) | set(WITHOUT_CERTIFICATE) == set(METHODS) and not set(
+        WITHOUT_CERTIFICATE
+    ) & set(ROLES)
     assert all(ROLES.values())
 
 
@@ -58,7 +64,8 @@ class Anything(grpc.GenericRpcHandler):
 
 
 async def called(channel: grpc.aio.Channel, path: str) -> grpc.StatusCode:
-    """The status of a call without content; for a call that would stay open, once it has answered."""
+    """The status of a call without content; for a call that would stay open, once it has
+    answered."""
     method = METHODS[path]
     call: Any = getattr(channel, form_of(method))(path)
     call = call(timeout=20) if method.client_streaming else call(b"", timeout=20)
@@ -66,7 +73,9 @@ async def called(channel: grpc.aio.Channel, path: str) -> grpc.StatusCode:
         if method.client_streaming:
             await call.done_writing()
         if path.endswith("Health/Watch"):
-            return grpc.StatusCode.OK if await call.read() is not grpc.aio.EOF else await call.code()
+            return (
+                grpc.StatusCode.OK if await call.read() is not grpc.aio.EOF else await call.code()
+            )
         if method.server_streaming:
             async for _ in call:
                 pass
@@ -80,7 +89,10 @@ async def called(channel: grpc.aio.Channel, path: str) -> grpc.StatusCode:
 
 def form_of(method: Any) -> str:
     """`unary_stream` and the like: the forms of the client's messages and of the server's."""
-    return "_".join("stream" if streams else "unary" for streams in (method.client_streaming, method.server_streaming))
+    return "_".join(
+        "stream" if streams else "unary"
+        for streams in (method.client_streaming, method.server_streaming)
+    )
 
 
 async def test_every_role_may_call_what_the_table_says_and_nothing_else(tmp_path: Path) -> None:
@@ -97,7 +109,11 @@ async def test_every_role_may_call_what_the_table_says_and_nothing_else(tmp_path
     finally:
         await server.stop(0)
     denied, good = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OK
-    assert met == {(role, path): good if role in ROLES.get(path, ()) else denied for role in Role for path in METHODS}
+    assert met == {
+        (role, path): good if role in ROLES.get(path, ()) else denied
+        for role in Role
+        for path in METHODS
+    }
 
 
 async def refused(address: str, files: Any) -> Any:
@@ -120,7 +136,9 @@ async def test_strangers_are_refused_before_any_message(tmp_path: Path) -> None:
         assert await refused(address, ours.of(Role.CLIENT, "app")) is None
         stranger = theirs.of(Role.CLIENT, "app")
         assert await refused(address, stranger) is not None
-        assert await refused(address, trusting_both(stranger, ours.of(Role.CLIENT, "app"))) is not None
+        assert (
+            await refused(address, trusting_both(stranger, ours.of(Role.CLIENT, "app"))) is not None
+        )
     finally:
         await server.stop(0)
 
@@ -129,7 +147,10 @@ class Shown:
     """A call's context whose caller showed these names."""
 
     def __init__(self, *uris: str, kind: bytes = b"ssl") -> None:
-        self._shown = {"transport_security_type": [kind], "peer_uri": [uri.encode() for uri in uris]}
+        self._shown = {
+            "transport_security_type": [kind],
+            "peer_uri": [uri.encode() for uri in uris],
+        }
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return self._shown
@@ -148,7 +169,9 @@ class Shown:
         (("edgeshard://site/agent/app",), "ROLE"),
     ],
 )
-def test_a_certificate_says_who_calls_or_its_holder_is_nobody(uris: tuple[str, ...], reason: str) -> None:
+def test_a_certificate_says_who_calls_or_its_holder_is_nobody(
+    uris: tuple[str, ...], reason: str
+) -> None:
     method = "/edgeshard.proto.v1.InferenceService/Generate"
     check_access(Shown("edgeshard://site/client/app"), method, "site", Denials())
     with pytest.raises(DeniedError) as refusal:

@@ -1,4 +1,5 @@
-"""A clock outside a certificate is named; TLS itself only reports that it cannot verify the certificate."""
+"""A clock outside a certificate is named; TLS itself only reports that it cannot verify the
+certificate."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def test_a_certificate_is_compared_with_the_clock(authority: Authority) -> None:
         with pytest.raises(FailedPreconditionError) as caught:
             check_valid_now(authority.certificate_pem, "the certificate of x", wrong)
         assert (caught.value.reason, caught.value.field) == ("CLOCK", "clock")
-        assert caught.value.message.startswith(f"this machine's clock shows {wrong:%Y-%m-%d %H:%M} UTC, but the ")
+        assert caught.value.message.startswith(
+            f"this machine's clock shows {wrong:%Y-%m-%d %H:%M} UTC, but the "
+        )
         assert "timedatectl" in caught.value.message
 
 
@@ -85,7 +88,9 @@ async def test_joining_with_a_wrong_clock_names_the_clock(
     assert caught.value.reason == "CLOCK"
 
 
-def test_a_refusal_by_tls_is_explained_by_the_clock(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_by_tls_is_explained_by_the_clock(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert clocks.clock_error(address) is None
     monkeypatch.setattr("edgeshard.identity.authority.now", lambda: now() - timedelta(hours=3))
     error = clocks.clock_error(address)
@@ -98,5 +103,7 @@ async def test_a_call_with_a_clock_before_the_own_certificate_names_it(
 ) -> None:
     operator = Principal(SITE, Role.OPERATOR, "admin")
     files = issued(authority, operator, tmp_path / "operator", now() + timedelta(days=1))
-    with pytest.raises(FailedPreconditionError, match=r"this machine's clock shows .* but --tls-cert "):
+    with pytest.raises(
+        FailedPreconditionError, match=r"this machine's clock shows .* but --tls-cert "
+    ):
         files.check()  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""The settings that entry points pass to gRPC through the environment, and their effect on the installed gRPC."""
+"""The settings that entry points pass to gRPC through the environment, and their effect on the
+installed gRPC."""
 
 from __future__ import annotations
 

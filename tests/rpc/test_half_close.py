@@ -1,4 +1,5 @@
-"""Closing one's own half of a call: harmless for a call that is already over, whatever grpcio makes of it."""
+"""Closing one's own half of a call: harmless for a call that is already over, whatever grpcio makes
+of it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from edgeshard.rpc.channel import half_close
 
 
 class BrokenUnderneath:
-    """A call whose connection broke a moment before: core refuses the operation, and grpcio hands that on."""
+    """A call whose connection broke a moment before: core refuses the operation, and grpcio hands
+    that on."""
 
     async def done_writing(self) -> None:
         raise grpc.aio.InternalError("Failed to execute a batch")
@@ -28,7 +30,9 @@ async def test_a_call_that_goes_on_hears_that_nothing_more_comes() -> None:
 
     server = grpc.aio.server()
     handler: Any = grpc.stream_unary_rpc_method_handler(count)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Count", {"Count": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test.Count", {"Count": handler}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -1,4 +1,5 @@
-"""A link that dies without a word, a cable pulled or a node that lost its power, is noticed by both its ends."""
+"""A link that dies without a word, a cable pulled or a node that lost its power, is noticed by both
+its ends."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.timing
 
 METHOD = "/tests.Keepalive/Wait"
 SOON_S = 30.0
-"""A quiet machine takes four seconds; without keepalive a dead link is never noticed while nothing is sent."""
+"""A quiet machine takes four seconds; without keepalive a dead link is never noticed while nothing
+is sent."""
 PING_TIMEOUT_S = 3.0
 QUIET_S = 6.0
 
@@ -36,8 +38,12 @@ class Waiting(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.left = asyncio.Event()
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        async def wait(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+    def service(
+        self, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        async def wait(
+            request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> AsyncIterator[bytes]:
             try:
                 yield b"here"
                 await asyncio.Event().wait()
@@ -70,7 +76,9 @@ async def begun(channel: grpc.aio.Channel) -> grpc.aio.UnaryStreamCall[bytes, by
 
 def careless_channel(address: str) -> grpc.aio.Channel:
     """A channel with gRPC's defaults."""
-    return grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
+    return grpc.aio.insecure_channel(
+        address, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    )
 
 
 async def test_a_caller_notices_a_dead_link_because_of_keepalive() -> None:
@@ -88,7 +96,10 @@ async def test_a_caller_notices_a_dead_link_because_of_keepalive() -> None:
 
 async def test_an_idle_channel_notices_a_dead_link() -> None:
     """So that the next call does not go into it."""
-    async with serving() as (_, cable), open_channel(cable.address, None, ping_timeout_s=PING_TIMEOUT_S) as channel:
+    async with (
+        serving() as (_, cable),
+        open_channel(cable.address, None, ping_timeout_s=PING_TIMEOUT_S) as channel,
+    ):
         (await begun(channel)).cancel()
         # Beyond the answer to any ping that was sent while there was a call.
         await asyncio.sleep(3 * KEEPALIVE_S)
@@ -110,7 +121,8 @@ async def test_a_server_notices_that_a_caller_is_gone() -> None:
 
 
 async def test_a_quiet_link_is_kept_and_its_death_still_noticed() -> None:
-    """More pings without data than gRPC allows by itself, on either side: two, and then the server ends the call."""
+    """More pings without data than gRPC allows by itself, on either side: two, and then the server
+    ends the call."""
     async with (
         serving() as (handler, cable),
         open_channel(cable.address, None, ping_timeout_s=PING_TIMEOUT_S) as channel,

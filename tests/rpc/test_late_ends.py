@@ -1,4 +1,5 @@
-"""A stream whose client leaves during a write is closed after its call is over: nothing may ask its context then."""
+"""A stream whose client leaves during a write is closed after its call is over: nothing may ask its
+context then."""
 
 from __future__ import annotations
 
@@ -42,20 +43,26 @@ class Watch:
     def began(self, method: str, source: CallFrom, request: Any) -> None:
         pass
 
-    def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+    def ended(
+        self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None
+    ) -> None:
         self.ends.append(source)
         if len(self.ends) == CALLS:
             self.has_all.set()
 
 
 @pytest.mark.parametrize("revoked", [False, True])
-async def test_a_stream_that_is_closed_late_says_whose_it_was(tmp_path: Path, revoked: bool) -> None:
+async def test_a_stream_that_is_closed_late_says_whose_it_was(
+    tmp_path: Path, revoked: bool
+) -> None:
     identities, watch = Identities(tmp_path), Watch()
     server = Server("127.0.0.1:0", identities.coordinator(), watch=watch)
     server.grpc.add_generic_rpc_handlers((Big(),))
     address = await server.start()
     try:
-        async with open_channel(address, identities.of(Role.OPERATOR, "admin"), "address") as channel:
+        async with open_channel(
+            address, identities.of(Role.OPERATOR, "admin"), "address"
+        ) as channel:
             for _ in range(CALLS):
                 begin: Any = channel.unary_stream(PATH)
                 call = begin(b"")
@@ -64,10 +71,14 @@ async def test_a_stream_that_is_closed_late_says_whose_it_was(tmp_path: Path, re
                 call.cancel()
             await asyncio.sleep(0.2)
             if revoked:
-                server.denials.replace([Denial(identities.of(Role.OPERATOR, "admin").principal(), ())])
+                server.denials.replace(
+                    [Denial(identities.of(Role.OPERATOR, "admin").principal(), ())]
+                )
             gc.collect()
             await asyncio.wait_for(watch.has_all.wait(), 10)
-        assert {end.principal for end in watch.ends} == {identities.of(Role.OPERATOR, "admin").principal()}
+        assert {end.principal for end in watch.ends} == {
+            identities.of(Role.OPERATOR, "admin").principal()
+        }
         assert all(end.address.startswith("127.0.0.1:") and end.is_named for end in watch.ends)
     finally:
         await server.stop()

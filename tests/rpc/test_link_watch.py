@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.requests.link import LinkBeacon
-from edgeshard.rpc.link_watch import BEACON_S, FIRST_S, LONGEST_S, SUSPECT_S, TICK_S, LinkFault, LinkWatch
+from edgeshard.rpc.link_watch import (
+    BEACON_S,
+    FIRST_S,
+    LONGEST_S,
+    SUSPECT_S,
+    TICK_S,
+    LinkFault,
+    LinkWatch,
+)
 
 SLACK_S = 2 * TICK_S
 """A tick is late by up to a period, and its data is at most a period old."""
@@ -60,7 +68,8 @@ class Link:
             self.step(TICK_S)
 
     def step(self, seconds: float) -> None:
-        """The sender's loop runs this much later; keepalives that have arrived are read first or last, at random."""
+        """The sender's loop runs this much later; keepalives that have arrived are read first or
+        last, at random."""
         self.now += seconds
         if not (self.dead or self.deaf):
             self.received_bytes = min(self.sent_bytes, self.received_bytes + seconds * self.rate)
@@ -98,9 +107,13 @@ def test_a_receiver_that_says_nothing_is_suspect_once(link: Link, sent: int) -> 
     link.run(60.0)
     (first_at, first), *later = link.faults
     assert SUSPECT_S - BEACON_S <= first_at - began <= SUSPECT_S + SLACK_S
-    assert first.is_new and later and not any(fault.is_new for _, fault in later), "one incident is told once"
+    assert first.is_new and later and not any(fault.is_new for _, fault in later), (
+        "one incident is told once"
+    )
     gaps = [at - before for (before, _), (at, _) in zip(link.faults, link.faults[1:], strict=False)]
-    assert gaps[0] == pytest.approx(2 * SUSPECT_S, abs=SLACK_S) and gaps[-1] == pytest.approx(LONGEST_S, abs=SLACK_S)
+    assert gaps[0] == pytest.approx(2 * SUSPECT_S, abs=SLACK_S) and gaps[-1] == pytest.approx(
+        LONGEST_S, abs=SLACK_S
+    )
 
 
 def test_bytes_that_do_not_come_in_are_noticed_although_the_receiver_answers(link: Link) -> None:
@@ -129,7 +142,9 @@ def test_an_incident_is_over_when_what_is_owed_comes_in(link: Link) -> None:
     assert len(link.faults) == 1
     link.welcome()
     link.run(1.0)
-    assert not link.recoveries, "it answers as it did before; a hello came through, and what is owed does not"
+    assert not link.recoveries, (
+        "it answers as it did before; a hello came through, and what is owed does not"
+    )
     link.deaf = False
     link.run(1.0)
     assert len(link.recoveries) == 1
@@ -145,7 +160,9 @@ def test_a_link_that_is_lost_and_not_open_again_in_time_is_suspect(link: Link) -
     link.watch.closed(answered=False, now=link.now)
     for _ in range(15):
         link.run(0.1)
-        link.watch.closed(answered=False, now=link.now)  # refused by the system: there is no listener
+        link.watch.closed(
+            answered=False, now=link.now
+        )  # refused by the system: there is no listener
     assert not link.faults
     link.run(1.0)
     assert link.faults[0][0] - began == pytest.approx(SUSPECT_S, abs=SLACK_S)
@@ -164,7 +181,9 @@ def test_a_link_that_never_works_is_told_once_and_dialled_anew() -> None:
     link = Link(dead=True)
     link.run(4 * LONGEST_S)
     assert [fault.is_new for _, fault in link.faults] == [True] + [False] * (len(link.faults) - 1)
-    assert len(link.faults) >= 3 and link.faults[0][0] - 100.0 == pytest.approx(FIRST_S, abs=SLACK_S)
+    assert len(link.faults) >= 3 and link.faults[0][0] - 100.0 == pytest.approx(
+        FIRST_S, abs=SLACK_S
+    )
 
 
 @settings(deadline=None, max_examples=300)
@@ -209,4 +228,7 @@ def test_a_link_that_works_is_never_suspect_and_one_that_died_always(
     link.run(4.0)
     at, fault = link.faults[0]
     # Bytes that arrived just before count as progress until the keepalive that reports them.
-    assert SUSPECT_S - BEACON_S - SLACK_S <= at - began <= SUSPECT_S + BEACON_S + SLACK_S and fault.is_new
+    assert (
+        SUSPECT_S - BEACON_S - SLACK_S <= at - began <= SUSPECT_S + BEACON_S + SLACK_S
+        and fault.is_new
+    )

@@ -1,4 +1,5 @@
-"""The open calls of a principal end when it is revoked: every method, in every form of a servicer."""
+"""The open calls of a principal end when it is revoked: every method, in every form of a
+servicer."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class Held(grpc.GenericRpcHandler):
             finally:
                 self.ended.append(path)
 
-        behaviour = one if not method.server_streaming else writes if self._way == "writes" else many
+        behaviour = (
+            one if not method.server_streaming else writes if self._way == "writes" else many
+        )
         return getattr(grpc, f"{form_of(method)}_rpc_method_handler")(behaviour)
 
 
@@ -100,7 +103,11 @@ async def test_whoever_is_revoked_has_nothing_open(role: Role, way: str, tmp_pat
     server, held = Server("127.0.0.1:0", identities.coordinator()), Held(way)
     server.grpc.add_generic_rpc_handlers((held,))
     address = await server.start()
-    paths = [path for path in METHODS if role in ROLES.get(path, ()) and not path.endswith("Health/Check")]
+    paths = [
+        path
+        for path in METHODS
+        if role in ROLES.get(path, ()) and not path.endswith("Health/Check")
+    ]
     try:
         async with (
             open_channel(address, identities.of(role, "eve")) as channel,
@@ -120,7 +127,8 @@ async def test_whoever_is_revoked_has_nothing_open(role: Role, way: str, tmp_pat
 
 
 class Beginning(grpc.GenericRpcHandler):
-    """Calls `revoke` while gRPC sends the initial metadata of a call, which then sends nothing more."""
+    """Calls `revoke` while gRPC sends the initial metadata of a call, which then sends nothing
+    more."""
 
     def __init__(self, way: str, revoke: Callable[[], None]) -> None:
         self._way = way
@@ -172,7 +180,8 @@ async def test_a_call_that_just_begins_ends_too(way: str, tmp_path: Path) -> Non
 
 
 class Deeds(grpc.GenericRpcHandler):
-    """Every method with a stream of messages reads them in a task of its own, and notes the last one."""
+    """Every method with a stream of messages reads them in a task of its own, and notes the last
+    one."""
 
     def __init__(self) -> None:
         self.read: dict[str, list[bytes]] = {}
@@ -241,7 +250,8 @@ async def test_no_message_of_a_revoked_caller_is_read(tmp_path: Path) -> None:
 
 
 async def test_calls_of_a_certificate_that_was_made_since_go_on(tmp_path: Path) -> None:
-    """Calls of a restarted process while its old one is still there. A call that ended leaves nothing over."""
+    """Calls of a restarted process while its old one is still there. A call that ended leaves
+    nothing over."""
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.coordinator())
     address, watch = await server.start(), "/grpc.health.v1.Health/Watch"

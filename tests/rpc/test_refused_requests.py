@@ -1,4 +1,5 @@
-"""A refused request is freed at once, not when the collector of garbage runs next: it may be large."""
+"""A refused request is freed at once, not when the collector of garbage runs next: it may be
+large."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from tests.support.identities import Identities
 
 pytestmark = pytest.mark.timing
 PATIENCE_S = 10.0
-UNARY, STREAM = "/edgeshard.proto.v1.AdminService/ListNodes", "/edgeshard.proto.v1.AdminService/Trace"
+UNARY, STREAM = (
+    "/edgeshard.proto.v1.AdminService/ListNodes",
+    "/edgeshard.proto.v1.AdminService/Trace",
+)
 
 
 class Request:
@@ -66,9 +70,13 @@ async def test_a_refused_request_is_freed_without_the_collector(tmp_path: Path, 
     gc.collect()
     gc.disable()
     try:
-        async with open_channel(address, identities.of(Role.OPERATOR, "admin"), "address") as channel:
+        async with open_channel(
+            address, identities.of(Role.OPERATOR, "admin"), "address"
+        ) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                call: Any = channel.unary_unary(path) if path == UNARY else channel.unary_stream(path)
+                call: Any = (
+                    channel.unary_unary(path) if path == UNARY else channel.unary_stream(path)
+                )
                 await (call(b"x") if path == UNARY else call(b"x").read())
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await asyncio.wait_for(refusing.freed.wait(), PATIENCE_S)

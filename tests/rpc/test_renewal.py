@@ -1,4 +1,5 @@
-"""Certificates that are replaced under a running process: the time, the files, and the effect on its calls."""
+"""Certificates that are replaced under a running process: the time, the files, and the effect on
+its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from edgeshard.domain.errors import (
+    DeniedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.identity import authority
 from edgeshard.identity.authority import new_key, request_for
@@ -42,7 +48,9 @@ class Serials(grpc.GenericRpcHandler):
 
 
 @pytest.fixture
-async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, Identities]]:
+async def served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[str, Identities]]:
     monkeypatch.setattr("edgeshard.rpc.access.ROLES", {**ROLES, METHOD: frozenset(Role)})
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.coordinator())
@@ -64,7 +72,9 @@ async def said(call: Any) -> str:
     return bytes(await asyncio.wait_for(call.read(), 20)).decode()
 
 
-async def test_new_calls_have_the_newest_certificate_and_streams_stay(served: tuple[str, Identities]) -> None:
+async def test_new_calls_have_the_newest_certificate_and_streams_stay(
+    served: tuple[str, Identities],
+) -> None:
     address, identities = served
     files = identities.of(Role.CLIENT, "app")
     first = serial_of(files.cert.read_bytes())
@@ -85,7 +95,9 @@ async def test_new_calls_have_the_newest_certificate_and_streams_stay(served: tu
         assert await said(new) == second
 
 
-async def test_a_certificate_that_cannot_be_used_is_not_taken_up(served: tuple[str, Identities]) -> None:
+async def test_a_certificate_that_cannot_be_used_is_not_taken_up(
+    served: tuple[str, Identities],
+) -> None:
     address, identities = served
     files = identities.of(Role.CLIENT, "app")
     first, whole = serial_of(files.cert.read_bytes()), files.cert.read_bytes()
@@ -146,7 +158,9 @@ async def test_it_is_renewed_at_two_thirds_and_tried_again_until_its_end(tmp_pat
 
 
 @pytest.mark.parametrize("refusal", [FailedPreconditionError("no authority here")])
-async def test_a_site_that_makes_none_is_not_asked_again(tmp_path: Path, refusal: Exception) -> None:
+async def test_a_site_that_makes_none_is_not_asked_again(
+    tmp_path: Path, refusal: Exception
+) -> None:
     files = Identities(tmp_path).of(Role.CLIENT, "app")
     before = files.cert.read_bytes()
 
@@ -157,13 +171,17 @@ async def test_a_site_that_makes_none_is_not_asked_again(tmp_path: Path, refusal
     assert files.cert.read_bytes() == before
 
 
-async def test_an_application_prints_what_it_likes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_application_prints_what_it_likes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A program may read the output of edgectl."""
     identities = Identities(tmp_path)
     files = identities.of(Role.CLIENT, "app")
 
     async def renew(request: bytes) -> tuple[bytes, bytes]:
-        return identities.authority.issue(APP, request, authority.now()), identities.authority.certificate_pem
+        return identities.authority.issue(
+            APP, request, authority.now()
+        ), identities.authority.certificate_pem
 
     await renew_now(files, renew)
     async with open_channel("127.0.0.1:1", files) as channel:
@@ -206,7 +224,10 @@ def test_authorities_of_the_last_renewal_count_until_others_are_given(tmp_path: 
     identities, directory = Identities(tmp_path), tmp_path / "state" / "pki"
     given = identities.of(Role.CLIENT, "app")
     kept = adopted(given, directory)
-    both = identities.authority.certificate_pem + authority.Authority.create("site", authority.now()).certificate_pem
+    both = (
+        identities.authority.certificate_pem
+        + authority.Authority.create("site", authority.now()).certificate_pem
+    )
     write_private(kept.ca, both)
     assert adopted(given, directory).ca.read_bytes() == both
     given.ca.write_bytes(identities.authority.certificate_pem + b"\n")

@@ -32,8 +32,12 @@ def test_good_files_make_credentials(files: TlsFiles) -> None:
 
 
 @pytest.mark.parametrize("option", ["ca", "cert", "key"])
-@pytest.mark.parametrize("content", [None, b"", b"not a certificate", b"-----BEGIN NONSENSE-----\nx\n"])
-def test_a_bad_file_is_named(files: TlsFiles, tmp_path: Path, option: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b"not a certificate", b"-----BEGIN NONSENSE-----\nx\n"]
+)
+def test_a_bad_file_is_named(
+    files: TlsFiles, tmp_path: Path, option: str, content: bytes | None
+) -> None:
     bad = tmp_path / "bad.pem"
     if content is not None:
         bad.write_bytes(content)
@@ -50,7 +54,9 @@ def test_a_key_of_another_certificate_is_named(files: TlsFiles, tmp_path: Path) 
     assert refusal.value.field == "tls-cert" and str(other_key) in refusal.value.message
 
 
-def test_a_key_that_others_can_read_is_refused(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_others_can_read_is_refused(
+    files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for those that systemd keeps for a service."""
     for mode in (0o640, 0o604, 0o660):
         files.key.chmod(mode)
@@ -67,7 +73,9 @@ def test_a_certificate_that_is_gone_is_named_once(files: TlsFiles) -> None:
     assert refusal.value.message.count(str(files.cert)) == 1
 
 
-def test_a_certificate_that_does_not_say_who_it_is_of_is_named(files: TlsFiles, tmp_path: Path) -> None:
+def test_a_certificate_that_does_not_say_who_it_is_of_is_named(
+    files: TlsFiles, tmp_path: Path
+) -> None:
     """As of the authority itself, or one made by hand without a role."""
     authority = Authority.create("site", now())
     nobody = TlsFiles(tmp_path / "ca.pem", tmp_path / "ca.pem", tmp_path / "ca.key")
@@ -82,7 +90,9 @@ def test_a_certificate_that_does_not_say_who_it_is_of_is_named(files: TlsFiles, 
 def test_a_process_with_the_certificate_of_another_is_refused(files: TlsFiles) -> None:
     files.check_is(Role.AGENT, "node")
     for role, name in ((Role.AGENT, "other"), (Role.COORDINATOR, "node")):
-        with pytest.raises(InvalidArgumentError, match=f"is of agent node, and this is {role} {name}"):
+        with pytest.raises(
+            InvalidArgumentError, match=f"is of agent node, and this is {role} {name}"
+        ):
             files.check_is(role, name)
 
 
@@ -93,7 +103,9 @@ def test_some_of_the_three_options_are_not_enough(files: TlsFiles) -> None:
     assert tls_from_options(None, None, None) is None
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:1", "0.0.0.0:1", "[::]:1", "example.org:1", "[fe80::1]:1"])
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:1", "0.0.0.0:1", "[::]:1", "example.org:1", "[fe80::1]:1"]
+)
 def test_nothing_off_loopback_is_plaintext(files: TlsFiles, address: str) -> None:
     with pytest.raises(DeniedError) as refusal:
         check_secure(address, None, "listen")
@@ -116,7 +128,9 @@ def test_a_certificate_of_another_authority_is_named_by_its_own_process(tmp_path
     ours, theirs = (Identities(tmp_path, site).of(Role.AGENT, "a") for site in ("ours", "theirs"))
     mixed = TlsFiles(ours.ca, theirs.cert, theirs.key)
     for credentials in (mixed.channel_credentials, mixed.server_credentials):
-        with pytest.raises(UnauthenticatedError, match="was not issued by the authority in --tls-ca") as caught:
+        with pytest.raises(
+            UnauthenticatedError, match="was not issued by the authority in --tls-ca"
+        ) as caught:
             credentials()
         assert caught.value.reason == "OTHER_AUTHORITY"
     both = tmp_path / "both.pem"
@@ -126,14 +140,25 @@ def test_a_certificate_of_another_authority_is_named_by_its_own_process(tmp_path
 
 def test_a_chain_may_lead_to_the_authority() -> None:
     """An authority of one's own may sign by another certificate in between."""
-    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("root", "between", "other", "leaf")}
+    keys = {
+        name: ec.generate_private_key(ec.SECP256R1())
+        for name in ("root", "between", "other", "leaf")
+    }
 
     def certificate(name: str, issuer: str) -> bytes:
-        subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, issuer))
-        builder = x509.CertificateBuilder(by, subject, keys[name].public_key(), 7, now(), now() + timedelta(days=1))
+        subject, by = (
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, issuer)
+        )
+        builder = x509.CertificateBuilder(
+            by, subject, keys[name].public_key(), 7, now(), now() + timedelta(days=1)
+        )
         return builder.sign(keys[issuer], SHA256()).public_bytes(Encoding.PEM)
 
-    root, between, leaf = certificate("root", "root"), certificate("between", "root"), certificate("leaf", "between")
+    root, between, leaf = (
+        certificate("root", "root"),
+        certificate("between", "root"),
+        certificate("leaf", "between"),
+    )
     assert is_signed_by(leaf + between, root) and is_signed_by(leaf, between)
     assert not is_signed_by(leaf, root), "the one in between is missing"
     assert not is_signed_by(leaf + certificate("other", "root"), root)

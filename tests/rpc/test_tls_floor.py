@@ -14,7 +14,13 @@ from edgeshard.rpc.server import EnrolmentServer, Server
 from edgeshard.rpc.tls import TlsFiles, split_address
 from tests.support.identities import Identities
 
-WEAK = ("AES128-SHA", "AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-SHA", "ECDHE-RSA-AES256-SHA384", "DHE-RSA-AES128-SHA")
+WEAK = (
+    "AES128-SHA",
+    "AES256-GCM-SHA384",
+    "ECDHE-ECDSA-AES128-SHA",
+    "ECDHE-RSA-AES256-SHA384",
+    "DHE-RSA-AES128-SHA",
+)
 """Without forward secrecy, or with CBC."""
 
 
@@ -26,7 +32,10 @@ def handshake(address: str, files: TlsFiles, version: ssl.TLSVersion, ciphers: s
     context.minimum_version = context.maximum_version = version
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(files.cert, files.key)
-    with socket.create_connection(split_address(address), timeout=20) as plain, context.wrap_socket(plain) as secure:
+    with (
+        socket.create_connection(split_address(address), timeout=20) as plain,
+        context.wrap_socket(plain) as secure,
+    ):
         agreed = secure.cipher()
         assert agreed is not None
         return agreed[0]
@@ -37,7 +46,9 @@ def handshake(address: str, files: TlsFiles, version: ssl.TLSVersion, ciphers: s
 async def test_old_versions_and_weak_ciphers_are_refused(kind: str, tmp_path: Path) -> None:
     identities = Identities(tmp_path)
     files, own = identities.of(Role.AGENT, "a"), identities.coordinator()
-    server = Server("127.0.0.1:0", own) if kind == "members" else EnrolmentServer("127.0.0.1:0", own)
+    server = (
+        Server("127.0.0.1:0", own) if kind == "members" else EnrolmentServer("127.0.0.1:0", own)
+    )
     address = await server.start()
     try:
         for version in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):

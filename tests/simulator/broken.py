@@ -1,4 +1,5 @@
-"""Cores that are broken on purpose: each is caught within 200 seeds, as `python -m tests.simulator.broken` shows.
+"""Cores that are broken on purpose: each is caught within 200 seeds, as
+`python -m tests.simulator.broken` shows.
 
 Each is the product with one thing wrong that somebody could write by mistake.
 """
@@ -93,7 +94,9 @@ def token_taken_at_any_position() -> Any:
     """The next message of a head may be anything."""
     on_token = HeadReports._on_token
 
-    def taking(self: HeadReports, attachment: Attachment, request: RunningRequest, token: Token) -> bool:
+    def taking(
+        self: HeadReports, attachment: Attachment, request: RunningRequest, token: Token
+    ) -> bool:
         if request.next_position is not None:
             token = replace(token, position=request.next_position)
         return on_token(self, attachment, request, token)
@@ -157,9 +160,14 @@ def swapped_request_comes_back_as_a_new_one() -> Any:
     plan = FormingStep.plan
 
     def telling(
-        self: FormingStep, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()
+        self: FormingStep,
+        frees: tuple[int, ...],
+        swap_outs: tuple[int, ...] = (),
+        swap_ins: tuple[KvGrant, ...] = (),
     ) -> StepPlan:
-        return plan(self, frees, swap_outs, tuple(replace(grant, swapped=False) for grant in swap_ins))
+        return plan(
+            self, frees, swap_outs, tuple(replace(grant, swapped=False) for grant in swap_ins)
+        )
 
     return mock.patch.object(FormingStep, "plan", telling)
 
@@ -177,7 +185,9 @@ def slots_are_not_zeroed() -> Any:
 def states_go_on_behind_wrong_guesses() -> Any:
     """A request starts from the states after its last guess, whether it was right or not."""
     slot_behind = KvTable.slot_behind
-    return mock.patch.object(KvTable, "slot_behind", lambda self, position: slot_behind(self, self.length))
+    return mock.patch.object(
+        KvTable, "slot_behind", lambda self, position: slot_behind(self, self.length)
+    )
 
 
 def stage_fails_by_any_nodes_word() -> Any:
@@ -204,7 +214,9 @@ def epoch_is_taken_from_any_node() -> Any:
 
     def above_claims(self: State, name: object, last: int) -> Epoch:
         stages = (stage for node in self.nodes.values() for stage in node.stages)
-        return Epoch(max([last, *(stage.epoch for stage in stages if stage.deployment == name)]) + 1)
+        return Epoch(
+            max([last, *(stage.epoch for stage in stages if stage.deployment == name)]) + 1
+        )
 
     return mock.patch.object(State, "epoch_after", above_claims)
 

@@ -1,4 +1,5 @@
-"""A call without gRPC: the client's end, which a stub returns, and the server's, which is a handler's context."""
+"""A call without gRPC: the client's end, which a stub returns, and the server's, which is a
+handler's context."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ import grpc
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.server import GuardInterceptor
 from tests.simulator.loop import Process
-from tests.simulator.network import UNAVAILABLE, Connection, Network, Pipe, Said, Status, kind_of, say
+from tests.simulator.network import (
+    UNAVAILABLE,
+    Connection,
+    Network,
+    Pipe,
+    Said,
+    Status,
+    kind_of,
+    say,
+)
 
 if TYPE_CHECKING:
     from tests.simulator.channel import SimChannel
@@ -30,7 +40,8 @@ class Method:
 
 
 class Call:
-    """Both ends of one call. The client's end is the stub's result; the server's is its handler's context."""
+    """Both ends of one call. The client's end is the stub's result; the server's is its handler's
+    context."""
 
     def __init__(self, channel: SimChannel, method: Method, timeout: float | None) -> None:
         self.channel = channel
@@ -75,7 +86,9 @@ class Call:
         if self._status is not None:
             return
         local = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-        if not status[2] and (status[0] in local or (status[0] is UNAVAILABLE and self.network.dice.random() < 0.5)):
+        if not status[2] and (
+            status[0] in local or (status[0] is UNAVAILABLE and self.network.dice.random() < 0.5)
+        ):
             self._incoming.clear()  # gRPC may lose messages it had not handed out
         self._status = status
         if self.connection is not None:
@@ -232,7 +245,9 @@ class Call:
         if self._cancelled:
             raise asyncio.CancelledError
         if code is not OK:
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
+            raise grpc.aio.AioRpcError(
+                code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details
+            )
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not grpc.aio.EOF:
@@ -251,7 +266,9 @@ class Call:
 class ServerContext:
     """The server's end of a call: the context of a handler."""
 
-    def __init__(self, call: Call, server: SimServer, deadline: float | None, ghost: bool = False) -> None:
+    def __init__(
+        self, call: Call, server: SimServer, deadline: float | None, ghost: bool = False
+    ) -> None:
         self.call = call
         self.server = server
         self.deadline = deadline
@@ -378,7 +395,9 @@ class ServerContext:
     async def send_initial_metadata(self, metadata: object) -> None:
         self._send(_METADATA)
 
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
+    ) -> None:
         self._send((code, details, tuple(trailing_metadata)))
         raise grpc.aio.AbortError("Locally aborted.")
 

@@ -38,7 +38,9 @@ class SimChannel:
         if connection is not None and not connection.broken:
             call.opened(connection)
             return
-        self.process.call_later(self.network.latency("", ""), self._connect, call, self.network.loop.now)
+        self.process.call_later(
+            self.network.latency("", ""), self._connect, call, self.network.loop.now
+        )
 
     def _connect(self, call: Call, since: float) -> None:
         network = self.network
@@ -57,7 +59,9 @@ class SimChannel:
             self._connection = Connection(network, self.process, server)
         call.opened(self._connection)
 
-    def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+    def unary_unary(
+        self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any
+    ) -> Any:
         method = self._method(path, response_deserializer)
 
         def call(request: Any, timeout: float | None = None, **_: Any) -> Any:
@@ -90,7 +94,8 @@ class SimChannel:
             pause_s *= 2
 
     def _send_twice(self, call: Call, request: Any) -> None:
-        """As after a retry whose first attempt was taken for lost: it arrives again, and its answer is dropped."""
+        """As after a retry whose first attempt was taken for lost: it arrives again, and its answer
+        is dropped."""
         data = request.SerializeToString()
 
         def again() -> None:
@@ -106,7 +111,9 @@ class SimChannel:
         if server is not None:
             server.process.call_later(self.network.dice.choice((0.003, 0.05, 0.7)), again)
 
-    def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+    def unary_stream(
+        self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any
+    ) -> Any:
         method = self._method(path, response_deserializer)
 
         def call(request: Any, timeout: float | None = None, **_: Any) -> Call:
@@ -121,7 +128,9 @@ class SimChannel:
 
         return call
 
-    def stream_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+    def stream_stream(
+        self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any
+    ) -> Any:
         method = self._method(path, response_deserializer)
 
         def call(request: object = None, timeout: float | None = None, **_: Any) -> Call:

@@ -42,7 +42,9 @@ MESSAGES: dict[str, dict[str, str]] = {
     "Link frame": {},
     "Link beacon": {},
     "GenerateRequest": _ONCE,
-    "GenerateResponse started": {"twice": "said once in a call; a client that comes back gets it again"},
+    "GenerateResponse started": {
+        "twice": "said once in a call; a client that comes back gets it again"
+    },
     "GenerateResponse token": {},
     "GenerateResponse finished": {},
     "ListenRequest listener": {},
@@ -83,7 +85,8 @@ MESSAGES: dict[str, dict[str, str]] = {
     "InferenceServiceListModelsRequest": _CALL,
     "InferenceServiceListModelsResponse": _ANSWER,
 }
-"""Kinds of messages with the ways in which they cannot end, and why. `call` is how a request arrives twice."""
+"""Kinds of messages with the ways in which they cannot end, and why. `call` is how a request
+arrives twice."""
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
 _PACKED = "nothing is packed here: packed units are files, with tests of their own"
@@ -170,19 +173,34 @@ EVENTS = (
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
     "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
 )  # fmt: skip
-"""The events of the coordinator's state about a deployment or its nodes. There are no measurements here."""
+"""The events of the coordinator's state about a deployment or its nodes. There are no measurements
+here."""
 _FORGOTTEN = "only what is being deleted is forgotten"
 NEVER: dict[tuple[str, str], str] = {
-    (str(phase), "DeploymentForgotten"): _FORGOTTEN for phase in Phase if phase is not Phase.DELETING
+    (str(phase), "DeploymentForgotten"): _FORGOTTEN
+    for phase in Phase
+    if phase is not Phase.DELETING
 }
 """Phases in which an event cannot come, and why."""
-_ATTACHED = "a head is taken only while it is awaited; the phase must change between two turns of the loop"
-_REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
+_ATTACHED = (
+    "a head is taken only while it is awaited; the phase must change between two turns of the loop"
+)
+_REPLANNED = (
+    "asked for while it waits; the answer must come in the moment in which it has just begun again"
+)
 _MOVES = "asked for while it is ready; the phase must change while the placement is found"
-_REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
-_WATCHED = "a head is watched while it has requests, and has none before it is ready; an end ends its stream"
+_REPORTED = (
+    "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
+)
+_WATCHED = (
+    "a head is watched while it has requests, and has none before it is ready; an end ends "
+    "its stream"
+)
 RARE: dict[tuple[str, str], str] = {
-    ("failed", "HeadDetached"): "it must fail between its head's stream and the answer to its activate",
+    (
+        "failed",
+        "HeadDetached",
+    ): "it must fail between its head's stream and the answer to its activate",
     ("loading", "HeadAttached"): _ATTACHED,
     ("waiting", "HeadAttached"): _ATTACHED,
     ("failed", "HeadAttached"): _ATTACHED,
@@ -220,12 +238,26 @@ because of chance.
 
 
 def wanted() -> list[tuple[str, str, str]]:
-    """The expected occurrences: of transitions, of events, of messages, of swaps, tokens, states and guesses."""
+    """The expected occurrences: of transitions, of events, of messages, of swaps, tokens, states
+    and guesses."""
     known = NEVER.keys() | RARE.keys()
     transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
-    events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in known]
-    messages = [("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no]
-    further = [*(("swap", *way) for way in SWAPS), LATE, SAVED, BEHIND_GUESS, *(("guess", *way) for way in GUESSES)]
+    events = [
+        ("event", str(phase), event)
+        for phase in Phase
+        for event in EVENTS
+        if (str(phase), event) not in known
+    ]
+    messages = [
+        ("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no
+    ]
+    further = [
+        *(("swap", *way) for way in SWAPS),
+        LATE,
+        SAVED,
+        BEHIND_GUESS,
+        *(("guess", *way) for way in GUESSES),
+    ]
     return [*transitions, *events, *messages, *further]
 
 
@@ -234,12 +266,14 @@ def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
     need = TIMES * seeds / SEEDS * (1.0 if seeds >= SEEDS else 0.5)
     few = [(met[key], key) for key in wanted() if met[key] < need]
     return [
-        f"{' / '.join(key)} was met in {count} of {seeds} seeds, which is below {need:g}" for count, key in sorted(few)
+        f"{' / '.join(key)} was met in {count} of {seeds} seeds, which is below {need:g}"
+        for count, key in sorted(few)
     ]
 
 
 def strange(met: Counter[tuple[str, str, str]]) -> list[str]:
-    """Descriptions of everything that happened and is in no table: even with few seeds, the tables are old."""
+    """Descriptions of everything that happened and is in no table: even with few seeds, the tables
+    are old."""
     known = set(wanted()) | {("event", *pair) for pair in RARE}
     odd = [key for key in met if (key[1] not in MESSAGES if key[2] == "sent" else key not in known)]
     return [f"{' / '.join(key)} was met, which is not in the tables of coverage.py" for key in odd]

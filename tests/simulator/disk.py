@@ -1,4 +1,5 @@
-"""The coordinator's disk: acknowledged writes stay, a write that a crash interrupts may be there or not."""
+"""The coordinator's disk: acknowledged writes stay, a write that a crash interrupts may be there or
+not."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from typing import Any
 
 from edgeshard_coordinator.core.deployments.deployments import restored_record
 from edgeshard_coordinator.core.values.measurements import Measurements
-from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    KnownNode,
+    ServedOperation,
+    State,
+    Timings,
+)
 
 from edgeshard.domain.deployments.traffic import Traffic
 from edgeshard.domain.errors import InternalError
@@ -31,7 +38,9 @@ class Disk:
 class SimStore:
     """Replaces `StateStore`: one write after the other, each of which takes its time."""
 
-    def __init__(self, process: Process, disk: Disk, dice: random.Random, fails: Callable[[], bool]) -> None:
+    def __init__(
+        self, process: Process, disk: Disk, dice: random.Random, fails: Callable[[], bool]
+    ) -> None:
         self._process = process
         self._disk = disk
         self._dice = dice
@@ -48,11 +57,19 @@ class SimStore:
                 epoch_floor=Epoch(1_000_000),
                 nodes={
                     node.node_id: KnownNode(
-                        node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True
+                        node.node_id,
+                        node.name,
+                        node.address,
+                        node.wire_version,
+                        node.facts,
+                        saved=True,
                     )
                     for node in disk.nodes.values()
                 },
-                deployments={name: restored_record(record) for name, record in sorted(disk.deployments.items())},
+                deployments={
+                    name: restored_record(record)
+                    for name, record in sorted(disk.deployments.items())
+                },
                 retired=dict(disk.retired),
             )
 
@@ -81,7 +98,9 @@ class SimStore:
 
         await self._do(write)
 
-    async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
+    async def save_measurements(
+        self, node_id: NodeId, measurements: Measurements, now: float
+    ) -> None:
         await self._do(lambda: None)
 
     async def load_traffic(self) -> dict[Any, Traffic]:
@@ -91,7 +110,9 @@ class SimStore:
         await self._do(lambda: self._disk.traffic.update(traffic))
 
     async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
-        found: ServedOperation | None = await self._do(lambda: self._disk.operations.get(operation_id), may_fail=False)
+        found: ServedOperation | None = await self._do(
+            lambda: self._disk.operations.get(operation_id), may_fail=False
+        )
         return found
 
     async def save_operation(self, operation: ServedOperation) -> None:
@@ -101,14 +122,17 @@ class SimStore:
         await self._do(lambda: None, may_fail=False)
 
     async def _do(self, work: Callable[[], Any], may_fail: bool = True) -> Any:
-        """The write happens, and a moment later the process is notified: a crash may happen between."""
+        """The write happens, and a moment later the process is notified: a crash may happen
+        between."""
         loop = self._process.loop
         future = loop.create_future()
         self._free_at = max(self._free_at, loop.now) + self._dice.uniform(0.001, 0.02)
 
         def act() -> None:
             if may_fail and self._fails():
-                result: Any = InternalError("the disk is full", field="state-dir", reason="STATE_STORE")
+                result: Any = InternalError(
+                    "the disk is full", field="state-dir", reason="STATE_STORE"
+                )
             else:
                 result = work()
             self._process.call_later(self._dice.uniform(0.0, 0.005), tell, result)

@@ -20,9 +20,17 @@ from tests.simulator.watch import Watch
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
-_SELDOM_MET = ("ControlResponse trace", "TraceResponse", "ControlRequest suspected", "ControlResponse standby")
-"""These come only if something else went wrong, or in a deployment that is ready: half the seeds for them see none."""
-TARGETS = [(kind, way) for kind in (*MESSAGES, *_SELDOM_MET) for way in WAYS if way not in MESSAGES[kind]]
+_SELDOM_MET = (
+    "ControlResponse trace",
+    "TraceResponse",
+    "ControlRequest suspected",
+    "ControlResponse standby",
+)
+"""These come only if something else went wrong, or in a deployment that is ready: half the seeds
+for them see none."""
+TARGETS = [
+    (kind, way) for kind in (*MESSAGES, *_SELDOM_MET) for way in WAYS if way not in MESSAGES[kind]
+]
 
 SELDOM = (
     "AttachRequest beacon",
@@ -47,7 +55,8 @@ SELDOM = (
 
 
 class Fates:
-    """The fates of messages: each seed has three kinds that meet a given end, and some have others in addition."""
+    """The fates of messages: each seed has three kinds that meet a given end, and some have others
+    in addition."""
 
     def __init__(self, seed: int, watch: Watch, quiet: bool, lies: bool = False) -> None:
         self.off = quiet
@@ -65,7 +74,8 @@ class Fates:
         return any(kind in target for target, _ in self._targets for kind in kinds)
 
     def of(self, kind: str, again: bool) -> str:
-        """`again` asks whether the request of a call comes once more, later; else a message on a stream is sent."""
+        """`again` asks whether the request of a call comes once more, later; else a message on a
+        stream is sent."""
         met = self._watch.met
         if self._lies and kind not in MESSAGES:
             return ""  # of the liar; it is sent in no other run
@@ -141,8 +151,20 @@ class Plan:
     def aim(self) -> None:
         """Amid answers: after a number of tokens, something happens within moments."""
         names = (
-            *("head crashes", "head crashes", "another stage crashes", "another stage crashes", "coordinator crashes"),
-            *("head and coordinator crash", "step fails", "reset", "head streams end", "coordinator stops"),
+            *(
+                "head crashes",
+                "head crashes",
+                "another stage crashes",
+                "another stage crashes",
+                "coordinator crashes",
+            ),
+            *(
+                "head and coordinator crash",
+                "step fails",
+                "reset",
+                "head streams end",
+                "coordinator stops",
+            ),
             *("a link is cut", "stall", "head stalls"),
         )
         aims = {
@@ -161,9 +183,13 @@ class Plan:
         self.world.watch.on_token = came
 
     def direct(self) -> None:
-        """When a deployment comes into a phase, for the first time or a later one, something happens within moments."""
+        """When a deployment comes into a phase, for the first time or a later one, something
+        happens within moments."""
         phase = self.dice.choice(list(Phase))
-        names = [*(name for name in self.kinds if name not in ("clock jumps", "slow", "client crashes")), "disk fails"]
+        names = [
+            *(name for name in self.kinds if name not in ("clock jumps", "slow", "client crashes")),
+            "disk fails",
+        ]
         name = self.dice.choice([*names, "delete", "reset", "head is lost"])
         if phase is Phase.ACTIVATING and self.dice.random() < 0.4:
             name = self.dice.choice(("node crashes", "head streams end"))
@@ -209,7 +235,11 @@ class Plan:
             if len(names) > 1:
                 a, b = names[:2]
                 network.part(a, b, both=True)
-                self.at(self.dice.choice((2.6, 6.0)), f"{a} and {b} hear each other", partial(network.heal, a, b))
+                self.at(
+                    self.dice.choice((2.6, 6.0)),
+                    f"{a} and {b} hear each other",
+                    partial(network.heal, a, b),
+                )
                 return
 
     def at(self, delay_s: float, what: str, act: Callable[[], None]) -> None:
@@ -224,7 +254,10 @@ class Plan:
 
     def _processes(self) -> list[Process]:
         world = self.world
-        found = [*(node.process for node in world.nodes.values()), *(app.process for app in world.apps)]
+        found = [
+            *(node.process for node in world.nodes.values()),
+            *(app.process for app in world.apps),
+        ]
         return found if world.boss is None else [*found, world.boss.process]
 
     def _process(self) -> Process:
@@ -254,7 +287,9 @@ class Plan:
             stages = self.dice.choice(records).placement.stages
             name = str((stages[0] if is_head else stages[-1]).node_name)
             self.world.crash_node(name, silently=self.dice.random() < 0.5)
-            self.at(self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._node_back(name))
+            self.at(
+                self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._node_back(name)
+            )
 
     def both_crash(self) -> None:
         self.head_crashes()
@@ -282,7 +317,8 @@ class Plan:
         self.at(self.dice.uniform(2.1, 3.0), "the coordinator is back", self._boss_back)
 
     def another_disk(self) -> None:
-        """Once: with two at a time, the first one's end would let the operator continue at the second."""
+        """Once: with two at a time, the first one's end would let the operator continue at the
+        second."""
         world = self.world
         if world.strange:
             return
@@ -308,7 +344,11 @@ class Plan:
         """Its neighbours notice it or, if it has none, the coordinator."""
         boss = self.world.boss
         records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
-        heads = [node for record in records if (node := self.world.nodes.get(str(record.head.node_name))) is not None]
+        heads = [
+            node
+            for record in records
+            if (node := self.world.nodes.get(str(record.head.node_name))) is not None
+        ]
         if heads:
             self._stall(self.dice.choice(heads).process)
 
@@ -316,7 +356,9 @@ class Plan:
         if not process.frozen:
             process.freeze()
             self.world.note(f"{process.name} stands still")
-            self.at(self.dice.choice((0.2, 0.8, 1.7, 3.0, 5.0)), f"{process.name} goes on", process.thaw)
+            self.at(
+                self.dice.choice((0.2, 0.8, 1.7, 3.0, 5.0)), f"{process.name} goes on", process.thaw
+            )
 
     def partition(self) -> None:
         a, b = self.dice.sample(sorted({process.name for process in self._processes()}), 2)
@@ -324,10 +366,16 @@ class Plan:
             b = "coordinator" if a != "coordinator" else b
         network = self.world.network
         network.part(a, b, both=self.dice.random() < 0.7)
-        self.at(self.dice.choice((0.3, 1.5, 2.4, 5.0)), f"{a} and {b} hear each other", lambda: network.heal(a, b))
+        self.at(
+            self.dice.choice((0.3, 1.5, 2.4, 5.0)),
+            f"{a} and {b} hear each other",
+            lambda: network.heal(a, b),
+        )
 
     def reset(self) -> None:
-        for connection in self.dice.sample(self.world.network.connections, min(2, len(self.world.network.connections))):
+        for connection in self.dice.sample(
+            self.world.network.connections, min(2, len(self.world.network.connections))
+        ):
             # A process that hears nothing notices it by the keepalive.
             ends = self.dice.choice(((0.0, 0.01), (0.0, 2.3), (2.3, 0.0)))
             connection.break_off("Connection reset by peer", *ends)
@@ -339,11 +387,19 @@ class Plan:
 
     def disk_fails(self) -> None:
         self.world.troubles.disk = self.dice.choice((0.3, 1.0))
-        self.at(self.dice.uniform(0.2, 2.5), "the disk works", lambda: setattr(self.world.troubles, "disk", 0.0))
+        self.at(
+            self.dice.uniform(0.2, 2.5),
+            "the disk works",
+            lambda: setattr(self.world.troubles, "disk", 0.0),
+        )
 
     def load_fails(self) -> None:
         self.world.troubles.load = 0.5
-        self.at(self.dice.uniform(0.5, 2.5), "loading works", lambda: setattr(self.world.troubles, "load", 0.0))
+        self.at(
+            self.dice.uniform(0.5, 2.5),
+            "loading works",
+            lambda: setattr(self.world.troubles, "load", 0.0),
+        )
 
     def step_fails(self) -> None:
         node = self.world.nodes.get(self.dice.choice(self.world.names))
@@ -355,7 +411,11 @@ class Plan:
         a, b = self.dice.sample((*self.world.names, "coordinator"), 2)
         slow = self.world.network.slow
         slow[a, b] = self.dice.choice((0.03, 0.3, 1.0))
-        self.at(self.dice.uniform(0.5, 3.0), f"{a} to {b} is as usual", partial(slow.__setitem__, (a, b), 0.0))
+        self.at(
+            self.dice.uniform(0.5, 3.0),
+            f"{a} to {b} is as usual",
+            partial(slow.__setitem__, (a, b), 0.0),
+        )
 
     def delete(self) -> None:
         world = self.world

@@ -1,8 +1,8 @@
 """An enrolled node that holds no stage and lies: it sends each message of an agent, with any value.
 
 Three in four of its messages are near to true ones. The others have any value in any field
-(`tests.support.any_messages`). It knows all that the coordinator knows. It uses its own name and id: certificates,
-which are not simulated, refuse others.
+(`tests.support.any_messages`). It knows all that the coordinator knows. It uses its own name and
+id: certificates, which are not simulated, refuse others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ NOBODY = NodeId("id-nobody")
 ItemT = TypeVar("ItemT")
 MOST_ITEMS = 4200
 MOST_BYTES = 64 << 10
-"""Limit of a message, so that a seed stays short; the fuzzer of agents' messages has no such limits."""
+"""Limit of a message, so that a seed stays short; the fuzzer of agents' messages has no such
+limits."""
 
 
 class Liar:
@@ -80,7 +81,14 @@ class Liar:
         self._incarnation = "liar-1"
         self._builder = MessageBuilder(dice, self._known, MOST_ITEMS, MOST_BYTES, many=0.01)
         self._kinds: list[Callable[[], AgentMessage]] = [
-            *(self._heartbeat, self._heartbeat, self._change, self._result, self._result, self._result),
+            *(
+                self._heartbeat,
+                self._heartbeat,
+                self._change,
+                self._result,
+                self._result,
+                self._result,
+            ),
             *(self._link, self._condition, self._progress, self._dump),
         ]
         process.call_later(dice.uniform(0.2, 2.0), self._begin)
@@ -95,7 +103,12 @@ class Liar:
             try:
                 await self._stub.Register(registration_to_wire(self._registration()), timeout=2.0)
                 await self._hold_stream()
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, EdgeShardError) as error:
+            except (
+                grpc.aio.AioRpcError,
+                grpc.aio.UsageError,
+                asyncio.InvalidStateError,
+                EdgeShardError,
+            ) as error:
                 self._refusal(error)
             await asyncio.sleep(dice.choice((0.1, 0.5, 1.0)))
 
@@ -127,7 +140,8 @@ class Liar:
             await call.write(agent_message_to_wire(dice.choice(self._kinds)()))
 
     async def _say_any(self, call: Any, chance: float) -> None:
-        """A message with any value in any field, except its own name and id if a certificate is compared with them."""
+        """A message with any value in any field, except its own name and id if a certificate is
+        compared with them."""
         if chance < 0.08:
             report = self._builder.build(coordinator_pb2.ReportProfileRequest)
             report.node_id = LIAR
@@ -159,7 +173,9 @@ class Liar:
     def _refusal(self, error: Exception) -> None:
         """Note a refusal. It must be a typed one."""
         self._world.note(f"the liar is refused: {error!r:.100}")
-        is_internal = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INTERNAL
+        is_internal = (
+            isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INTERNAL
+        )
         self._world.watch.hold(not is_internal, f"a lie ended a call with {error!r:.200}")
 
     def _known(self, field: str) -> Sequence[Any]:
@@ -209,7 +225,11 @@ class Liar:
         return [] if boss is None else list(boss.coordinator.front._requests)[:3]
 
     def _name(self) -> DeploymentName:
-        return DeploymentName(self._one_of([*(str(record.name) for record in self._records()), "tale", "poem", "none"]))
+        return DeploymentName(
+            self._one_of(
+                [*(str(record.name) for record in self._records()), "tale", "poem", "none"]
+            )
+        )
 
     def _epoch(self) -> Epoch:
         now = [record.epoch for record in self._records()] or [Epoch(1)]
@@ -220,7 +240,13 @@ class Liar:
     def _status(self) -> StageStatus:
         phase, first = self._one_of(list(StagePhase)), self._dice.randrange(6)
         return StageStatus(
-            *(self._name(), self._epoch(), self._dice.randrange(4), LayerRange(first, first + 1), phase),
+            *(
+                self._name(),
+                self._epoch(),
+                self._dice.randrange(4),
+                LayerRange(first, first + 1),
+                phase,
+            ),
             fetched_bytes=self._dice.randrange(1 << 40),
             failure_reason=self._one_of(("", "LIE")),
         )
@@ -230,7 +256,9 @@ class Liar:
 
     def _heartbeat(self) -> Heartbeat:
         share = self._one_of((0.0, 1.0, -1.0, math.nan))
-        return Heartbeat(LIAR, self._incarnation, self._statuses(), self._dice.randrange(1 << 50), None, share)
+        return Heartbeat(
+            LIAR, self._incarnation, self._statuses(), self._dice.randrange(1 << 50), None, share
+        )
 
     def _change(self) -> HeartbeatChange:
         statuses = self._statuses()
@@ -244,7 +272,9 @@ class Liar:
         record = self._one_of(records)
         numbers = [*range(3), *(entry.number for entry in record.standbys)]
         epoch = self._one_of((record.epoch, self._epoch()))
-        return CommandKey(record.uid, epoch, self._one_of(list(CommandKind)), self._one_of(numbers)).operation_id
+        return CommandKey(
+            record.uid, epoch, self._one_of(list(CommandKind)), self._one_of(numbers)
+        ).operation_id
 
     def _result(self) -> CommandResult:
         failure = None if self._dice.random() < 0.5 else UnavailableError("a lie", reason="LIE")
@@ -254,11 +284,20 @@ class Liar:
     def _link(self) -> LinkSuspected:
         recovered = self._dice.random() < 0.2
         return LinkSuspected(
-            self._name(), self._epoch(), self._dice.randrange(4), self._dice.randrange(4), recovered, "a lie"
+            self._name(),
+            self._epoch(),
+            self._dice.randrange(4),
+            self._dice.randrange(4),
+            recovered,
+            "a lie",
         )
 
     def _condition(self) -> Condition:
-        return Condition("a lie", self._one_of((0.0, math.inf, -math.inf, math.nan)), self._dice.randrange(1 << 20))
+        return Condition(
+            "a lie",
+            self._one_of((0.0, math.inf, -math.inf, math.nan)),
+            self._dice.randrange(1 << 20),
+        )
 
     def _progress(self) -> CommandProgress:
         return CommandProgress(self._operation_id(), 1 << 31, 0, "a lie")
@@ -267,14 +306,24 @@ class Liar:
         return DumpPart(self._operation_id(), b"{", self._dice.random() < 0.5)
 
     def _facts(self) -> DeviceFacts:
-        return DeviceFacts("cpu", "liar", 1 + self._dice.randrange(64), 1 << 30, self._dice.randrange(1000), False, "x")
+        return DeviceFacts(
+            "cpu",
+            "liar",
+            1 + self._dice.randrange(64),
+            1 << 30,
+            self._dice.randrange(1000),
+            False,
+            "x",
+        )
 
     def _registration(self) -> Registration:
         if self._dice.random() < 0.2:
             self._incarnation = f"liar-{self._dice.randrange(1 << 30)}"
         labels = {"zone": self._one_of(("hall1", "hall2"))}
         address = f"{self._one_of(('liar', 'a'))}:{self._dice.randrange(1, 60_000)}"
-        made = Registration(LIAR, NodeName("liar"), address, WIRE_VERSION, self._facts(), self._incarnation)
+        made = Registration(
+            LIAR, NodeName("liar"), address, WIRE_VERSION, self._facts(), self._incarnation
+        )
         return replace(made, labels=labels, starting=self._dice.random() < 0.3)
 
     def _report(self) -> ProfileReport:
@@ -291,7 +340,13 @@ def without_liar(event: Event) -> Event | None:
         case HeartbeatsReceived(heartbeats):
             others = tuple(heard for heard in heartbeats if heard.node_id != LIAR)
             return None if len(others) == len(heartbeats) else replace(event, heartbeats=others)
-        case CommandAnswered() | LinkReported() | HeadAttached() | NodeConnected() | NodeDisconnected():
+        case (
+            CommandAnswered()
+            | LinkReported()
+            | HeadAttached()
+            | NodeConnected()
+            | NodeDisconnected()
+        ):
             return nothing if event.node_id == LIAR else None
         case NodeRegistered():
             return nothing if event.registration.node_id == LIAR else None

@@ -1,4 +1,5 @@
-"""An event loop of virtual time: it never sleeps, one callback runs at a time, and equal seeds give equal runs.
+"""An event loop of virtual time: it never sleeps, one callback runs at a time, and equal seeds give
+equal runs.
 
 Every callback belongs to the simulated process whose context it was made in. A crashed process runs
 nothing more, not even a `finally`. A stalled process runs everything later. Each process has a
@@ -39,7 +40,9 @@ class Process:
         self._kept.append(task)
         return task
 
-    def call_later(self, delay_s: float, function: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def call_later(
+        self, delay_s: float, function: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
         return self.loop.call_global(self.loop.now + delay_s, function, *args, context=self.context)
 
     def keep(self, thing: object) -> None:
@@ -109,7 +112,9 @@ class VirtualLoop(base_events.BaseEventLoop):
     def time(self) -> float:
         return self.now + self._offset
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+    def call_soon(
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         self._queue.append(handle)
         return handle
@@ -135,13 +140,17 @@ class VirtualLoop(base_events.BaseEventLoop):
         heapq.heappush(self._timers, (when, self._last, handle))
         return handle
 
-    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> SimTask:  # type: ignore[override]
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None
+    ) -> SimTask:  # type: ignore[override]
         return SimTask(coro, loop=self, name=name, context=context)
 
     def create_future(self) -> SimFuture:
         return SimFuture(loop=self)
 
-    def run_in_executor(self, executor: object, function: Callable[..., Any], *args: Any) -> SimFuture:  # type: ignore[override]
+    def run_in_executor(
+        self, executor: object, function: Callable[..., Any], *args: Any
+    ) -> SimFuture:  # type: ignore[override]
         """A thread that takes a moment."""
         future = self.create_future()
 

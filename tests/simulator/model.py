@@ -1,4 +1,5 @@
-"""Models without weights: a token is a function of everything before it, of the seed and of the position.
+"""Models without weights: a token is a function of everything before it, of the seed and of the
+position.
 
 The tables of KV memory are the product's own. Instead of keys and values, a position keeps the hash
 of all tokens up to it, and nothing is ever cleared. A request that reads another's position
@@ -34,7 +35,14 @@ from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
-from edgeshard.domain.requests.step import GuessedTokens, SampledToken, Span, StepPlan, StepResult, guessed_tokens
+from edgeshard.domain.requests.step import (
+    GuessedTokens,
+    SampledToken,
+    Span,
+    StepPlan,
+    StepResult,
+    guessed_tokens,
+)
 from tests.simulator.loop import Process
 
 if TYPE_CHECKING:
@@ -74,7 +82,11 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 2,
         "linear_num_key_heads": 1,
         "linear_num_value_heads": 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.5,
+        },
     },
 }
 
@@ -83,10 +95,17 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 def manifest(name: str) -> ModelManifest:
     config = _CONFIGS[name]
     tensors = tuple(
-        TensorInfo(f"model.{t.name}".replace("model.lm_head", "lm_head"), DType.FLOAT32, t.shape, Digest("a" * 64))
+        TensorInfo(
+            f"model.{t.name}".replace("model.lm_head", "lm_head"),
+            DType.FLOAT32,
+            t.shape,
+            Digest("a" * 64),
+        )
         for t in expected_tensors(config).values()
     )
-    return ModelManifest(ModelName(name), str(config["model_type"]), json.dumps(config), tensors, ())
+    return ModelManifest(
+        ModelName(name), str(config["model_type"]), json.dumps(config), tensors, ()
+    )
 
 
 class SimModels:
@@ -149,7 +168,8 @@ _BYTES = [
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a request without disturbances. `texts` is the text after each number of tokens."""
+    """The result of a request without disturbances. `texts` is the text after each number of
+    tokens."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -162,7 +182,11 @@ def answer(generation: Generation) -> Answer:
     tokenizer = SimTokenizer()
     prompt = generation.prompt
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    history, text, said = _FIRST_HASH, TextStream(tokenizer.decode, ids, generation.stop_strings), ""
+    history, text, said = (
+        _FIRST_HASH,
+        TextStream(tokenizer.decode, ids, generation.stop_strings),
+        "",
+    )
     for token in ids:
         history = chained(history, token)
     tokens: list[int] = []
@@ -206,7 +230,8 @@ class SimModel:
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
         self._sampling: dict[int, Sampling] = {}
         self._late: list[tuple[SampledToken, int]] = []
-        """Tokens that are not chosen yet, as it may be with a guide, and after how many steps they are."""
+        """Tokens that are not chosen yet, as it may be with a guide, and after how many steps they
+        are."""
         self.released = False
         self.broken = False
         """Whether the next step fails."""
@@ -245,7 +270,9 @@ class SimModel:
     ) -> list[StageOutput]:
         return [self.execute(*step, tell) for step, tell in zip(steps, told, strict=True)]
 
-    def execute(self, plan: StepPlan, inputs: Any, tell: Callable[[], GuessedTokens]) -> StageOutput:
+    def execute(
+        self, plan: StepPlan, inputs: Any, tell: Callable[[], GuessedTokens]
+    ) -> StageOutput:
         if self.released:
             self._violate("a step ran on a stage that was released")
         if self.broken:
@@ -263,11 +290,17 @@ class SimModel:
                 self._sampling[span.request] = span.sampling
             slots = self._slots_of(span.request, span.end_position)
             history = self._history(span, slots)
-            for slot, kept in zip(slots[span.first_position :], self._states_behind(span), strict=True):
-                token, told = (given[at], None) if self.is_first else (int(given[at][0]), int(given[at][1]))
+            for slot, kept in zip(
+                slots[span.first_position :], self._states_behind(span), strict=True
+            ):
+                token, told = (
+                    (given[at], None) if self.is_first else (int(given[at][0]), int(given[at][1]))
+                )
                 history = chained(history, token)
                 if told is not None and told != history:
-                    self._violate(f"a stage of layers {self.layers} lacks KV that the stage before it has")
+                    self._violate(
+                        f"a stage of layers {self.layers} lacks KV that the stage before it has"
+                    )
                 self._slots[slot] = history
                 rows.append([float(token), float(history), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
                 at += 1
@@ -285,9 +318,13 @@ class SimModel:
         After guesses, a late token is left for the next step."""
         if not span.sample:
             return
-        for position, guess in zip_longest(range(span.certain_position, span.end_position + 1), guesses):
+        for position, guess in zip_longest(
+            range(span.certain_position, span.end_position + 1), guesses
+        ):
             history = self._slots[slots[position - 1]]
-            token = SampledToken(span.request, position, chosen(history, self._sampling[span.request], position))
+            token = SampledToken(
+                span.request, position, chosen(history, self._sampling[span.request], position)
+            )
             if 0 < history % LATENESS < MOST_LATE:
                 if position == span.certain_position:
                     self._late.append((token, history % LATENESS))
@@ -301,7 +338,8 @@ class SimModel:
                 return
 
     def _history(self, span: Span, slots: Sequence[int]) -> int:
-        """The hash of all tokens before a span, from the states of its request or from its table's positions."""
+        """The hash of all tokens before a span, from the states of its request or from its table's
+        positions."""
         table = self.pool.table(span.request)
         for state in self.pool.states.of(table.source):
             if table.source != table.slot:
@@ -333,13 +371,17 @@ class SimModel:
         for request in self._kept.keys() & set(plan.frees):
             del self._kept[request]
         for request, table in draft.swap_outs.items():
-            self._kept[request] = [self._slots[slot] for slot in self._slots_of(request, table.certain)]
+            self._kept[request] = [
+                self._slots[slot] for slot in self._slots_of(request, table.certain)
+            ]
             self._watch.met["swap", "held", "put aside"] = 1
         self.pool.commit(draft)
         if draft.restores:
             self._watch.met["states", "saved", "taken up"] = 1
         for request in draft.swap_ins:
-            for slot, history in zip(self._slots_of(request, 1 << 30), self._kept.pop(request), strict=False):
+            for slot, history in zip(
+                self._slots_of(request, 1 << 30), self._kept.pop(request), strict=False
+            ):
                 self._slots[slot] = history
             self._watch.met["swap", "kept aside", "taken back"] = 1
         told = self.pool.swapped
@@ -348,12 +390,15 @@ class SimModel:
             self._kept.keys() == self.pool.swap.requests
             and counted >= len(self._kept)
             and (told is None or told.kept_bytes <= told.capacity_bytes),
-            f"a stage of layers {self.layers} keeps KV aside that is not of the requests that were swapped out",
+            f"a stage of layers {self.layers} keeps KV aside that is not of the requests that were "
+            "swapped out",
         )
 
     def _slots_of(self, request: int, end: int) -> list[int]:
         size = self.pool.block_tokens
-        return [block * size + i for block in self.pool.table(request).blocks for i in range(size)][:end]
+        return [block * size + i for block in self.pool.table(request).blocks for i in range(size)][
+            :end
+        ]
 
 
 class SimWeights:
@@ -369,7 +414,9 @@ class SimWeights:
         self.layers = LayerRange(first, max(first, end))
 
     def shareable(self, layers: LayerRange) -> frozenset[int]:
-        return frozenset(range(self.layers.first, self.layers.end)) & frozenset(range(layers.first, layers.end))
+        return frozenset(range(self.layers.first, self.layers.end)) & frozenset(
+            range(layers.first, layers.end)
+        )
 
     def release(self) -> None:
         pass
@@ -411,7 +458,9 @@ class SimWorker:
     def submit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
         loop = self._process.loop
         self._free_at = max(self._free_at, loop.now) + self._seconds()
-        loop.call_global(self._free_at, lambda: function(*args, **kwargs), context=self._process.context)
+        loop.call_global(
+            self._free_at, lambda: function(*args, **kwargs), context=self._process.context
+        )
 
     submit_steps = submit
 

@@ -1,4 +1,5 @@
-"""The network between simulated processes: connections, and messages that are bytes and take their time.
+"""The network between simulated processes: connections, and messages that are bytes and take their
+time.
 
 Its events are the ones of real connections. A stream is ordered and loses nothing while it lasts.
 It ends at any message, and messages in flight are lost then. Between streams there is no order. A
@@ -28,12 +29,14 @@ ROOM = 24
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, Any], ...]]
 Fate = str
-"""'' for a message that arrives, 'drop' for one that ends its stream, 'twice' for one that arrives two times."""
+"""'' for a message that arrives, 'drop' for one that ends its stream, 'twice' for one that arrives
+two times."""
 
 
 @dataclass(eq=False)
 class Network:
-    """The listeners, the cut connections between hosts, and the fate of each message (`fate` of its kind)."""
+    """The listeners, the cut connections between hosts, and the fate of each message (`fate` of its
+    kind)."""
 
     loop: VirtualLoop
     dice: random.Random
@@ -125,7 +128,9 @@ class Pipe:
     def __init__(self, connection: Connection, upward: bool, arrive: Callable[[Any], None]) -> None:
         self.connection = connection
         self.sender, self.receiver = (
-            (connection.client, connection.server) if upward else (connection.server, connection.client)
+            (connection.client, connection.server)
+            if upward
+            else (connection.server, connection.client)
         )
         self._arrive = arrive
         self._last = 0.0
@@ -174,7 +179,8 @@ class Pipe:
         loop.call_global(loop.now, self._release, context=self.receiver.context)
 
     def _release(self) -> None:
-        """Only here is less held, so that nothing overtakes it that came to a receiver which stood still meanwhile."""
+        """Only here is less held, so that nothing overtakes it that came to a receiver which stood
+        still meanwhile."""
         connection = self.connection
         while self._held and not connection.broken:
             if connection.network.is_parted(self.sender.name, self.receiver.name):
@@ -195,7 +201,9 @@ def say(connection: Connection, pipe: Pipe, kind: str, said: Said) -> None:
     fate = network.fate(kind, False)
     if fate == "drop":
         network.trace(f"drop {kind} from {pipe.sender.name} to {pipe.receiver.name}")
-        connection.break_off("Connection reset by peer", network.latency("", ""), network.latency("", ""))
+        connection.break_off(
+            "Connection reset by peer", network.latency("", ""), network.latency("", "")
+        )
         return
     pipe.send(said)
     if fate == "twice":

@@ -1,4 +1,5 @@
-"""The users of a simulated site: applications with requests, and an operator who deploys and deletes."""
+"""The users of a simulated site: applications with requests, and an operator who deploys and
+deletes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.requests.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    GenerateOptions,
+    Generation,
+    Sampling,
+    Started,
+    Token,
+)
 from tests.simulator.loop import Process, SimClock
 from tests.simulator.model import VOCABULARY, answer
 from tests.simulator.site import COORDINATOR
@@ -47,13 +55,16 @@ class Application:
             process.call_later(at, self._begin, number)
 
     def _begin(self, number: int) -> None:
-        self.process.spawn(self._ask(number)).add_done_callback(self.world.ended, context=self.process.context)
+        self.process.spawn(self._ask(number)).add_done_callback(
+            self.world.ended, context=self.process.context
+        )
 
     async def _ask(self, number: int) -> None:
         dice, world = self._dice, self.world
         wrong = dice.random() < (0.7 if world.fates.wants("AttachRequest failed") else 0.06)
         prompt: str | tuple[int, ...] = tuple(
-            dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((20, 40) if world.crowded else (1, 3, 20, 40)))
+            dice.randrange(VOCABULARY - 1)
+            for _ in range(dice.choice((20, 40) if world.crowded else (1, 3, 20, 40)))
         )
         if world.hybrid and len(prompt) >= 20:
             prompt = (*range(17), *prompt[17:])
@@ -78,7 +89,9 @@ class Application:
                 "max_new_tokens": new, "stop": stop, "request_id": request_id, "seed": seed, "timeout_s": limit,
             }  # fmt: skip
             if cancels:
-                self.process.call_later(dice.uniform(0.01, 2.0 if world.crowded else 0.4), self._cancel, request_id)
+                self.process.call_later(
+                    dice.uniform(0.01, 2.0 if world.crowded else 0.4), self._cancel, request_id
+                )
             try:
                 if await self._listen(request_id, prompt, options, leaves_behind, wrong):
                     break
@@ -97,13 +110,20 @@ class Application:
         self.open -= 1
 
     async def _listen(
-        self, request_id: RequestId, prompt: Any, options: GenerateOptions, leaves_behind: int | None, wrong: bool
+        self,
+        request_id: RequestId,
+        prompt: Any,
+        options: GenerateOptions,
+        leaves_behind: int | None,
+        wrong: bool,
     ) -> bool:
         world, stream = self.world, Stream(self.world.model_of(request_id), prompt, options)
         async with aclosing(stream.follow(self.client)) as events:
             async for event in events:
                 if wrong:
-                    world.watch.hold(isinstance(event, Finished), "a prompt that cannot be was taken")
+                    world.watch.hold(
+                        isinstance(event, Finished), "a prompt that cannot be was taken"
+                    )
                     return True  # it was cancelled before that was seen
                 world.watch.heard(request_id, stream, event)
                 if isinstance(event, Started | Token) and leaves_behind == len(stream.tokens):
@@ -128,14 +148,17 @@ class Application:
 
 
 class Visitor:
-    """Looks at everything, one thing after the other. Each call ends with a value or a typed error."""
+    """Looks at everything, one thing after the other. Each call ends with a value or a typed
+    error."""
 
     def __init__(self, world: World, dice: random.Random) -> None:
         self.world = world
         self.name = "visitor"
         self.process = process = Process(world.loop, self.name, ahead_s=dice.uniform(0, 1e5))
         self._dice = dice
-        self.client = Client(COORDINATOR, plaintext=True, timeout_s=5.0, clock=SimClock(world.loop, process))
+        self.client = Client(
+            COORDINATOR, plaintext=True, timeout_s=5.0, clock=SimClock(world.loop, process)
+        )
         self.open = 1
         process.spawn(self._look_around()).add_done_callback(world.ended, context=process.context)
 
@@ -211,7 +234,8 @@ class Operator:
         self.world.ended(task)
 
     async def _deploy(self, spec: dict[str, Any]) -> None:
-        """Until it is there; one that failed before it was ever ready is deleted and deployed again."""
+        """Until it is there; one that failed before it was ever ready is deleted and deployed
+        again."""
         world, name = self.world, DeploymentName(spec["name"])
         while name in self.wanted:
             try:
@@ -243,7 +267,9 @@ class Operator:
         for _ in range(8):
             try:
                 if name in self.wanted and not world.on_another_disk:
-                    found = await self.client.replan(name, force=True, dry_run=dice.random() < 0.2, wait=False)
+                    found = await self.client.replan(
+                        name, force=True, dry_run=dice.random() < 0.2, wait=False
+                    )
                     world.note(f"replan {name}: {found.reason}")
                     if found.reason is not ReplanReason.WOULD_MOVE:
                         return
@@ -253,7 +279,8 @@ class Operator:
             await asyncio.sleep(dice.uniform(0.1, 0.8))
 
     async def _clear(self, name: DeploymentName) -> None:
-        """Delete one that failed. If the disk did not record the failure, it may have been tried again meanwhile."""
+        """Delete one that failed. If the disk did not record the failure, it may have been tried
+        again meanwhile."""
         if self.world.troubles.disk_failed:
             self.deleted.add(name)
         await self.client.delete_deployment(name, wait=False)

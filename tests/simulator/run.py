@@ -64,21 +64,28 @@ def run_all(options: argparse.Namespace) -> Sums:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=500, help="how many (500)")
     parser.add_argument("--first", type=int, default=0, help="the first one (0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side (1)")
-    parser.add_argument("--coverage", action="store_true", help="fail, too, if something was met too seldom")
+    parser.add_argument(
+        "--coverage", action="store_true", help="fail, too, if something was met too seldom"
+    )
     parser.add_argument("--trace", action="store_true", help="print what happens")
     parser.add_argument("--quiet", action="store_true", help="nothing goes wrong")
-    parser.add_argument("--lies", action="store_true", help="a lying node in each run, not only in some")
+    parser.add_argument(
+        "--lies", action="store_true", help="a lying node in each run, not only in some"
+    )
     options = parser.parse_args()
     work_alone(options.trace)
     began = time.perf_counter()
     sums = run_all(options)
     took = time.perf_counter() - began
     say(
-        f"{options.seeds} seeds in {took:.1f} s, {len(sums.failed)} failed: {sums.virtual_s:.0f} s of simulated time, "
+        f"{options.seeds} seeds in {took:.1f} s, {len(sums.failed)} failed: {sums.virtual_s:.0f} s "
+        "of simulated time, "
         f"{sums.requests} requests"
     )
     amiss = [*(missed(sums.met, options.seeds) if options.coverage else ()), *strange(sums.met)]

@@ -29,7 +29,9 @@ def steady(module: str) -> None:
 def work_alone(trace: bool = False) -> None:
     """For a process that does nothing else."""
     if trace:
-        structlog.configure(processors=[_line], logger_factory=structlog.PrintLoggerFactory(sys.stdout))
+        structlog.configure(
+            processors=[_line], logger_factory=structlog.PrintLoggerFactory(sys.stdout)
+        )
     else:
         quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
         structlog.configure(wrapper_class=quiet, cache_logger_on_first_use=True)
@@ -42,7 +44,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def collected(seeds: Sequence[int], trace: bool = False, quiet: bool = False, lies: bool = False) -> Iterator[Outcome]:
+def collected(
+    seeds: Sequence[int], trace: bool = False, quiet: bool = False, lies: bool = False
+) -> Iterator[Outcome]:
     """Run seeds. Python looks for garbage between them only: its moments would be part of a run."""
     gc.collect()
     gc.freeze()

@@ -11,7 +11,13 @@ from typing import Any
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
 from edgeshard_agent.engine.compute_thread import HangCheck
-from edgeshard_agent.hosting.around import HeldWeights, HostServices, LoadedModel, LoadProgress, Tools
+from edgeshard_agent.hosting.around import (
+    HeldWeights,
+    HostServices,
+    LoadedModel,
+    LoadProgress,
+    Tools,
+)
 from edgeshard_agent.hosting.host import DumpRequests, Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.net.control import ControlClient
@@ -57,7 +63,8 @@ class Troubles:
         self._dice = dice
         self.disk = 0.0
         self.disk_failed = False
-        """Whether a write was ever refused: a coordinator that crashes then forgets that a deployment served."""
+        """Whether a write was ever refused: a coordinator that crashes then forgets that a
+        deployment served."""
         self.load = 0.0
 
     def disk_fails(self) -> bool:
@@ -72,7 +79,15 @@ class Troubles:
 class Node:
     """An agent's process: control stream, stages, links, heads."""
 
-    def __init__(self, network: Network, name: str, run: int, watch: Watch, troubles: Troubles, dice: random.Random):
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        run: int,
+        watch: Watch,
+        troubles: Troubles,
+        dice: random.Random,
+    ):
         loop: VirtualLoop = network.loop
         self.name = name
         self.node_id = NodeId(f"id-{name}")
@@ -85,7 +100,13 @@ class Node:
         facts = DeviceFacts("cpu", "sim", 2, MEMORY_BYTES, MEMORY_BYTES, False, "sim")
         self.facts = replace(facts, takes_guesses=True, keeps_states_of_guesses=True)
         registration = Registration(
-            self.node_id, NodeName(name), address, WIRE_VERSION, self.facts, f"{name}-{run}", starting=True
+            self.node_id,
+            NodeName(name),
+            address,
+            WIRE_VERSION,
+            self.facts,
+            f"{name}-{run}",
+            starting=True,
         )
         worker: Any = SimWorker(process, lambda: dice.uniform(0.004, 0.03))
         self.servicer = StageServicer()
@@ -120,7 +141,9 @@ class Node:
             self.client.send,
         )
         self.hosting = Hosting(around, self.client.send_results, self.client.started)
-        self._dumps = DumpRequests(self.hosting, dict, self.client.send_dump, self.client.send_results)
+        self._dumps = DumpRequests(
+            self.hosting, dict, self.client.send_dump, self.client.send_results
+        )
         self._check = HangCheck(self.hosting.stages, worker, clock)
         self._process_start()
 
@@ -135,7 +158,9 @@ class Node:
         self.process.call_later(self._dice.choice((0.0, 0.05, 0.6)), self._started)
 
     def _started(self) -> None:
-        self.hosting.start(Tools(self._load, self._load_standby, self._measure, self._wire), self.facts)
+        self.hosting.start(
+            Tools(self._load, self._load_standby, self._measure, self._wire), self.facts
+        )
         self.process.spawn(self._check.run())
 
     def _on_command(self, operation_id: OperationId, command: ControlMessage) -> None:
@@ -144,7 +169,9 @@ class Node:
         else:
             self.hosting.post(CommandReceived(operation_id, command))
 
-    async def _load(self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]) -> LoadedModel:
+    async def _load(
+        self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]
+    ) -> LoadedModel:
         await asyncio.sleep(self._dice.choice((0.02, 0.1, 0.4)))
         progress.fetched(1, 2)
         await asyncio.sleep(self._dice.choice((0.01, 0.2)))
@@ -153,7 +180,11 @@ class Node:
         return loaded(prepare, self._watch)
 
     async def _load_standby(
-        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, _: Sequence[HeldWeights]
+        self,
+        command: KeepStandby,
+        layers: LayerRange,
+        progress: LoadProgress,
+        _: Sequence[HeldWeights],
     ) -> HeldWeights:
         await asyncio.sleep(self._dice.choice((0.05, 0.5)))
         if self._troubles.load_fails():
@@ -188,7 +219,9 @@ class Node:
 class Boss:
     """The coordinator's process, on a disk."""
 
-    def __init__(self, network: Network, disk: Disk, watch: Watch, troubles: Troubles, dice: random.Random) -> None:
+    def __init__(
+        self, network: Network, disk: Disk, watch: Watch, troubles: Troubles, dice: random.Random
+    ) -> None:
         self.process = process = Process(network.loop, "coordinator", ahead_s=dice.uniform(0, 1e5))
         self._watch = watch
         self.stopping = False

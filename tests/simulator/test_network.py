@@ -17,7 +17,9 @@ def test_nothing_overtakes_what_a_cut_held_up_for_a_process_that_stands_still() 
     connection = Connection(network, client, cast(Any, SimpleNamespace(process=server)))
     got: list[str] = []
     pipe = Pipe(connection, False, got.append)
-    connection.calls[1] = cast(Any, SimpleNamespace(up=Pipe(connection, True, got.append), down=pipe))
+    connection.calls[1] = cast(
+        Any, SimpleNamespace(up=Pipe(connection, True, got.append), down=pipe)
+    )
 
     def run_for(seconds: float) -> None:
         end = loop.now + seconds

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, identity_pb2, inference_pb2, stage_pb2, store_pb2
+from edgeshard.proto.v1 import (
+    admin_pb2,
+    coordinator_pb2,
+    head_pb2,
+    identity_pb2,
+    inference_pb2,
+    stage_pb2,
+    store_pb2,
+)
 from tests.simulator import broken
 from tests.simulator.coverage import ABSENT, MESSAGES
 from tests.support.forms import day, in_form, of_the_day
@@ -26,7 +34,9 @@ BROKEN = of_the_day(0, list(broken.ALL))
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: a seed decides all that happens there."""
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.timeout(600)
@@ -38,15 +48,28 @@ def test_no_seed_violates_anything() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.long
 def test_a_seed_is_the_same_each_time() -> None:
-    first, second = (_run("tests.simulator.run", "--first", "11", "--seeds", "1", "--trace").stdout for _ in range(2))
-    said = [[line for line in text.splitlines() if " seeds in " not in line] for text in (first, second)]
+    first, second = (
+        _run("tests.simulator.run", "--first", "11", "--seeds", "1", "--trace").stdout
+        for _ in range(2)
+    )
+    said = [
+        [line for line in text.splitlines() if " seeds in " not in line] for text in (first, second)
+    ]
     assert said[0] == said[1] and len(said[0]) > 30
 
 
 def test_the_tables_hold_every_message_of_every_service() -> None:
     """A new one goes into `MESSAGES`, or into `ABSENT` with the reason why it is not sent here."""
     found: set[str] = set()
-    for file in (coordinator_pb2, head_pb2, stage_pb2, inference_pb2, admin_pb2, store_pb2, identity_pb2):
+    for file in (
+        coordinator_pb2,
+        head_pb2,
+        stage_pb2,
+        inference_pb2,
+        admin_pb2,
+        store_pb2,
+        identity_pb2,
+    ):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 found |= _kinds(method.input_type) | _kinds(method.output_type)

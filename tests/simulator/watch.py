@@ -61,7 +61,12 @@ def concerned(state: State, event: Event) -> Iterable[DeploymentRecord]:
             return [record for record in records.values() if record.uid == key.uid]
         case LinkReported(_, suspected):
             name = suspected.deployment
-        case DeleteRequested(name) | HeadAttached(_, name) | HeadDetached(name) | DeploymentSaved(name):
+        case (
+            DeleteRequested(name)
+            | HeadAttached(_, name)
+            | HeadDetached(name)
+            | DeploymentSaved(name)
+        ):
             pass
         case SaveFailed(name) | DeploymentForgotten(name) | Replanned(name) | ReplanRequested(name):
             pass
@@ -82,11 +87,20 @@ def _fate(record: DeploymentRecord | None) -> object:
         return None
     standbys = [entry for entry in record.standbys if entry.node_id != LIAR]
     commands = record.prepared, record.activated, record.released, standbys
-    return record.uid, record.epoch, record.phase, record.placement, record.attachment, commands, record.deadline
+    return (
+        record.uid,
+        record.epoch,
+        record.phase,
+        record.placement,
+        record.attachment,
+        commands,
+        record.deadline,
+    )
 
 
 def _is_same(record: DeploymentRecord, other: DeploymentRecord | None, above_floor: int) -> bool:
-    """Whether two records differ in nothing that a lie might change, but in an epoch just above the floor."""
+    """Whether two records differ in nothing that a lie might change, but in an epoch just above the
+    floor."""
     if other is not None and above_floor in (record.epoch, other.epoch):
         record = replace(record, epoch=other.epoch)
     return _fate(record) == _fate(other)
@@ -176,8 +190,9 @@ class Watch:
         self.hold(error is None, f"an action ended with {error!r}")
 
     def _lied(self, before: State, after: State, honest: Event) -> None:
-        """A node that lies changes no deployment: each is as it would be without the message. A claim to an epoch may
-        move the next one above the floor, and a later message may take the claim back."""
+        """A node that lies changes no deployment: each is as it would be without the message. A
+        claim to an epoch may move the next one above the floor, and a later message may take the
+        claim back."""
         silent = apply_event(before, honest)
         settled = apply_event(silent, NodeDisconnected(NOBODY, 0, honest.now))
         for name, record in after.deployments.items():
@@ -204,7 +219,9 @@ class Watch:
                 self.ready.setdefault(name, []).append((self.now(), record.phase))
                 self.on_phase(name, record.phase)
             if former is not None and former.uid == record.uid:
-                self.hold(record.epoch >= former.epoch, f"the epoch of {name} fell from {former.epoch}")
+                self.hold(
+                    record.epoch >= former.epoch, f"the epoch of {name} fell from {former.epoch}"
+                )
 
     def _prepares(self, command: PrepareStage, state: State) -> None:
         used = [stage.node_name for stage in command.placement.stages]
@@ -234,19 +251,30 @@ class Watch:
         if wanted is None:
             return
         emitted = tuple(request.emitted)
-        self.hold(emitted == wanted.tokens[: len(emitted)], f"the coordinator took a wrong token of {request_id}")
+        self.hold(
+            emitted == wanted.tokens[: len(emitted)],
+            f"the coordinator took a wrong token of {request_id}",
+        )
         hosting = self.hostings.get(attachment.node_id)
         head = None if hosting is None else hosting._heads.get(attachment.deployment)
         entry = None if head is None else head._journal.find(request_id)
         if entry is not None and entry.accepted is not None:
-            self.hold(len(entry.tokens) >= len(emitted), f"the coordinator has more of {request_id} than its head")
+            self.hold(
+                len(entry.tokens) >= len(emitted),
+                f"the coordinator has more of {request_id} than its head",
+            )
 
     def _ends_with_its_token(self, request: RunningRequest) -> None:
         """A client with the last token of a request has its end."""
         wanted = self.answers.get(request.request_id)
         is_last = wanted is not None and len(request.emitted) == len(wanted.tokens)
-        runs = self.coordinator is not None and self.coordinator.front._requests.get(request.request_id) is request
-        self.hold(not (is_last and runs), f"the last token of {request.request_id} came without its end")
+        runs = (
+            self.coordinator is not None
+            and self.coordinator.front._requests.get(request.request_id) is request
+        )
+        self.hold(
+            not (is_last and runs), f"the last token of {request.request_id} came without its end"
+        )
 
     # Nodes
 
@@ -259,11 +287,20 @@ class Watch:
             apply(event)
             for name, slot in hosting._state.slots.items():
                 former = before.get(name)
-                self.hold(former is None or slot.epoch >= former.epoch, f"the epoch of {name} fell on a node")
+                self.hold(
+                    former is None or slot.epoch >= former.epoch,
+                    f"the epoch of {name} fell on a node",
+                )
 
         def watched_start(action: NodeAction) -> None:
-            slot = hosting._state.slots.get(action.deployment) if isinstance(action, CloseStage) else None
-            if isinstance(action, CloseStage) and slot is not None and slot.releases:  # else its load failed
+            slot = (
+                hosting._state.slots.get(action.deployment)
+                if isinstance(action, CloseStage)
+                else None
+            )
+            if (
+                isinstance(action, CloseStage) and slot is not None and slot.releases
+            ):  # else its load failed
                 self._releases(node_id, action.deployment, slot.epoch)
             start(action)
 
@@ -281,24 +318,34 @@ class Watch:
         if self._is_over(self._live(name), node_id):
             return
         stands = any(stage.node_id == node_id for stage in saved.placement.stages)
-        self.hold(not stands, f"a stage of {name} is released and {name} stands on the disk at epoch {saved.epoch}")
+        self.hold(
+            not stands,
+            f"a stage of {name} is released and {name} stands on the disk at epoch {saved.epoch}",
+        )
 
     def _live(self, name: DeploymentName) -> DeploymentRecord | None:
-        return None if self.coordinator is None else self.coordinator.loop.state.deployments.get(name)
+        return (
+            None if self.coordinator is None else self.coordinator.loop.state.deployments.get(name)
+        )
 
     @staticmethod
     def _is_over(record: DeploymentRecord | None, node_id: NodeId) -> bool:
         """The coordinator has decided, and the disk is about to get it."""
         if record is None:
             return False
-        return record.phase not in STANDING or all(stage.node_id != node_id for stage in record.placement.stages)
+        return record.phase not in STANDING or all(
+            stage.node_id != node_id for stage in record.placement.stages
+        )
 
     def emits(self, hosting: Hosting, name: DeploymentName, said: HeadEvent) -> None:
         """A head hands an event to its stream: it must have it."""
         head = hosting._heads.get(name)
         entry = None if head is None else head._journal.find(said.request_id)
         if entry is not None and isinstance(said.event, Token):
-            self.hold(said.event in entry.tokens, f"a token of {said.request_id} is sent before the head has it")
+            self.hold(
+                said.event in entry.tokens,
+                f"a token of {said.request_id} is sent before the head has it",
+            )
 
     # Clients
 
@@ -330,9 +377,14 @@ class Watch:
             self.violate(f"{request_id}: {problem}")
 
     def _client_counts(self, request_id: RequestId, count: int) -> None:
-        running = None if self.coordinator is None else self.coordinator.front._requests.get(request_id)
+        running = (
+            None if self.coordinator is None else self.coordinator.front._requests.get(request_id)
+        )
         if running is not None:
-            self.hold(len(running.emitted) >= count, f"the client has more of {request_id} than the coordinator")
+            self.hold(
+                len(running.emitted) >= count,
+                f"the client has more of {request_id} than the coordinator",
+            )
 
     def failed(self, request_id: RequestId, error: EdgeShardError) -> None:
         self.hold(not self.ends[request_id], f"{request_id} failed behind its end")

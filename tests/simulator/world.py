@@ -42,8 +42,9 @@ TROUBLED_S = 8.0
 CALM_S = 100.0
 """By then everything has come right."""
 UNCLAIMED_S = 60.0
-"""Seconds for heads to end the answers whose clients do not return. A head answers the requests of an earlier run of
-the coordinator to their end. A client may have cancelled one or left while the coordinator was away."""
+"""Seconds for heads to end the answers whose clients do not return. A head answers the requests of
+an earlier run of the coordinator to their end. A client may have cancelled one or left while the
+coordinator was away."""
 QUIET_S = 3.0
 """Seconds after which nothing works any more."""
 MOST_STEPS = 400_000
@@ -61,7 +62,11 @@ class Outcome:
 
 class World:
     def __init__(
-        self, seed: int, trace: Callable[[str], None] | None = None, quiet: bool = False, lies: bool = False
+        self,
+        seed: int,
+        trace: Callable[[str], None] | None = None,
+        quiet: bool = False,
+        lies: bool = False,
     ) -> None:
         self.seed = seed
         self.lies = lies or (not quiet and random.Random(f"lies {seed}").random() < 0.2)
@@ -72,7 +77,9 @@ class World:
         self.disk = Disk()
         self.watch = Watch(self.disk, lambda: self.loop.now)
         self.fates = Fates(seed, self.watch, quiet, self.lies)
-        self.network = Network(self.loop, random.Random(f"network {seed}"), self.fates.of, self.note)
+        self.network = Network(
+            self.loop, random.Random(f"network {seed}"), self.fates.of, self.note
+        )
         self.troubles = Troubles(random.Random(f"troubles {seed}"))
         self.nodes: dict[str, Node] = {}
         self.boss: Boss | None = None
@@ -87,7 +94,8 @@ class World:
         self.crowded = False
         """Whether many long requests arrive at once, so that some are preempted."""
         self.hybrid = False
-        """Whether the first deployment's model keeps states of requests, whose prompts then begin alike."""
+        """Whether the first deployment's model keeps states of requests, whose prompts then begin
+        alike."""
         self._acknowledged: dict[DeploymentName, Epoch] = {}
 
     def note(self, what: str) -> None:
@@ -99,7 +107,12 @@ class World:
     def start_node(self, name: str) -> None:
         self.runs += 1
         self.nodes[name] = Node(
-            self.network, name, self.runs, self.watch, self.troubles, random.Random(f"node {self.seed} {self.runs}")
+            self.network,
+            name,
+            self.runs,
+            self.watch,
+            self.troubles,
+            random.Random(f"node {self.seed} {self.runs}"),
         )
 
     def start_boss(self, disk: Disk | None = None) -> None:
@@ -121,7 +134,9 @@ class World:
     # Questions of users
 
     def model_of(self, request_id: RequestId) -> str:
-        return str(self.specs[sum(map(ord, request_id.rsplit("-", 1)[0])) % len(self.specs)]["name"])
+        return str(
+            self.specs[sum(map(ord, request_id.rsplit("-", 1)[0])) % len(self.specs)]["name"]
+        )
 
     def acknowledged(self, name: DeploymentName, epoch: Epoch) -> None:
         known = self.disk.deployments.get(name)
@@ -129,9 +144,14 @@ class World:
         self.watch.hold(there, f"{name} was acknowledged and is not on the disk")
 
     def delete_acknowledged(self, name: DeploymentName, former: DeploymentRecord | None) -> None:
-        """`former` stood when the call was made. The answer may be late, and somebody may have deployed it again."""
+        """`former` stood when the call was made. The answer may be late, and somebody may have
+        deployed it again."""
         known = self.disk.deployments.get(name)
-        gone = known is None or known.phase is Phase.DELETING or (former is not None and known.uid != former.uid)
+        gone = (
+            known is None
+            or known.phase is Phase.DELETING
+            or (former is not None and known.uid != former.uid)
+        )
         self.watch.hold(gone, f"{name} was said to be deleted and stands on the disk")
 
     def judge(self, request_id: RequestId, error: EdgeShardError, limit: float | None) -> None:
@@ -151,7 +171,9 @@ class World:
         }
         # Another deployment of the name may have taken it over, and failed before it was ready.
         real = causes.get(error.reason, deleted)
-        self.watch.hold(real, f"{request_id} ended with {error.reason} without a cause: {error.message}")
+        self.watch.hold(
+            real, f"{request_id} ended with {error.reason} without a cause: {error.message}"
+        )
 
     strange = False
     """Whether the coordinator ever ran on another disk."""
@@ -180,7 +202,9 @@ class World:
         if boss is None:
             return False
         records = boss.coordinator.loop.state.deployments
-        ready = all(name in records and records[name].phase is Phase.READY for name in self.operator.wanted)
+        ready = all(
+            name in records and records[name].phase is Phase.READY for name in self.operator.wanted
+        )
         return ready and all(record.phase is Phase.READY for record in records.values())
 
     # The run
@@ -189,38 +213,66 @@ class World:
         dice = self.dice
         count = dice.choice((3, 4, 4, 4))
         self.names = ("a", "b", "c", "d")[:count]
-        # From dice of its own, whether it is planned, and planned again when its last node has come.
+        # From dice of its own, whether it is planned, and planned again when its last node has
+        # come.
         moves = random.Random(f"moves {self.seed}")
         planned = moves.random() < (1.0 if self.fates.wants("Replan") else 0.15)
         self.start_boss()
         for name in self.names[: -1 if planned else None]:
             self.start_node(name)
-        shapes = ("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6")
-        layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected", "AttachRequest beacon") else shapes)
+        shapes = (
+            "a=0:2,b=2:4,c=4:6",
+            "a=0:3,b=3:6",
+            "a=0:6",
+            "b=0:2,a=2:4,c=4:6",
+            "a=0:1,b=1:3,c=3:6",
+        )
+        layers = dice.choice(
+            shapes[:2] if self.fates.wants("Link", "suspected", "AttachRequest beacon") else shapes
+        )
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
         places = 4 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 4))
-        tale = {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": places}
+        tale = {
+            **base,
+            "name": "tale",
+            "source": layers[0],
+            "layers": layers,
+            "concurrency": places,
+        }
         if dice.random() < (1.0 if self.fates.wants("standby") else 0.2):
             tale["standby"] = ("auto",)
-        self.specs = [{**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}]
+        self.specs = [
+            {**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}
+        ]
         swaps = random.Random(f"swaps {self.seed}")
-        self.specs[0] |= {"kv_swap_bytes": swaps.choice((0, 1 << 14, 1 << 17)), "kv_swap_on_disk": swaps.random() < 0.5}
+        self.specs[0] |= {
+            "kv_swap_bytes": swaps.choice((0, 1 << 14, 1 << 17)),
+            "kv_swap_on_disk": swaps.random() < 0.5,
+        }
         self.crowded = swaps.random() < 0.12
         if self.crowded:
             kept = swaps.choice((1 << 14, 1 << 17))
             self.specs[0] |= {"max_context": 80, "concurrency": 1, "kv_swap_bytes": kept}
             # Either way more run than the pool of one context holds at their longest.
-            self.specs[0] |= {"prompt_tokens": 8, "new_tokens": 4, "kv_overcommit": swaps.random() < 0.5}
+            self.specs[0] |= {
+                "prompt_tokens": 8,
+                "new_tokens": 4,
+                "kv_overcommit": swaps.random() < 0.5,
+            }
         self._give_states(random.Random(f"hybrids {self.seed}"))
         if planned:
             del self.specs[0]["layers"]
         elif (ruled := random.Random(f"rules {self.seed}")).random() < 0.3:
             held = [part.partition("=")[0] for part in layers.split(",")]
             rules = [f"at-most {len(held)} of {','.join(self.names)}"]
-            rules += [f"avoid {name}" for name in self.names if name not in held and ruled.random() < 0.5]
+            rules += [
+                f"avoid {name}" for name in self.names if name not in held and ruled.random() < 0.5
+            ]
             self.specs[0]["rule"] = rules
         if dice.random() < 0.15:
-            self.specs.append({**base, "name": "poem", "source": "b", "layers": "b=0:3,c=3:6", "concurrency": 2})
+            self.specs.append(
+                {**base, "name": "poem", "source": "b", "layers": "b=0:3,c=3:6", "concurrency": 2}
+            )
         self.operator = Operator(self, random.Random(f"operator {self.seed}"))
         for spec in self.specs:
             self.operator.process.call_later(dice.uniform(0.3, 1.0), self.operator.deploy, spec)
@@ -230,7 +282,9 @@ class World:
         for number in range(apps):
             asks = random.Random(f"app {self.seed} {number}")
             requests = dice.choice((1, 2, 3, 4))
-            self.apps.append(Application(self, f"app{number}", asks, 4 if self.crowded else requests))
+            self.apps.append(
+                Application(self, f"app{number}", asks, 4 if self.crowded else requests)
+            )
         looked_at = ("Plan", "List", "Node", "Site", "Models", "Trace", "trace", "Dump", "dump")
         if dice.random() < (1.0 if self.fates.wants(*looked_at) else 0.1):
             self.apps.append(Visitor(self, random.Random(f"visitor {self.seed}")))
@@ -238,14 +292,16 @@ class World:
             plan(self)
 
     def _give_states(self, dice: random.Random) -> None:
-        """Sometimes the first deployment's model has states of requests, and a preempted request runs again."""
+        """Sometimes the first deployment's model has states of requests, and a preempted request
+        runs again."""
         self.hybrid = dice.random() < 0.3
         if self.hybrid:
             self.specs[0] |= {"model": "hybrid", "prefix_cache": True}
             self.specs[0]["kv_swap_bytes"] *= dice.randrange(2)
 
     def _move_later(self, dice: random.Random) -> None:
-        """The last node joins, and the first deployment is to move there; later the move is requested once more."""
+        """The last node joins, and the first deployment is to move there; later the move is
+        requested once more."""
         late, at = self.names[-1], dice.uniform(1.2, 3.0)
 
         def come() -> None:
@@ -255,7 +311,9 @@ class World:
         assert self.operator is not None
         self.loop.call_global(at, come, context=Context())
         for delay_s in (dice.uniform(0.1, 1.0), dice.uniform(2.0, 4.5)):
-            self.operator.process.call_later(at + delay_s, self.operator.replan, DeploymentName("tale"))
+            self.operator.process.call_later(
+                at + delay_s, self.operator.replan, DeploymentName("tale")
+            )
 
     def calm(self) -> None:
         """There are no faults from now on, and stopped processes start."""
@@ -275,7 +333,10 @@ class World:
         for name in self.names:
             if name not in self.nodes:
                 self.start_node(name)
-        processes = [*(node.process for node in self.nodes.values()), *(app.process for app in self.apps)]
+        processes = [
+            *(node.process for node in self.nodes.values()),
+            *(app.process for app in self.apps),
+        ]
         if self.operator is not None:
             processes.append(self.operator.process)
         if self.boss is not None:
@@ -326,7 +387,10 @@ class World:
         for name in self.operator.wanted:
             record = state.deployments.get(name)
             phase = "nowhere" if record is None else f"{record.phase} ({record.failure})"
-            hold(record is not None and record.phase is Phase.READY, f"{name} is {phase} after {CALM_S:g} s of calm")
+            hold(
+                record is not None and record.phase is Phase.READY,
+                f"{name} is {phase} after {CALM_S:g} s of calm",
+            )
         if self.watch.violations:
             return
         self._until(self.loop.now + UNCLAIMED_S, lambda: not self._has_unclaimed)
@@ -344,11 +408,17 @@ class World:
         """No client has a request: no stage holds KV, no head and no coordinator a request."""
         hold = self.watch.hold
         assert self.boss is not None
-        hold(not self.boss.coordinator.front._requests, "the coordinator keeps a request that has ended")
+        hold(
+            not self.boss.coordinator.front._requests,
+            "the coordinator keeps a request that has ended",
+        )
         for node in self.nodes.values():
             for stage in node.hosting.stages():
                 pool: Any = stage.loaded.model.pool
-                hold(not pool.requests, f"a stage on {node.name} keeps KV of requests that have ended")
+                hold(
+                    not pool.requests,
+                    f"a stage on {node.name} keeps KV of requests that have ended",
+                )
             for head in node.hosting._heads.values():
                 hold(head.is_idle, f"the head on {node.name} is busy with nothing")
 
@@ -393,12 +463,22 @@ def patched(world: World) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
         for threads in (edgeshard_coordinator.control.runtime.planner, node_reports):
             stack.enter_context(mock.patch.object(threads, "Solver", _Solver))
-        stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.deployments.next_phase", watched_phase))
+        stack.enter_context(
+            mock.patch(
+                "edgeshard_coordinator.core.deployments.deployments.next_phase", watched_phase
+            )
+        )
         # The moment at which garbage is looked for must not be part of a run.
-        stack.enter_context(mock.patch.object(edgeshard_agent.hosting.host, "gc", SimpleNamespace(collect=lambda: 0)))
+        stack.enter_context(
+            mock.patch.object(
+                edgeshard_agent.hosting.host, "gc", SimpleNamespace(collect=lambda: 0)
+            )
+        )
         # So that clients tell how far they have read, though answers are short.
         stack.enter_context(mock.patch.object(edgeshard.client.listening, "_TOLD_TOKENS", 4))
-        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.requests.listeners, "UNREAD_TOKENS", 8))
+        stack.enter_context(
+            mock.patch.object(edgeshard_coordinator.control.requests.listeners, "UNREAD_TOKENS", 8)
+        )
         # So that states are saved several times in such short texts.
         stack.enter_context(mock.patch.object(edgeshard.architectures.shape, "STEP_TOKENS", 16))
         made = lambda: uuid.UUID(int=ids.getrandbits(128), version=4)  # noqa: E731

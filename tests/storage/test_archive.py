@@ -1,4 +1,5 @@
-"""Archives of backups: written ones are read again, and foreign ones are refused before a file is made."""
+"""Archives of backups: written ones are read again, and foreign ones are refused before a file is
+made."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.domain.errors import AlreadyExistsError, DataLossError, EdgeShardError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    DataLossError,
+    EdgeShardError,
+    InvalidArgumentError,
+)
 from edgeshard.storage import archive
 from edgeshard.storage.archive import extract, read_archive, write_archive
 
@@ -22,7 +28,9 @@ def made(tmp_path: Path) -> Path:
     (tmp_path / "one").write_bytes(b"1" * 5000)
     (tmp_path / "two").write_bytes(b"")
     path = tmp_path / "made.tar"
-    write_archive(path, {"format": 1}, {"state/one": tmp_path / "one", "site/a/two": tmp_path / "two"})
+    write_archive(
+        path, {"format": 1}, {"state/one": tmp_path / "one", "site/a/two": tmp_path / "two"}
+    )
     return path
 
 
@@ -69,7 +77,12 @@ def test_a_database_is_whole_while_another_writes_to_it(tmp_path: Path) -> None:
 def test_each_changed_byte_of_content_is_found(made: Path) -> None:
     content = made.read_bytes()
     where = content.index(b"1" * 5000)
-    for offset in (where, where + 4999, content.index(b'"sha256": "') + 12, content.index(b'"format"') + 2):
+    for offset in (
+        where,
+        where + 4999,
+        content.index(b'"sha256": "') + 12,
+        content.index(b'"format"') + 2,
+    ):
         made.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
         if b'"gormat"' in made.read_bytes() or b'"fnrmat"' in made.read_bytes():
             assert read_archive(made).about != {"format": 1}  # its reader refuses unknown formats
@@ -88,7 +101,9 @@ def test_an_archive_that_was_cut_is_refused_at_any_length(made: Path) -> None:
         assert refused.value.field == "file"
 
 
-def foreign(name: str = "state/x", type: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+def foreign(
+    name: str = "state/x", type: bytes = tarfile.REGTYPE, link: str = ""
+) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.type, member.linkname = type, link
     return member
@@ -113,7 +128,9 @@ def foreign(name: str = "state/x", type: bytes = tarfile.REGTYPE, link: str = ""
     ],
     ids=lambda member: f"{member.name[:20]}-{member.type.decode()}",
 )
-def test_names_and_kinds_that_no_backup_has_are_refused(member: tarfile.TarInfo, tmp_path: Path) -> None:
+def test_names_and_kinds_that_no_backup_has_are_refused(
+    member: tarfile.TarInfo, tmp_path: Path
+) -> None:
     with tarfile.open(tmp_path / "foreign.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         tar.addfile(member)
     with pytest.raises(InvalidArgumentError) as refused:
@@ -129,7 +146,9 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
         read_archive(tmp_path / "foreign.tar")
 
 
-def test_sizes_are_bounded_before_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_bounded_before_content_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive, "MAX_BYTES", 1000)
     (tmp_path / "large").write_bytes(b"x" * 1001)
     with pytest.raises(InvalidArgumentError, match="at most"):
@@ -144,7 +163,11 @@ def test_sizes_are_bounded_before_content_is_read(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     "change",
-    [lambda path: path.unlink(), lambda path: (path.unlink(), path.mkdir()), lambda path: path.write_bytes(b"{}")],
+    [
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: path.write_bytes(b"{}"),
+    ],
     ids=["absent", "directory", "text"],
 )
 def test_what_is_no_archive_is_a_typed_error(change: Callable[[Path], object], made: Path) -> None:
@@ -154,7 +177,9 @@ def test_what_is_no_archive_is_a_typed_error(change: Callable[[Path], object], m
     assert refused.value.field == "file"
 
 
-def test_an_archive_that_changes_between_the_checks_and_the_writing_is_refused(made: Path, tmp_path: Path) -> None:
+def test_an_archive_that_changes_between_the_checks_and_the_writing_is_refused(
+    made: Path, tmp_path: Path
+) -> None:
     found = read_archive(made)
     content = made.read_bytes()
     made.write_bytes(content.replace(b"1" * 5000, b"2" * 5000))

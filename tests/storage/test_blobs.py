@@ -1,4 +1,5 @@
-"""The stored blobs after a power cut: a disk that holds only synced data, whenever the power fails."""
+"""The stored blobs after a power cut: a disk that holds only synced data, whenever the power
+fails."""
 
 from __future__ import annotations
 
@@ -74,8 +75,11 @@ def write_all(blobs: BlobDirectory, begin: int = 0) -> None:
         blobs.write(DIGEST, offset, CONTENT[offset : offset + 1000])
 
 
-def test_a_blob_has_its_name_only_when_its_bytes_are_on_the_disk(blobs: BlobDirectory, disk: Disk) -> None:
-    """The bytes of a named blob are not checked when a model is added: only its size is compared."""
+def test_a_blob_has_its_name_only_when_its_bytes_are_on_the_disk(
+    blobs: BlobDirectory, disk: Disk
+) -> None:
+    """The bytes of a named blob are not checked when a model is added: only its size is
+    compared."""
     blobs.truncate(DIGEST, 0)
     write_all(blobs)
     blobs.commit(DIGEST, len(CONTENT))
@@ -84,8 +88,11 @@ def test_a_blob_has_its_name_only_when_its_bytes_are_on_the_disk(blobs: BlobDire
     assert disk.lists(path) and disk.read(path) == CONTENT, "a commit that returned stays"
 
 
-def test_what_was_written_behind_an_earlier_sync_is_synced_too(blobs: BlobDirectory, disk: Disk) -> None:
-    """An upload that was taken up again: its beginning is on the disk, its end only when it is synced again."""
+def test_what_was_written_behind_an_earlier_sync_is_synced_too(
+    blobs: BlobDirectory, disk: Disk
+) -> None:
+    """An upload that was taken up again: its beginning is on the disk, its end only when it is
+    synced again."""
     blobs.truncate(DIGEST, 0)
     blobs.write(DIGEST, 0, CONTENT[:3000])
     descriptor = os.open(blobs.partial_path(DIGEST), os.O_RDONLY)
@@ -110,7 +117,11 @@ def test_a_partial_blob_whose_end_never_reached_the_disk_is_not_taken_for_whole(
 
 
 def test_a_blob_of_another_length_is_refused(blobs: BlobDirectory) -> None:
-    for data, size in ((CONTENT, len(CONTENT) + 1), (CONTENT + b"\0", len(CONTENT)), (CONTENT[:-1], len(CONTENT))):
+    for data, size in (
+        (CONTENT, len(CONTENT) + 1),
+        (CONTENT + b"\0", len(CONTENT)),
+        (CONTENT[:-1], len(CONTENT)),
+    ):
         blobs.truncate(DIGEST, 0)
         blobs.write(DIGEST, 0, data)
         with pytest.raises(DataLossError):
@@ -118,10 +129,14 @@ def test_a_blob_of_another_length_is_refused(blobs: BlobDirectory) -> None:
         assert blobs.size(DIGEST) is None and blobs.received(DIGEST) == 0
 
 
-def test_a_replaced_text_is_the_old_or_the_new_one_whenever_the_power_goes(tmp_path: Path, disk: Disk) -> None:
+def test_a_replaced_text_is_the_old_or_the_new_one_whenever_the_power_goes(
+    tmp_path: Path, disk: Disk
+) -> None:
     path = tmp_path / "deep" / "names.json"
     for text in ("old", "a new one", ""):
         write_atomically(path, text)
-        assert disk.renamed[str(path)] == text.encode(), "the name stood for bytes that the disk did not have"
+        assert disk.renamed[str(path)] == text.encode(), (
+            "the name stood for bytes that the disk did not have"
+        )
         assert disk.lists(path) and disk.read(path) == text.encode()
         assert path.read_text() == text

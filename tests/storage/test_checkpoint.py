@@ -52,8 +52,14 @@ def raw(header: dict[str, Any] | bytes, data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def tensor(begin: int, end: int, dtype: str = "F32", shape: list[Any] | None = None) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape if shape is not None else [(end - begin) // 4], "data_offsets": [begin, end]}
+def tensor(
+    begin: int, end: int, dtype: str = "F32", shape: list[Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "dtype": dtype,
+        "shape": shape if shape is not None else [(end - begin) // 4],
+        "data_offsets": [begin, end],
+    }
 
 
 def write(directory: Path, data: bytes) -> Path:
@@ -66,7 +72,9 @@ def bytes_of(stored: StoredTensor) -> bytes:
     return stored.file.read_bytes()[stored.offset : stored.offset + stored.size]
 
 
-def test_a_checkpoint_and_its_manifest_give_the_bytes_safetensors_gives(make_checkpoint: MakeCheckpoint) -> None:
+def test_a_checkpoint_and_its_manifest_give_the_bytes_safetensors_gives(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
     directory = make_checkpoint()
     expected = load_file(directory / "model.safetensors")
     checkpoint = open_checkpoint(directory)
@@ -74,7 +82,8 @@ def test_a_checkpoint_and_its_manifest_give_the_bytes_safetensors_gives(make_che
     manifest = build_manifest("tiny", checkpoint, lambda done, total: steps.append((done, total)))
 
     assert {t.name: (t.shape, t.sha256) for t in manifest.tensors} == {
-        name: (array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for name, array in expected.items()
+        name: (array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+        for name, array in expected.items()
     }
     assert [file.name for file in manifest.files] == ["tokenizer.json", "generation_config.json"]
     assert manifest.architecture == "llama"
@@ -98,7 +107,9 @@ def test_a_mutated_file_is_refused_or_read_right(data: st.DataObject) -> None:
     content = bytearray(SAMPLE)
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, len(content) - 1))
-        content[position] = data.draw(st.sampled_from(list(b'{}[]":,0123456789eEF.-\\u\x00\xff')) | st.integers(0, 255))
+        content[position] = data.draw(
+            st.sampled_from(list(b'{}[]":,0123456789eEF.-\\u\x00\xff')) | st.integers(0, 255)
+        )
     content = content[: data.draw(st.just(len(content)) | st.integers(0, len(content)))]
     content += data.draw(st.just(b"") | st.binary(max_size=4))
     check_reading(bytes(content))
@@ -110,9 +121,15 @@ def test_a_mutated_file_is_refused_or_read_right(data: st.DataObject) -> None:
         st.text(max_size=4) | st.sampled_from(["a", "__metadata__"]),
         st.fixed_dictionaries(
             {
-                "dtype": st.sampled_from(["F32", "F16", "BF16", "I64", "BOOL", "F4", "F99", 3, None]),
-                "shape": st.lists(st.sampled_from([0, 1, 2, 3, -1, 2**63, 2**70, True, "2", 1.0]), max_size=3),
-                "data_offsets": st.lists(st.sampled_from([0, 4, 8, 12, 24, -4, 2**64, False, None]), max_size=3),
+                "dtype": st.sampled_from(
+                    ["F32", "F16", "BF16", "I64", "BOOL", "F4", "F99", 3, None]
+                ),
+                "shape": st.lists(
+                    st.sampled_from([0, 1, 2, 3, -1, 2**63, 2**70, True, "2", 1.0]), max_size=3
+                ),
+                "data_offsets": st.lists(
+                    st.sampled_from([0, 4, 8, 12, 24, -4, 2**64, False, None]), max_size=3
+                ),
             }
         )
         | st.none()
@@ -121,12 +138,15 @@ def test_a_mutated_file_is_refused_or_read_right(data: st.DataObject) -> None:
     ),
     data_bytes=st.sampled_from([0, 4, 8, 24]),
 )
-def test_a_header_of_hostile_values_is_refused_or_read_right(entries: dict[str, Any], data_bytes: int) -> None:
+def test_a_header_of_hostile_values_is_refused_or_read_right(
+    entries: dict[str, Any], data_bytes: int
+) -> None:
     check_reading(raw(entries, bytes(range(data_bytes))))
 
 
 def check_reading(content: bytes) -> None:
-    """Nothing but a typed error, or ranges inside the file that do not overlap and are what safetensors reads."""
+    """Nothing but a typed error, or ranges inside the file that do not overlap and are what
+    safetensors reads."""
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder), content)
         try:
@@ -160,8 +180,16 @@ def check_reading(content: bytes) -> None:
         (raw(b'{"a":' * 20000, b""), InvalidArgumentError, "JSON"),
         (raw(b'{"\xff": 1}', b""), InvalidArgumentError, "UTF-8"),
         (raw({"w": tensor(0, 8)}, b"1234"), DataLossError, "tensor w"),
-        (raw({"v": tensor(0, 8), "w": tensor(4, 8)}, b"12345678"), InvalidArgumentError, "overlaps"),
-        (raw({"v": tensor(0, 4), "w": tensor(8, 12)}, b"123456789012"), InvalidArgumentError, "hole"),
+        (
+            raw({"v": tensor(0, 8), "w": tensor(4, 8)}, b"12345678"),
+            InvalidArgumentError,
+            "overlaps",
+        ),
+        (
+            raw({"v": tensor(0, 4), "w": tensor(8, 12)}, b"123456789012"),
+            InvalidArgumentError,
+            "hole",
+        ),
         (raw({"w": tensor(0, 4)}, b"12345678"), InvalidArgumentError, "belong to no tensor"),
         (raw({"w": tensor(0, 4, shape=[2])}, b"1234"), InvalidArgumentError, "tensor w"),
         (raw({"w": tensor(0, 4, dtype="F99")}, b"1234"), InvalidArgumentError, "F99"),
@@ -169,10 +197,16 @@ def check_reading(content: bytes) -> None:
         (raw({"w": tensor(0, 4) | {"x": 1}}, b"1234"), InvalidArgumentError, "other keys"),
         (raw({"__metadata__": {"a": 1}}, b""), InvalidArgumentError, "__metadata__"),
         (raw(b'{"w": {}, "w": {}}', b""), InvalidArgumentError, "twice"),
-        (raw(b'{"\\ud800": ' + json.dumps(tensor(0, 0)).encode() + b"}", b""), InvalidArgumentError, "Unicode"),
+        (
+            raw(b'{"\\ud800": ' + json.dumps(tensor(0, 0)).encode() + b"}", b""),
+            InvalidArgumentError,
+            "Unicode",
+        ),
     ],
 )
-def test_each_broken_rule_is_named(tmp_path: Path, content: bytes, kind: type[EdgeShardError], words: str) -> None:
+def test_each_broken_rule_is_named(
+    tmp_path: Path, content: bytes, kind: type[EdgeShardError], words: str
+) -> None:
     with pytest.raises(kind) as caught:
         read_header(write(tmp_path, content))
     assert type(caught.value) is kind
@@ -226,9 +260,14 @@ def test_a_missing_shard_is_named(make_checkpoint: MakeCheckpoint) -> None:
         open_checkpoint(directory)
 
 
-def test_a_file_with_nothing_that_the_model_needs_may_be_missing(make_checkpoint: MakeCheckpoint) -> None:
+def test_a_file_with_nothing_that_the_model_needs_may_be_missing(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
     directory = make_checkpoint(shards=2)
-    change_index(directory, lambda places: places.update({"vision.patch.weight": "model-00003-of-00003.safetensors"}))
+    change_index(
+        directory,
+        lambda places: places.update({"vision.patch.weight": "model-00003-of-00003.safetensors"}),
+    )
     checkpoint = open_checkpoint(directory)
     assert "vision.patch.weight" in checkpoint.notes[0]
 
@@ -236,7 +275,10 @@ def test_a_file_with_nothing_that_the_model_needs_may_be_missing(make_checkpoint
 def test_entries_of_an_index_without_a_tensor_are_ignored(make_checkpoint: MakeCheckpoint) -> None:
     directory = make_checkpoint(shards=2)
     plain = build_manifest("tiny", open_checkpoint(directory))
-    more = {f"model.layers.{layer}.rotary.inv_freq": "model-00001-of-00002.safetensors" for layer in (0, 1)}
+    more = {
+        f"model.layers.{layer}.rotary.inv_freq": "model-00001-of-00002.safetensors"
+        for layer in (0, 1)
+    }
     change_index(directory, lambda places: places.update(more))
     checkpoint = open_checkpoint(directory)
     assert build_manifest("tiny", checkpoint) == plain
@@ -282,20 +324,27 @@ def test_of_two_tensors_with_one_name_the_index_chooses(make_checkpoint: MakeChe
     name, tensor = next(iter(load_file(first).items()))
     save_file(load_file(second) | {name: tensor + 1}, second)
     checkpoint = open_checkpoint(directory)
-    assert set(build_manifest("tiny", checkpoint).tensors) == set(plain.tensors) and not checkpoint.notes
+    assert (
+        set(build_manifest("tiny", checkpoint).tensors) == set(plain.tensors)
+        and not checkpoint.notes
+    )
     change_index(directory, lambda places: places.pop(name))
     with pytest.raises(InvalidArgumentError, match="does not name the file of tensor"):
         open_checkpoint(directory)
 
 
 @pytest.mark.parametrize("config", [True, False])
-def test_a_directory_with_a_gguf_file_only_names_the_file(config: bool, make_checkpoint: MakeCheckpoint) -> None:
+def test_a_directory_with_a_gguf_file_only_names_the_file(
+    config: bool, make_checkpoint: MakeCheckpoint
+) -> None:
     directory = make_checkpoint()
     (directory / "model.safetensors").rename(directory / "tiny-Q4_K_M.gguf")
     (directory / "mmproj-F16.gguf").touch()
     if not config:
         (directory / "config.json").unlink()
-    with pytest.raises(UnsupportedModelError, match=re.escape(f"name the file: {directory}/tiny-Q4_K_M.gguf")):
+    with pytest.raises(
+        UnsupportedModelError, match=re.escape(f"name the file: {directory}/tiny-Q4_K_M.gguf")
+    ):
         open_checkpoint(directory)
 
 
@@ -317,7 +366,9 @@ def test_missing_directory_and_config_are_named(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_an_element_type_matters_only_where_the_tensor_is_needed(make_checkpoint: MakeCheckpoint) -> None:
+def test_an_element_type_matters_only_where_the_tensor_is_needed(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, dtype=np.float64)}
     manifest = build_manifest("tiny", open_checkpoint(make_checkpoint("buffer", extra=buffer)))
     assert not any("inv_freq" in tensor.name for tensor in manifest.tensors)
@@ -336,7 +387,9 @@ def refused_before_hashing(checkpoint: Checkpoint, kind: type[EdgeShardError], w
         build_manifest("tiny", checkpoint, progress)
 
 
-def test_what_cannot_run_is_refused_before_anything_is_hashed(make_checkpoint: MakeCheckpoint) -> None:
+def test_what_cannot_run_is_refused_before_anything_is_hashed(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
     other = make_checkpoint("other", config={"model_type": "t5"})
     with pytest.raises(UnsupportedModelError, match="t5"):
         open_checkpoint(other)

@@ -1,4 +1,5 @@
-"""The small files of a model: files of their form are accepted, and everything else is refused by name."""
+"""The small files of a model: files of their form are accepted, and everything else is refused by
+name."""
 
 from __future__ import annotations
 
@@ -12,10 +13,18 @@ import pytest
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.storage import forms
-from edgeshard.storage.forms import GENERATION, TOKENIZER, check_small_file, parse_json_object, skim_small_file
+from edgeshard.storage.forms import (
+    GENERATION,
+    TOKENIZER,
+    check_small_file,
+    parse_json_object,
+    skim_small_file,
+)
 from tests.support.tokenizers import PANICS
 
-PLAIN: dict[str, Any] = {"model": {"type": "BPE", "vocab": {"0": 0, "1": 1}, "merges": [["0", "1"]]}}
+PLAIN: dict[str, Any] = {
+    "model": {"type": "BPE", "vocab": {"0": 0, "1": 1}, "merges": [["0", "1"]]}
+}
 
 
 def tokenizer(**parts: Any) -> bytes:
@@ -24,7 +33,12 @@ def tokenizer(**parts: Any) -> bytes:
 
 def charsmap(size: int, data: bytes) -> dict[str, Any]:
     text = base64.b64encode(size.to_bytes(4, "little") + data).decode()
-    return {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": text}]}}
+    return {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Precompiled", "precompiled_charsmap": text}],
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -33,8 +47,16 @@ def charsmap(size: int, data: bytes) -> dict[str, Any]:
         tokenizer(),
         tokenizer(added_tokens=[{"id": 2, "content": "<s>"}], **charsmap(4, bytes(8))),
         tokenizer(model={"type": "Unigram", "vocab": [["a", 0.0]]}),
-        tokenizer(model={"type": "BPE", "continuing_subword_prefix": "", "vocab": {}, "merges": ["a b"]}),
-        tokenizer(model={"continuing_subword_prefix": "##", "vocab": {}, "merges": ["a ##b", ["c", "##d"]]}),
+        tokenizer(
+            model={"type": "BPE", "continuing_subword_prefix": "", "vocab": {}, "merges": ["a b"]}
+        ),
+        tokenizer(
+            model={
+                "continuing_subword_prefix": "##",
+                "vocab": {},
+                "merges": ["a ##b", ["c", "##d"]],
+            }
+        ),
     ],
 )
 def test_tokenizers_of_every_kind_are_taken(data: bytes) -> None:
@@ -61,7 +83,10 @@ def test_tokenizers_of_every_kind_are_taken(data: bytes) -> None:
         (tokenizer(normalizer={"precompiled_charsmap": "?"}), "precompiled_charsmap"),
         (tokenizer(normalizer={"precompiled_charsmap": 7}), "precompiled_charsmap"),
         (tokenizer(**PANICS["load"]), "continuing_subword_prefix"),
-        (tokenizer(model={"continuing_subword_prefix": 7, "vocab": {}}), "continuing_subword_prefix"),
+        (
+            tokenizer(model={"continuing_subword_prefix": 7, "vocab": {}}),
+            "continuing_subword_prefix",
+        ),
         (tokenizer(model={"continuing_subword_prefix": "#", "vocab": {}, "merges": [7]}), "merges"),
         (b'{"model": {"vocab": {}}, "a": ' + b"[" * 200_000, "JSON"),
         (b'{"model": {"vocab": {}}, "a": ' + b"9" * 5000 + b"}", "JSON"),
@@ -95,7 +120,8 @@ def test_only_files_of_a_model_travel_with_it() -> None:
 
 
 def test_a_document_of_empty_lists_is_refused_before_it_takes_memory() -> None:
-    """Each spelled by three bytes and held in sixty: the largest header there may be would take 700 MB."""
+    """Each spelled by three bytes and held in sixty: the largest header there may be would take 700
+    MB."""
     text = '{"a":[' + "[]," * (10 << 20) + "0]}"
     tracemalloc.start()
     began = time.process_time()
@@ -108,7 +134,9 @@ def test_a_document_of_empty_lists_is_refused_before_it_takes_memory() -> None:
         skim_small_file(TOKENIZER, [text.encode()[: 20 << 20]])
 
 
-def test_the_largest_document_that_is_read_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_document_that_is_read_takes_a_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(forms, "JSON_VALUES_LIMIT", 1 << 16)
     text = '{"a":[' + "[]," * ((1 << 15) - 8) + "0]}"
     tracemalloc.start()

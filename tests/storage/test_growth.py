@@ -1,4 +1,5 @@
-"""The bound of a tokenizer's growth is never too low: the library itself, with random steps and texts, is below it."""
+"""The bound of a tokenizer's growth is never too low: the library itself, with random steps and
+texts, is below it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ LETTERS = "aab A\N{LATIN CAPITAL LETTER A WITH STROKE}é\N{HANGUL SYLLABLE GAG}�
 texts = st.text(LETTERS, min_size=1, max_size=12)
 short = st.text(LETTERS, max_size=4)
 replace = st.builds(
-    lambda kind, pattern, content: {"type": "Replace", "pattern": {kind: pattern}, "content": content},
+    lambda kind, pattern, content: {
+        "type": "Replace",
+        "pattern": {kind: pattern},
+        "content": content,
+    },
     st.just("String"),
     short,
     short,
@@ -26,9 +31,9 @@ replace = st.builds(
     st.sampled_from(["a", "", "$", "^", "(?=a)", "a*", " {2,}", "."]),
     short,
 )
-named = st.sampled_from(["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel"]).map(
-    lambda kind: {"type": kind}
-)
+named = st.sampled_from(
+    ["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel"]
+).map(lambda kind: {"type": kind})
 prepend = short.map(lambda text: {"type": "Prepend", "prepend": text})
 bert = st.just(
     {
@@ -41,10 +46,20 @@ bert = st.just(
 )
 normalisers = st.lists(replace | named | prepend | bert, max_size=4)
 byte_level = st.booleans().map(
-    lambda first: {"type": "ByteLevel", "add_prefix_space": first, "trim_offsets": True, "use_regex": True}
+    lambda first: {
+        "type": "ByteLevel",
+        "add_prefix_space": first,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
 )
 metaspace = st.builds(
-    lambda letter, scheme: {"type": "Metaspace", "replacement": letter, "prepend_scheme": scheme, "split": True},
+    lambda letter, scheme: {
+        "type": "Metaspace",
+        "replacement": letter,
+        "prepend_scheme": scheme,
+        "split": True,
+    },
     st.sampled_from("_▁\U0001d1c0"),
     st.sampled_from(["always", "never", "first"]),
 )
@@ -78,12 +93,15 @@ def test_no_text_grows_by_more(normaliser: list[Any], pretokenizer: list[Any], t
         normalised = tokenizer.normalizer.normalize_str(text)
         pieces = tokenizer.pre_tokenizer.pre_tokenize_str(normalised) if normalised else []
     except BaseException as error:
-        # The library panics at some of them. A panic's class is no Exception, and cannot be imported.
+        # The library panics at some of them. A panic's class is no Exception, and cannot be
+        # imported.
         assume(type(error).__name__ != "PanicException")
         raise
     assert len(normalised.encode()) <= bound
     assert sum(len(piece.encode()) for piece, _ in pieces) <= bound
-    assert loaded_growth(tokenizer) <= text_growth(document), "what was loaded says the same or more exactly"
+    assert loaded_growth(tokenizer) <= text_growth(document), (
+        "what was loaded says the same or more exactly"
+    )
 
 
 @settings(deadline=None)
@@ -99,7 +117,10 @@ def test_no_answer_grows_by_more(decoders: list[Any], text: str) -> None:
 
 
 def test_the_steps_of_known_tokenizers_are_below_the_limit_by_far() -> None:
-    llama = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    llama = [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    ]
     gpt = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     assert text_growth({"normalizer": {"type": "Sequence", "normalizers": llama}}) == 12
     assert text_growth({"normalizer": {"type": "NFC"}, "pre_tokenizer": gpt}) == 6

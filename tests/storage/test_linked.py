@@ -18,7 +18,12 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import RowOrder
 from edgeshard.storage.blobs import BlobDirectory
 from edgeshard.storage.linked import LinkedFiles
-from edgeshard.storage.locations import CHANGED_SINCE_ADDED, BlobLocation, open_location, read_chunks
+from edgeshard.storage.locations import (
+    CHANGED_SINCE_ADDED,
+    BlobLocation,
+    open_location,
+    read_chunks,
+)
 
 DATA = b"header" + b"first " * 100 + b"second" * 50
 
@@ -37,10 +42,14 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def take(linked: LinkedFiles, source: Path, room_bytes: int = 1 << 30, *, stays: bool = False) -> Path:
+def take(
+    linked: LinkedFiles, source: Path, room_bytes: int = 1 << 30, *, stays: bool = False
+) -> Path:
     with source.open("rb") as file:
         whole = linked.take(source, file, lambda: room_bytes, stays=stays)
-    linked.keep({FIRST: replace(whole, offset=6, size=600), SECOND: replace(whole, offset=606, size=300)})
+    linked.keep(
+        {FIRST: replace(whole, offset=6, size=600), SECOND: replace(whole, offset=606, size=300)}
+    )
     return whole.path
 
 
@@ -51,9 +60,9 @@ def test_blobs_lie_in_the_file_itself_and_outlive_its_name(tmp_path: Path, sourc
     source.unlink()
     assert blobs.size(SECOND) == 300 and blobs.is_intact(FIRST, 600)
     assert blobs.read(SECOND, 294, 100) == b"second", "not beyond the blob"
-    assert BlobDirectory(tmp_path / "store").locate(FIRST) == BlobLocation(path, 6, 600, True, source), (
-        "after a restart too"
-    )
+    assert BlobDirectory(tmp_path / "store").locate(FIRST) == BlobLocation(
+        path, 6, 600, True, source
+    ), "after a restart too"
 
 
 def test_the_file_goes_with_the_last_of_its_blobs(tmp_path: Path, source: Path) -> None:
@@ -84,7 +93,9 @@ def test_another_process_sees_what_was_noted_since(tmp_path: Path, source: Path)
     assert reader.find(FIRST) == BlobLocation(path, 6, 600, True, source)
 
 
-def test_what_a_dead_process_left_goes_and_a_damaged_note_is_as_none(tmp_path: Path, source: Path) -> None:
+def test_what_a_dead_process_left_goes_and_a_damaged_note_is_as_none(
+    tmp_path: Path, source: Path
+) -> None:
     linked = LinkedFiles(tmp_path / "linked")
     path = take(linked, source)
     stray = path.with_name("stray.tmp")
@@ -92,7 +103,13 @@ def test_what_a_dead_process_left_goes_and_a_damaged_note_is_as_none(tmp_path: P
     linked.drop_unused()
     assert path.exists() and not stray.exists()
     note = path.with_name(path.name + ".json")
-    for text in ("", "{}", json.dumps({"blobs": {"../x": [0, 1]}}), json.dumps({"blobs": {FIRST: [0]}}), "[]"):
+    for text in (
+        "",
+        "{}",
+        json.dumps({"blobs": {"../x": [0, 1]}}),
+        json.dumps({"blobs": {FIRST: [0]}}),
+        "[]",
+    ):
         note.write_text(text)
         again = LinkedFiles(tmp_path / "linked")
         assert again.find(FIRST) is None
@@ -117,7 +134,9 @@ def test_across_file_systems_it_is_a_copy_for_which_there_must_be_room(
     linked = LinkedFiles(elsewhere / "linked")
     path = take(linked, source)
     assert path.read_bytes() == DATA and path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(ResourceExhaustedError, match=f"needs {len(DATA)} bytes on the disk of {path.parent}"):
+    with pytest.raises(
+        ResourceExhaustedError, match=f"needs {len(DATA)} bytes on the disk of {path.parent}"
+    ):
         take(linked, source, room_bytes=len(DATA) - 1)
     assert sorted(file.name for file in path.parent.iterdir()) == [path.name, path.name + ".json"]
 
@@ -156,7 +175,9 @@ def test_a_file_that_stays_is_read_in_place(tmp_path: Path, source: Path) -> Non
 
 
 @pytest.mark.usefixtures("no_links")
-@pytest.mark.parametrize("change", [Path.unlink, written_to, cut_short, replaced_by_a_link, os.utime])
+@pytest.mark.parametrize(
+    "change", [Path.unlink, written_to, cut_short, replaced_by_a_link, os.utime]
+)
 def test_a_file_that_changed_is_not_read_and_is_named(
     tmp_path: Path, source: Path, change: Callable[[Path], None]
 ) -> None:
@@ -179,7 +200,9 @@ def test_a_file_that_changed_is_not_read_and_is_named(
 
 
 @pytest.mark.usefixtures("no_links")
-def test_a_change_that_keeps_size_and_time_is_not_trusted_once_it_was_found(tmp_path: Path, source: Path) -> None:
+def test_a_change_that_keeps_size_and_time_is_not_trusted_once_it_was_found(
+    tmp_path: Path, source: Path
+) -> None:
     blobs = BlobDirectory(tmp_path / "store")
     take(blobs.linked, source, stays=True)
     status = source.stat()
@@ -188,7 +211,9 @@ def test_a_change_that_keeps_size_and_time_is_not_trusted_once_it_was_found(tmp_
     assert not blobs.is_intact(SECOND, 300)
     error = blobs.linked.distrust(SECOND)
     assert error is not None and str(source) in error.message
-    assert BlobDirectory(tmp_path / "store").locate(FIRST) is None, "nothing of this file, after a restart too"
+    assert BlobDirectory(tmp_path / "store").locate(FIRST) is None, (
+        "nothing of this file, after a restart too"
+    )
 
 
 def test_rows_are_read_in_the_models_order(source: Path) -> None:

@@ -23,7 +23,11 @@ CANARY = '{"canary": "what must not leave this machine", "model": {"vocab": {}}}
 def refused(directory: Path, name: str, reason: str) -> EdgeShardError:
     with pytest.raises(EdgeShardError) as caught:
         build_manifest("tiny", open_checkpoint(directory))
-    assert caught.value.field == name and name in caught.value.message and caught.value.reason == reason
+    assert (
+        caught.value.field == name
+        and name in caught.value.message
+        and caught.value.reason == reason
+    )
     assert "canary" not in caught.value.message
     return caught.value
 
@@ -71,7 +75,10 @@ def test_links_within_the_model_are_followed(make_checkpoint: MakeCheckpoint) ->
 
 def as_cache(directory: Path, root: Path) -> Path:
     """The files of a model as the Hugging Face cache keeps them; its snapshot."""
-    blobs, snapshot = root / "models--org--tiny" / "blobs", root / "models--org--tiny" / "snapshots" / "4f1e"
+    blobs, snapshot = (
+        root / "models--org--tiny" / "blobs",
+        root / "models--org--tiny" / "snapshots" / "4f1e",
+    )
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     for number, name in enumerate(FILES):
@@ -96,7 +103,9 @@ def test_a_snapshot_of_the_cache_leads_to_its_own_blobs_and_no_others(
     refused(snapshot, "tokenizer.json", "LINK_OUT_OF_MODEL")
 
 
-def test_blobs_that_lead_out_themselves_are_refused(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_blobs_that_lead_out_themselves_are_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     snapshot = as_cache(make_checkpoint(), tmp_path / "cache")
     blobs = snapshot.parents[1] / "blobs"
     blobs.rename(tmp_path / "secrets")
@@ -105,7 +114,9 @@ def test_blobs_that_lead_out_themselves_are_refused(make_checkpoint: MakeCheckpo
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_no_file_is_refused_and_not_waited_for(make_checkpoint: MakeCheckpoint, name: str) -> None:
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    make_checkpoint: MakeCheckpoint, name: str
+) -> None:
     directory = make_checkpoint()
     (directory / name).unlink()
     os.mkfifo(directory / name)
@@ -115,7 +126,9 @@ def test_what_is_no_file_is_refused_and_not_waited_for(make_checkpoint: MakeChec
     refused(directory, name, "NOT_A_FILE")
 
 
-def test_a_link_to_itself_and_one_to_nothing_are_typed_errors(make_checkpoint: MakeCheckpoint) -> None:
+def test_a_link_to_itself_and_one_to_nothing_are_typed_errors(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
     directory = make_checkpoint()
     (directory / "tokenizer.json").unlink()
     (directory / "tokenizer.json").symlink_to("tokenizer.json")
@@ -125,7 +138,9 @@ def test_a_link_to_itself_and_one_to_nothing_are_typed_errors(make_checkpoint: M
     refused(directory, "tokenizer.json", "NOT_FOUND")
 
 
-def test_a_file_that_was_exchanged_for_a_link_is_not_read(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_a_file_that_was_exchanged_for_a_link_is_not_read(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     """After it was looked at, and before it is hashed or sent."""
     opened = open_checkpoint(make_checkpoint())
     (tmp_path / "canary").write_text(CANARY)
@@ -142,7 +157,9 @@ def test_what_disappeared_is_missing(tmp_path: Path) -> None:
         open_regular(tmp_path / "nowhere")
 
 
-def test_an_index_of_many_shards_is_refused(make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_many_shards_is_refused(
+    make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoint, "_SHARDS_LIMIT", 1)
     with pytest.raises(InvalidArgumentError, match="2 files"):
         open_checkpoint(make_checkpoint(shards=2))

@@ -1,4 +1,5 @@
-"""An agent on a machine with all that `edgectl doctor` looks for: `python -m tests.support.ailing_agent OPTIONS...`
+"""An agent on a machine with all that `edgectl doctor` looks for:
+`python -m tests.support.ailing_agent OPTIONS...`
 
 The machine's own reports are replaced at the point where the process reads them.
 `EDGESHARD_TEST_CGROUP` names a control group, with a quota, that the process goes into; without it
@@ -25,7 +26,12 @@ def main() -> None:
     else:
         vars(machine_facts).update(cpu_quota=lambda root=None: 0.5)
     edgeshard.__version__ = "0.0.1"
-    memory = {"MemTotal": 8 << 30, "MemAvailable": 1 << 20, "SwapTotal": 4 << 30, "SwapFree": 1 << 30}
+    memory = {
+        "MemTotal": 8 << 30,
+        "MemAvailable": 1 << 20,
+        "SwapTotal": 4 << 30,
+        "SwapFree": 1 << 30,
+    }
     vars(machine_facts).update(
         utc_s=lambda: time.time() + 120.0,
         disk_bytes=lambda directory: (100 << 30, 1 << 20),

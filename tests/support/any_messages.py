@@ -1,4 +1,5 @@
-"""Messages with any value in any field, built from their descriptors and from the bounds of the values' types."""
+"""Messages with any value in any field, built from their descriptors and from the bounds of the
+values' types."""
 
 from __future__ import annotations
 
@@ -37,11 +38,51 @@ _WHOLE = {
     FieldDescriptor.TYPE_SFIXED64: -63,
 }  # fmt: skip
 """The bits of a whole number, negative for one with a sign."""
-_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, math.nan, math.inf, -math.inf, 5e-324, -5e-324, 1e-9, 1e9, 1e30, -1e30)
+_FLOATS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    math.nan,
+    math.inf,
+    -math.inf,
+    5e-324,
+    -5e-324,
+    1e-9,
+    1e9,
+    1e30,
+    -1e30,
+)
 _DOUBLES = (*_FLOATS, 1.7e308, -1.7e308)
 _TEXTS = (
-    *("", "x", "\x00", "\x1b[2J", "\u202e", "\ufffe", "a/b", "u/1/prepare/0", "../..", "{}", '"', "\n", "\r\n", "%s"),
-    *("é\U0001f600", "-1", "NaN", "1e999", "127.0.0.1:1", "[::1]:70000", "__proto__", "<script>", "edgeshard://node/a"),
+    *(
+        "",
+        "x",
+        "\x00",
+        "\x1b[2J",
+        "\u202e",
+        "\ufffe",
+        "a/b",
+        "u/1/prepare/0",
+        "../..",
+        "{}",
+        '"',
+        "\n",
+        "\r\n",
+        "%s",
+    ),
+    *(
+        "é\U0001f600",
+        "-1",
+        "NaN",
+        "1e999",
+        "127.0.0.1:1",
+        "[::1]:70000",
+        "__proto__",
+        "<script>",
+        "edgeshard://node/a",
+    ),
 )
 _BYTES = (b"", b"\x00", b"{", b"{}", b'{"a":', b"[[[[[[[[", b"\xff\xfe")
 _LENGTHS = (MAX_ID_LENGTH, MAX_TEXT, 1024, 1 << 16, 1 << 20)
@@ -92,7 +133,10 @@ class MessageBuilder:
         absent = self._dice.choice((0.0, 0.2, 0.6))
         fields: list[Any] = list(descriptor.fields)
         for field in fields:
-            is_one_of = field.containing_oneof is not None and not field.containing_oneof.name.startswith("_")
+            is_one_of = (
+                field.containing_oneof is not None
+                and not field.containing_oneof.name.startswith("_")
+            )
             rate = (0.02 if field.name in chosen else 1.0) if is_one_of else absent
             if self._dice.random() < rate or self._left <= 0 or depth > 8:
                 continue
@@ -108,7 +152,9 @@ class MessageBuilder:
                     entries[self._value(entry["key"], depth)] = self._value(entry["value"], depth)
         elif field.is_repeated:
             count = self._count(field)
-            distinct = [self._value(field, depth) for _ in range(min(count, self._dice.choice((1, 2, 12))))]
+            distinct = [
+                self._value(field, depth) for _ in range(min(count, self._dice.choice((1, 2, 12))))
+            ]
             items = distinct * (count // len(distinct)) if distinct else []
             getattr(message, field.name).extend(items[: max(1, self._left // self._size(distinct))])
             self._left -= len(items) * self._size(distinct)
@@ -121,7 +167,11 @@ class MessageBuilder:
     def _size(items: Sequence[Any]) -> int:
         """Bytes of the largest of these items on the wire, nearly."""
         sizes = [
-            item.ByteSize() + 3 if isinstance(item, Message) else len(item) + 3 if isinstance(item, str | bytes) else 4
+            item.ByteSize() + 3
+            if isinstance(item, Message)
+            else len(item) + 3
+            if isinstance(item, str | bytes)
+            else 4
             for item in items
         ]
         return max(sizes, default=1)
@@ -132,7 +182,11 @@ class MessageBuilder:
         if dice.random() >= self._many:
             return dice.choice((0, 1, 1, 2, 3, 7))
         own = bounds().get((field.containing_type.full_name, field.name))
-        bound = own if own is not None and dice.random() < 0.7 else dice.choice(sorted(set(bounds().values())))
+        bound = (
+            own
+            if own is not None and dice.random() < 0.7
+            else dice.choice(sorted(set(bounds().values())))
+        )
         many = dice.choice((bound - 1, bound, bound + 1, 2 * bound, 200_000))
         return max(0, min(many, self._most_items))
 
@@ -175,7 +229,8 @@ class MessageBuilder:
 
 @cache
 def bounds() -> Mapping[tuple[str, str], int]:
-    """The most items of each list in an agent's messages, by the message's full name and the field's."""
+    """The most items of each list in an agent's messages, by the message's full name and the
+    field's."""
     for from_wire, kind_of_message in _READERS:
         for message in _each_kind(kind_of_message):
             with suppress(InvalidArgumentError):  # It is empty, but now its forms are known.
@@ -200,7 +255,12 @@ def bounds() -> Mapping[tuple[str, str], int]:
 def _each_kind(kind: type[Message]) -> Iterator[Any]:
     """An empty message; for a choice of several kinds, one of each."""
     descriptor = kind.DESCRIPTOR
-    fields = [field for oneof in descriptor.oneofs if not oneof.name.startswith("_") for field in oneof.fields]
+    fields = [
+        field
+        for oneof in descriptor.oneofs
+        if not oneof.name.startswith("_")
+        for field in oneof.fields
+    ]
     for field in fields:
         yield kind(**{field.name: {}})
     if not fields:

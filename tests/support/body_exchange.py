@@ -22,7 +22,8 @@ PIECE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Exchange:
-    """An answer; `longest_s` is the longest callback, in seconds of this thread's processor time."""
+    """An answer; `longest_s` is the longest callback, in seconds of this thread's processor
+    time."""
 
     status: int
     content_type: str
@@ -38,7 +39,9 @@ class _Front(Said):
         self.conversations.clear()
         return await super().prompt(model, conversation, identity)
 
-    def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
+    def generate(
+        self, model: str, generation: Generation, identity: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
         self.asked.clear()
         return super().generate(model, generation, identity)
 
@@ -58,12 +61,18 @@ class Gateway:
     def post(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> Exchange:
         """The answer to a body. Raises the application's errors."""
         gc.collect(1)  # Otherwise a callback pays for earlier garbage.
-        pieces = [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)] or [b""]
+        pieces = [
+            body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)
+        ] or [b""]
         with watched_callbacks() as watch:
-            status, content_type, answer = self._loop.run_until_complete(self._post(path, pieces, headers or {}))
+            status, content_type, answer = self._loop.run_until_complete(
+                self._post(path, pieces, headers or {})
+            )
         return Exchange(status, content_type, answer, watch.longest_s)
 
-    async def _post(self, path: str, pieces: list[bytes], headers: dict[str, str]) -> tuple[int, str, bytes]:
+    async def _post(
+        self, path: str, pieces: list[bytes], headers: dict[str, str]
+    ) -> tuple[int, str, bytes]:
         pieces.reverse()
         shown = {"authorization": f"Bearer {KEY}", "content-type": "application/json", **headers}
         scope = {

@@ -1,4 +1,5 @@
-"""Chromium as tests drive it on the dashboard of a site, and what must not happen in any page of it."""
+"""Chromium as tests drive it on the dashboard of a site, and what must not happen in any page of
+it."""
 
 from __future__ import annotations
 
@@ -10,12 +11,22 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    async_playwright,
+    expect,
+)
 
 from edgeshard import Client
 
 CHROMIUM = shutil.which("chromium")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: Debian's package of that name")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed: Debian's package of that name"
+)
 DESKTOP, PHONE = (1280, 800), (390, 844)
 PATIENCE_MS = 30_000
 STREAM = "/dashboard/stream"
@@ -26,7 +37,9 @@ expect.set_options(timeout=PATIENCE_MS)
 async def chromium() -> AsyncIterator[Browser]:
     """In its sandbox, but as root, who has none."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=os.geteuid() != 0)
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, chromium_sandbox=os.geteuid() != 0
+        )
         try:
             yield browser
         finally:
@@ -34,8 +47,9 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 class Visitor:
-    """A browser of its own, with its own cookies. `problems` are errors of its console, which breaches of the page's
-    policy are too, and requests to other hosts; `streams` counts those open now."""
+    """A browser of its own, with its own cookies. `problems` are errors of its console, which
+    breaches of the page's policy are too, and requests to other hosts; `streams` counts those open
+    now."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.context, self.url = context, url
@@ -116,9 +130,11 @@ async def show(page: Page, screen: str) -> None:
 
 
 async def hide(page: Page, hidden: bool) -> None:
-    """Send the event of another tab coming to the front: browsers without a window show all their pages."""
+    """Send the event of another tab coming to the front: browsers without a window show all their
+    pages."""
     await page.evaluate(
-        "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });"
+        "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => "
+        "hidden });"
         " document.dispatchEvent(new Event('visibilitychange')); }",
         hidden,
     )

@@ -1,4 +1,5 @@
-"""The processor's time of each callback of an event loop, so that a busy machine counts for nothing."""
+"""The processor's time of each callback of an event loop, so that a busy machine counts for
+nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass
 class CallbackWatch:
-    """`longest_s` is the longest time of a callback so far, in seconds of this thread's processor time."""
+    """`longest_s` is the longest time of a callback so far, in seconds of this thread's processor
+    time."""
 
     longest_s: float = 0.0
 

@@ -21,7 +21,9 @@ def demo_model_with(
     directory.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (directory / name).write_bytes((DEMO_MODEL / name).read_bytes())
-    values = json.loads((DEMO_MODEL / "generation_config.json").read_text(encoding="utf-8")) | dict(generation or {})
+    values = json.loads((DEMO_MODEL / "generation_config.json").read_text(encoding="utf-8")) | dict(
+        generation or {}
+    )
     (directory / "generation_config.json").write_text(json.dumps(values), encoding="utf-8")
     if template is not None:
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
@@ -29,10 +31,13 @@ def demo_model_with(
 
 
 def model_with(
-    settings: dict[str, Any] | None = None, template: str = "", special: tuple[str, ...] = (), **more: Any
+    settings: dict[str, Any] | None = None,
+    template: str = "",
+    special: tuple[str, ...] = (),
+    **more: Any,
 ) -> ChatModel:
-    """The chat side of the demo model with these settings of its tokenizer, this chat template, these special tokens
-    besides its own, and `more` in its generation_config.json."""
+    """The chat side of the demo model with these settings of its tokenizer, this chat template,
+    these special tokens besides its own, and `more` in its generation_config.json."""
     tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"))
     for number, text in enumerate(special):
         token = {"id": 4096 + number, "content": text, "special": True}

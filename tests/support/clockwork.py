@@ -9,7 +9,14 @@ from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
 from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
-from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationEvent,
+    Started,
+    Token,
+)
 from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard.gateway.backend import Words
 
@@ -67,7 +74,9 @@ class Clockwork:
     async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         return await self.prompt(model, conversation, identity)
 
-    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str, special: bool, identity: str
+    ) -> tuple[int, ...]:
         return (1, 2, 3)
 
     async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str:

@@ -1,4 +1,5 @@
-"""Libraries of kernels for one instruction set, compiled by a chosen compiler, and programs that examine them."""
+"""Libraries of kernels for one instruction set, compiled by a chosen compiler, and programs that
+examine them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tools.lock import LockError
 
 REFERENCE = Path(__file__).resolve().parents[1] / "agent" / "ops" / "linear_reference.cpp"
 NAME = "portable"
-"""The name of the kernels in a library of one instruction set: they replace the kernels that run anywhere."""
+"""The name of the kernels in a library of one instruction set: they replace the kernels that run
+anywhere."""
 
 
 def gcc() -> tuple[str, ...] | None:
@@ -26,7 +28,8 @@ def gcc() -> tuple[str, ...] | None:
 
 
 def clang(machine: str) -> tuple[str, ...] | None:
-    """The command of the wheels' compiler, with symbols kept; None if it is not installed and cannot be."""
+    """The command of the wheels' compiler, with symbols kept; None if it is not installed and
+    cannot be."""
     try:
         build_wheels.install_tools()
     except (build_wheels.WheelError, LockError, OSError):
@@ -34,7 +37,9 @@ def clang(machine: str) -> tuple[str, ...] | None:
     return tuple(word for word in build_wheels.compiler_for(machine) if word != "-Wl,-s")
 
 
-def compile_alone(command: Sequence[str], machine: str, flags: tuple[str, ...], library: Path) -> None:
+def compile_alone(
+    command: Sequence[str], machine: str, flags: tuple[str, ...], library: Path
+) -> None:
     """Compile the kernels for the instruction set of `flags`, and no others, into `library`.
 
     Raises hatch_build.CompileError.
@@ -62,13 +67,16 @@ def loops_of(library: Path, objdump: str) -> dict[str, list[Loop]]:
 def compile_reference(command: Sequence[str], program: Path) -> None:
     """Compile the program that compares linear layers with scalar code."""
     options = ("-O2", "-std=c++17", "-ffp-contract=off", "-I", str(hatch_build.SOURCES))
-    subprocess.run((*command, *options, str(REFERENCE), "-o", str(program), "-ldl"), check=True, timeout=120)
+    subprocess.run(
+        (*command, *options, str(REFERENCE), "-o", str(program), "-ldl"), check=True, timeout=120
+    )
 
 
 def differences(
     program: Sequence[str], library: Path, kernels: str, schemes: Sequence[str] = (), *, fused: bool
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """The outputs that differ from scalar code, and the hash of all outputs, by the scheme of the layers.
+    """The outputs that differ from scalar code, and the hash of all outputs, by the scheme of the
+    layers.
 
     `program` is the command of the compiled reference, with an emulator before it if it needs one.
     """
@@ -80,6 +88,9 @@ def differences(
 
 
 def names_of(program: Sequence[str], library: Path) -> list[str]:
-    """The names of the library's kernels that the CPU (or the emulated one) runs, the best first."""
-    ended = subprocess.run((*program, str(library)), capture_output=True, text=True, timeout=60, check=True)
+    """The names of the library's kernels that the CPU (or the emulated one) runs, the best
+    first."""
+    ended = subprocess.run(
+        (*program, str(library)), capture_output=True, text=True, timeout=60, check=True
+    )
     return ended.stdout.split()

@@ -1,4 +1,5 @@
-"""The parts of a page that are cut, overflow or lie outside the window, as its boxes are in Chromium."""
+"""The parts of a page that are cut, overflow or lie outside the window, as its boxes are in
+Chromium."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ async def cuts(page: Page) -> list[str]:
 
 
 async def cuts_at_all_sizes(page: Page) -> list[str]:
-    """The faults of the page at each width, each with its width; in the long form in both schemes."""
+    """The faults of the page at each width, each with its width; in the long form in both
+    schemes."""
     found = list[str]()
     for scheme in SCHEMES if forms.LONG else SCHEMES[:1]:
         await page.emulate_media(color_scheme=scheme)
@@ -105,41 +107,75 @@ window.fetch = (url, options) => {
   return Promise.resolve(new Response(new ReadableStream({ start })));
 };
 """
-"""A script for a page before its own: its stream has only what `send(kind, value)` sends once `streaming` is done."""
+"""A script for a page before its own: its stream has only what `send(kind, value)` sends once
+`streaming` is done."""
 
 
 def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, Any]:
-    """The picture of a site with `nodes` nodes and `deployments` deployments, made of one with a ready deployment.
+    """The picture of a site with `nodes` nodes and `deployments` deployments, made of one with a
+    ready deployment.
 
     Names, devices, failures and figures are as long as the product lets them be, or nearly.
     """
     site = copy.deepcopy(picture)
     names = [f"workstation-{index:02d}.second-floor.example" for index in range(nodes)]
     examples = list(picture["nodes"].values())
-    site["nodes"] = {name: copy.deepcopy(examples[index % len(examples)]) for index, name in enumerate(names)}
+    site["nodes"] = {
+        name: copy.deepcopy(examples[index % len(examples)]) for index, name in enumerate(names)
+    }
     for index, node in enumerate(site["nodes"].values()):
-        sizes = dict.fromkeys(("weights", "kv"), 100 << 30) | {"kv_used": 99 << 30, "budget": 1 << 41, "free": 1 << 40}
-        node |= {"model": "NVIDIA H200 NVL 141GB HBM3e with a long name", "cores": 192, "load": 1.0, **sizes}
+        sizes = dict.fromkeys(("weights", "kv"), 100 << 30) | {
+            "kv_used": 99 << 30,
+            "budget": 1 << 41,
+            "free": 1 << 40,
+        }
+        node |= {
+            "model": "NVIDIA H200 NVL 141GB HBM3e with a long name",
+            "cores": 192,
+            "load": 1.0,
+            **sizes,
+        }
         if index % 4 == 1:
-            node |= {"status": "silent", "silent_s": 9, "measuring": True, "twin": "192.168.100.100:65535"}
+            node |= {
+                "status": "silent",
+                "silent_s": 9,
+                "measuring": True,
+                "twin": "192.168.100.100:65535",
+            }
     link = {"bps": 123_400_000, "latency_s": 0.1234}
-    pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 : number + 4]]
+    pairs = [
+        (one, other) for number, one in enumerate(names) for other in names[number + 1 : number + 4]
+    ]
     site["links"] = {f"{one} {other}": link for one, other in pairs}
     example = next(iter(picture["deployments"].values()))
     site["deployments"] = {
-        f"fairy-tales-of-all-times-{number}": copy.deepcopy(example) for number in range(deployments)
+        f"fairy-tales-of-all-times-{number}": copy.deepcopy(example)
+        for number in range(deployments)
     }
     for number, deployment in enumerate(site["deployments"].values()):
-        deployment |= {"running": 120, "waiting": 1200, "served": 123_456_789, "tokens_per_s": 12345.6}
+        deployment |= {
+            "running": 120,
+            "waiting": 1200,
+            "served": 123_456_789,
+            "tokens_per_s": 12345.6,
+        }
         percentiles = {"p50": 0.1234, "p95": 12.34, "p99": 99.9}
         deployment["recent"] = {"first_token": percentiles, "between_tokens": percentiles}
         for index, stage in enumerate(deployment["stages"].values()):
-            stage |= {"node": names[(number + index) % nodes], "kv_used": 99 << 30, "kv": 100 << 30, "busy": 1.0}
+            stage |= {
+                "node": names[(number + index) % nodes],
+                "kv_used": 99 << 30,
+                "kv": 100 << 30,
+                "busy": 1.0,
+            }
             if number % 3 == 2:
                 loading = {"phase": "loading", "filled": 123 << 30, "to_fill": 160 << 30}
                 stage |= loading | {"work": "quantising", "left_s": 5999.0}
         if number % 3 == 2:
-            deployment |= {"phase": "loading", "failure": "stage 1 on workstation-01 failed: " + "out of memory; " * 9}
+            deployment |= {
+                "phase": "loading",
+                "failure": "stage 1 on workstation-01 failed: " + "out of memory; " * 9,
+            }
     request = {
         "who": "key/a-shop-with-a-long-name-for-its-key", "deployment": "fairy-tales-of-all-times-1",
         "state": "reading", "prompt": 131072, "read": 123456, "new": 0, "limit": 131072, "age_s": 5999,
@@ -150,13 +186,23 @@ def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, 
         "subject": "deployment",
         "name": "fairy-tales-of-all-times-1",
     }
-    event |= {"what": "is being built anew", "detail": "/srv/edgeshard/" + "a" * 90, "warning": True}
+    event |= {
+        "what": "is being built anew",
+        "detail": "/srv/edgeshard/" + "a" * 90,
+        "warning": True,
+    }
     site["events"] = {str(number): event for number in range(100)}
     return site
 
 
-_TAKERS = ", ".join(f"workstation-{index:02d}.second-floor.example {index}:{index + 1}" for index in range(9))
-OUTLOOK = {"losses": [{"node": "workstation-00.second-floor.example", "pause_s": 123.4, "taken_by": _TAKERS}]}
+_TAKERS = ", ".join(
+    f"workstation-{index:02d}.second-floor.example {index}:{index + 1}" for index in range(9)
+)
+OUTLOOK = {
+    "losses": [
+        {"node": "workstation-00.second-floor.example", "pause_s": 123.4, "taken_by": _TAKERS}
+    ]
+}
 """The forecast of a loss's cost for each of these deployments."""
 
 _UPDATE = """(change) => new Promise((done) => {
@@ -178,17 +224,28 @@ _UPDATE = """(change) => new Promise((done) => {
 
 
 def busy_change(picture: dict[str, Any], number: int) -> dict[str, Any]:
-    """The change of a picture in which all figures move: of each node, deployment, stage and request."""
-    nodes = {name: {"load": number % 100 / 100, "kv_used": number << 20} for name in picture["nodes"]}
+    """The change of a picture in which all figures move: of each node, deployment, stage and
+    request."""
+    nodes = {
+        name: {"load": number % 100 / 100, "kv_used": number << 20} for name in picture["nodes"]
+    }
     deployments = {}
     for name, one in picture["deployments"].items():
-        stages = {index: {"kv_used": number << 20, "busy": number % 100 / 100} for index in one["stages"]}
-        deployments[name] = {"running": number, "served": number, "tokens_per_s": 0.1 * number, "stages": stages}
+        stages = {
+            index: {"kv_used": number << 20, "busy": number % 100 / 100} for index in one["stages"]
+        }
+        deployments[name] = {
+            "running": number,
+            "served": number,
+            "tokens_per_s": 0.1 * number,
+            "stages": stages,
+        }
     requests = {name: {"read": number, "age_s": number} for name in picture["requests"]}
     return {"nodes": nodes, "deployments": deployments, "requests": requests}
 
 
 async def update_s(page: Page, change: dict[str, Any]) -> float | None:
-    """Seconds from the arrival of a change until it is drawn and laid out; None if nothing of the page changed."""
+    """Seconds from the arrival of a change until it is drawn and laid out; None if nothing of the
+    page changed."""
     found = await page.evaluate(_UPDATE, change)
     return None if found is None else float(found)

@@ -6,7 +6,12 @@ from typing import Any
 
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
-from edgeshard_coordinator.core.values.actions import Action, SaveMeasurements, SendCommand, TellMeasured
+from edgeshard_coordinator.core.values.actions import (
+    Action,
+    SaveMeasurements,
+    SendCommand,
+    TellMeasured,
+)
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
@@ -20,7 +25,12 @@ from edgeshard_coordinator.core.values.events import (
 from edgeshard_coordinator.core.values.jobs import Measured
 from edgeshard_coordinator.core.values.state import State, Timings, validate_state
 
-from edgeshard.domain.control.commands import CommandResult, MeasureCompute, ProbeLinks, ProfileReport
+from edgeshard.domain.control.commands import (
+    CommandResult,
+    MeasureCompute,
+    ProbeLinks,
+    ProfileReport,
+)
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.profile import Effort, LinkProfile, MeasuredLink
@@ -75,17 +85,27 @@ class Desk:
             self.feed(Ticked(self.now, active_requests))
 
     def ask(
-        self, *names: str, uid: str = "call", compute: MeasureCompute | None = COMPUTE, every: bool = False
+        self,
+        *names: str,
+        uid: str = "call",
+        compute: MeasureCompute | None = COMPUTE,
+        every: bool = False,
     ) -> None:
-        self.feed(MeasureRequested(uid, tuple(node(name) for name in names), compute, every, self.now))
+        self.feed(
+            MeasureRequested(uid, tuple(node(name) for name in names), compute, every, self.now)
+        )
 
     def answer(self, reached: bool = True, failure: Any = None) -> SendCommand:
         """The oldest running command is done; a probe without `reached` brings no links."""
         action = self.sent.pop(0)
         if isinstance(action.command, ProbeLinks) and reached and failure is None:
-            links = tuple(MeasuredLink(action.node_id, peer.node_id, LINK) for peer in action.command.peers)
+            links = tuple(
+                MeasuredLink(action.node_id, peer.node_id, LINK) for peer in action.command.peers
+            )
             self.feed(ProfileReported(ProfileReport(action.node_id, links=links), self.now))
-        self.feed(CommandAnswered(action.node_id, CommandResult(action.operation_id, failure), self.now))
+        self.feed(
+            CommandAnswered(action.node_id, CommandResult(action.operation_id, failure), self.now)
+        )
         return action
 
     def under_way(self) -> list[tuple[str, str]]:

@@ -17,10 +17,11 @@ MISSING = dataclasses.MISSING
 
 
 class Examples:
-    """Makes examples; no two numbers or texts of one are the same, so that fields that changed places are seen.
+    """Makes examples; no two numbers or texts of one are the same, so that fields that changed
+    places are seen.
 
-    `made` gives examples of types that need their own; `fields` values of fields that bounds or other fields restrict,
-    by (class, name). With `bare`, fields that have a default keep it.
+    `made` gives examples of types that need their own; `fields` values of fields that bounds or
+    other fields restrict, by (class, name). With `bare`, fields that have a default keep it.
     """
 
     def __init__(
@@ -49,7 +50,11 @@ class Examples:
         if origin is Annotated:
             return self.of(arguments[0], default)
         if origin in (Union, UnionType):
-            return list(chain.from_iterable(self.of(item, default) for item in arguments if item is not type(None)))
+            return list(
+                chain.from_iterable(
+                    self.of(item, default) for item in arguments if item is not type(None)
+                )
+            )
         if origin is Literal:
             return [next(item for item in arguments if item != default)]
         if origin is tuple and arguments[-1] is not Ellipsis:
@@ -61,7 +66,9 @@ class Examples:
         if origin is frozenset:
             return [frozenset(self.of(arguments[0])[0] for _ in range(2))]
         if origin in (dict, Mapping):
-            key, value = (self.number() if argument is Any else self.of(argument)[0] for argument in arguments)
+            key, value = (
+                self.number() if argument is Any else self.of(argument)[0] for argument in arguments
+            )
             return [{key: value}]
         return list(self._of_fields(kind)) if origin is not None else self._of_class(kind, default)
 
@@ -70,7 +77,11 @@ class Examples:
             return [next(item for item in reversed(kind) if item is not default)]
         if issubclass(kind, EdgeShardError):
             words = f"what {self.number()}", f"f{self.number()}", f"R{self.number()}"
-            return [DeadlineError(words[0], field=words[1], reason=words[2], retry_after_s=self.number() + 0.5)]
+            return [
+                DeadlineError(
+                    words[0], field=words[1], reason=words[2], retry_after_s=self.number() + 0.5
+                )
+            ]
         if kind is bool:
             return [default is not True]
         if kind is int:
@@ -84,13 +95,20 @@ class Examples:
         return list(self._of_fields(kind))
 
     def _of_fields(self, kind: Any) -> Iterator[Any]:
-        """One with the first example of every field, and one more for each further example of a field."""
+        """One with the first example of every field, and one more for each further example of a
+        field."""
         chosen: dict[str, list[Any]] = {}
         for name, annotation, default in fields_of(kind):
             if self._bare and default is not MISSING:
                 continue
-            chosen[name] = [self._fields[kind, name]] if (kind, name) in self._fields else self.of(annotation, default)
-            assert default is MISSING or default not in chosen[name] or (kind, name) in self._fields, (kind, name)
+            chosen[name] = (
+                [self._fields[kind, name]]
+                if (kind, name) in self._fields
+                else self.of(annotation, default)
+            )
+            assert (
+                default is MISSING or default not in chosen[name] or (kind, name) in self._fields
+            ), (kind, name)
         first = {name: values[0] for name, values in chosen.items()}
         make = get_origin(kind) or kind
         yield make(**first)
@@ -110,7 +128,8 @@ def fields_of(kind: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def comparable(value: Any) -> Any:
-    """A value in which errors, which compare by identity, are their parts, and every sequence is a tuple."""
+    """A value in which errors, which compare by identity, are their parts, and every sequence is a
+    tuple."""
     if isinstance(value, EdgeShardError):
         return type(value), value.message, value.field, value.reason, value.retry_after_s
     if isinstance(value, Message):

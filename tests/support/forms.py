@@ -12,8 +12,8 @@ from _pytest.mark import ParameterSet
 Case = TypeVar("Case")
 
 DAY = "EDGESHARD_TEST_DAY"
-"""Names the environment variable that chooses among cases that are too many for a run. tests/conftest.py sets it, so
-that all processes of a run have the same."""
+"""Names the environment variable that chooses among cases that are too many for a run.
+tests/conftest.py sets it, so that all processes of a run have the same."""
 DAYS = 3
 """The long form of tests with many cases is spread over this number of days."""
 LONG = False
@@ -44,11 +44,15 @@ def in_turn(count: int, cases: Sequence[object]) -> list[ParameterSet]:
 
 def of_the_day(quick: int, cases: Sequence[Case]) -> list[Case]:
     """The first `quick` cases; in the long form one in `DAYS` of the others, too."""
-    return [*cases[:quick], *(case for n, case in enumerate(cases[quick:]) if LONG and is_turn(DAYS, n))]
+    return [
+        *cases[:quick],
+        *(case for n, case in enumerate(cases[quick:]) if LONG and is_turn(DAYS, n)),
+    ]
 
 
 def one_in(count: int, cases: Iterable[object]) -> list[ParameterSet]:
-    """Parameters for pytest: one in `count` in the quick form, and in the long one also one in `DAYS` of the others."""
+    """Parameters for pytest: one in `count` in the quick form, and in the long one also one in
+    `DAYS` of the others."""
     made = []
     for number, case in enumerate(cases):
         if number % count and LONG and not is_turn(DAYS, number):

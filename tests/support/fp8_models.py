@@ -13,15 +13,25 @@ import numpy as np
 from edgeshard.architectures import expected_tensors
 from tests.support.chat_models import DEMO_MODEL
 
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 _CHUNK = 1 << 24
 
 
 def write_fp8_model(directory: Path, layers: int = 2, hidden: int = 512) -> int:
-    """Write a checkpoint into a new directory; the bytes of its weights. With `hidden` 2,048 a layer has 55 MB."""
+    """Write a checkpoint into a new directory; the bytes of its weights. With `hidden` 2,048 a
+    layer has 55 MB."""
     config: dict[str, Any] = json.loads((DEMO_MODEL / "config.json").read_text())
     config |= {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
-    config |= {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64, "head_dim": 64}
+    config |= {
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": hidden // 64,
+        "head_dim": 64,
+    }
     directory.mkdir(parents=True)
     settings = {"quantization_config": {"quant_method": "fp8"}}
     (directory / "config.json").write_text(json.dumps(config | settings))

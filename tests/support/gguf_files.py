@@ -1,4 +1,5 @@
-"""GGUF files made of the demo model with the gguf package's own writer, as llama.cpp's converter would."""
+"""GGUF files made of the demo model with the gguf package's own writer, as llama.cpp's converter
+would."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ Choose = Callable[[str], gguf.GGMLQuantizationType]
 
 def demo_weights() -> dict[str, np.ndarray]:
     """The demo model's tensors by the names of its checkpoint."""
-    return {name: tensor.float().numpy() for name, tensor in load_file(DEMO / "model.safetensors").items()}
+    return {
+        name: tensor.float().numpy()
+        for name, tensor in load_file(DEMO / "model.safetensors").items()
+    }
 
 
 def gguf_name(name: str) -> str:
@@ -82,7 +86,9 @@ def _blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarr
     return blocks.reshape(shape[0], -1)
 
 
-def write_demo_gguf(path: Path, choose: Choose, template: str | None = TEMPLATE, **metadata: Any) -> Path:
+def write_demo_gguf(
+    path: Path, choose: Choose, template: str | None = TEMPLATE, **metadata: Any
+) -> Path:
     config = json.loads((DEMO / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])
@@ -105,7 +111,11 @@ def write_demo_gguf(path: Path, choose: Choose, template: str | None = TEMPLATE,
         kind = choose(gguf_name(name))
         part = name.split(".")[-2]
         rows = permuted(weight, heads[part]) if part in heads else weight
-        data = _blocks(rows.shape, kind) if kind in _RANDOM else gguf.quantize(np.ascontiguousarray(rows), kind)
+        data = (
+            _blocks(rows.shape, kind)
+            if kind in _RANDOM
+            else gguf.quantize(np.ascontiguousarray(rows), kind)
+        )
         writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

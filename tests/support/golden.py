@@ -22,8 +22,18 @@ _TEXTS = (
     (re.compile(r"(?<=[\s(])\d+(\.\d+)? ?%"), "# %"),
 )
 _SOMETIMES = ("Huge pages", "Warning:")
-"""Lines that only some machines have: a warning about kernels, for instance, on one that was busy."""
-_MACHINE = {"software", "bits_fingerprint", "bottleneck", "note", "doubts", "huge_pages", "text", "failure"}
+"""Lines that only some machines have: a warning about kernels, for instance, on one that was
+busy."""
+_MACHINE = {
+    "software",
+    "bits_fingerprint",
+    "bottleneck",
+    "note",
+    "doubts",
+    "huge_pages",
+    "text",
+    "failure",
+}
 """Keys whose values depend on the machine, or whose text depends on measurements."""
 
 
@@ -34,7 +44,9 @@ def masked_text(text: str) -> str:
         for pattern, name in _TEXTS:
             line = pattern.sub(name, line)
         line = re.sub(
-            r"^(Device|Kernels|Bottleneck|Note|Bits|Gap|Memory|Expected|Better|Not weighed): .*", r"\1: ...", line
+            r"^(Device|Kernels|Bottleneck|Note|Bits|Gap|Memory|Expected|Better|Not weighed): .*",
+            r"\1: ...",
+            line,
         )
         lines.append(re.sub(r" {2,}", "  ", _NUMBER.sub("#", line)).rstrip())
     return "".join(line + "\n" for line in lines if not line.startswith(_SOMETIMES))

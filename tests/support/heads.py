@@ -10,7 +10,11 @@ from edgeshard.domain.requests.head import HeadEvent, HeadEvents, RequestEvent
 
 
 def say(
-    front: RequestFront, head: Attachment, request_id: RequestId, *events: RequestEvent, epoch: Epoch | None = None
+    front: RequestFront,
+    head: Attachment,
+    request_id: RequestId,
+    *events: RequestEvent,
+    epoch: Epoch | None = None,
 ) -> None:
     """Events of a request, in a message that names the head's epoch or another one."""
     said = tuple(HeadEvent(request_id, event) for event in events)

@@ -1,4 +1,5 @@
-"""The innermost loops of compiled kernels, and how often each refers to the stack, from a disassembly.
+"""The innermost loops of compiled kernels, and how often each refers to the stack, from a
+disassembly.
 
 objdump -d -C --no-show-raw-insn kernels.o | python -m tests.support.hot_loops      a table
 """
@@ -18,12 +19,15 @@ _PRODUCT = re.compile(
     r"vfn?m(add|sub)\w+|vpmaddubsw|vpmaddwd|vpdpbusds?|vdpbf16ps|mulps|pmaddwd|fml[as]|[su]dot|usdot|[su]?mmla"
     r"|[su]ml[as]l2?|[su]mull2?|mla|mul"
 )
-# The last operand of AT&T's syntax, the first one of aarch64: the register that an instruction writes.
+# The last operand of AT&T's syntax, the first one of aarch64: the register that an instruction
+# writes.
 _WRITTEN = re.compile(r"(?:^|,)%(?P<x86>\w+)$|^(?P<arm>[xw]\d+)(?:,|$)")
 _WRITES_NOTHING = re.compile(r"cmp\w*|test\w*|push\w*|str\w*|stp|cbn?z|tbn?z|j\w+")
 # An address on the stack that is loaded into a register, for example `lea 8(%rsp),%rax`, `mov
 # %rsp,%rbp`, `add x5, sp, #0x40` or `mov x29, sp`.
-_STACK_ADDRESS = re.compile(r"lea \S*\(%rsp\),%\w+|mov %rsp,%\w+|add [xw]\d+, sp, #\S+|mov [xw]\d+, sp")
+_STACK_ADDRESS = re.compile(
+    r"lea \S*\(%rsp\),%\w+|mov %rsp,%\w+|add [xw]\d+, sp, #\S+|mov [xw]\d+, sp"
+)
 # The base register of a memory operand: 8(%rax,%rcx,4) or [x5, #32].
 _BASE = re.compile(r"\((%\w+)[,)]|\[(\w+)[,\]]")
 _X86_PARTS = re.compile(r"^[er]?(?P<name>[a-ds][xpi]|[sb]p|[a-d]l)$")
@@ -39,7 +43,8 @@ class Instruction:
 
     @property
     def written(self) -> str:
-        """The whole general register that the instruction writes; "" if there is none or one of another kind."""
+        """The whole general register that the instruction writes; "" if there is none or one of
+        another kind."""
         match = None if _WRITES_NOTHING.fullmatch(self.mnemonic) else _WRITTEN.search(self.operands)
         return "" if match is None else _whole(match["x86"] or match["arm"])
 
@@ -56,7 +61,8 @@ class Instruction:
 
     @property
     def jump_target(self) -> int | None:
-        """The address that a jump leads to; None if it is another instruction or a jump through a register."""
+        """The address that a jump leads to; None if it is another instruction or a jump through a
+        register."""
         if not _JUMP.fullmatch(self.mnemonic):
             return None
         match = _TARGET.search(self.operands)
@@ -65,7 +71,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """An innermost loop: no other loop lies within it. `stack_registers` have addresses on the stack all the time."""
+    """An innermost loop: no other loop lies within it. `stack_registers` have addresses on the
+    stack all the time."""
 
     instructions: tuple[Instruction, ...]
     stack_registers: frozenset[str]
@@ -78,7 +85,11 @@ class Loop:
     @property
     def stack_references(self) -> int:
         """Instructions with an operand on the stack."""
-        return sum(bool(one.bases & self.stack_registers) for one in self.instructions if one.mnemonic != "lea")
+        return sum(
+            bool(one.bases & self.stack_registers)
+            for one in self.instructions
+            if one.mnemonic != "lea"
+        )
 
 
 def innermost_loops(disassembly: str) -> dict[str, list[Loop]]:
@@ -145,7 +156,8 @@ def _is_within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
 
 
 def main() -> int:
-    """Print the innermost loops that multiply: products, instructions, stack references, function."""
+    """Print the innermost loops that multiply: products, instructions, stack references,
+    function."""
     for name, loops in innermost_loops(sys.stdin.read()).items():
         for loop in loops:
             if loop.products:

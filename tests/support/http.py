@@ -35,7 +35,8 @@ class Answer:
 
 
 class Http:
-    """Sends requests to the gateway at `url`, with `key` if there is one; over TLS with the trust of `tls`."""
+    """Sends requests to the gateway at `url`, with `key` if there is one; over TLS with the trust
+    of `tls`."""
 
     def __init__(self, url: str, key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.url = url
@@ -48,7 +49,9 @@ class Http:
     async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
         return await self.send("POST", path, body, headers)
 
-    async def send(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+    async def send(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         async with asyncio.timeout(PATIENCE_S), self.opened(method, path, body, headers) as stream:
             parts = [part async for part in stream.parts()]
             return Answer(stream.status, stream.headers, b"".join(parts))
@@ -63,7 +66,13 @@ class Http:
 
     @asynccontextmanager
     async def opened(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None, *, holds: int = 65536
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Mapping[str, str] | None = None,
+        *,
+        holds: int = 65536,
     ) -> AsyncIterator[Stream]:
         """An answer whose headers are there. Leaving closes the connection. Unread data fills about
         `holds` bytes on this side; then the other side waits."""
@@ -73,7 +82,9 @@ class Http:
         dialled.setblocking(False)
         await asyncio.get_running_loop().sock_connect(dialled, (where.hostname, where.port))
         name = None if self.tls is None else where.hostname
-        reader, writer = await asyncio.open_connection(sock=dialled, limit=holds, ssl=self.tls, server_hostname=name)
+        reader, writer = await asyncio.open_connection(
+            sock=dialled, limit=holds, ssl=self.tls, server_hostname=name
+        )
         try:
             stream = Stream(reader, writer)
             await stream.ask(method, path, self._headers(headers), body)
@@ -83,7 +94,12 @@ class Http:
 
     def _headers(self, more: Mapping[str, str] | None) -> dict[str, str]:
         shown = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
-        return {"host": urlsplit(self.url).netloc, "content-type": "application/json", **shown, **(more or {})}
+        return {
+            "host": urlsplit(self.url).netloc,
+            "content-type": "application/json",
+            **shown,
+            **(more or {}),
+        }
 
 
 class Stream:
@@ -95,9 +111,13 @@ class Stream:
 
     @property
     def is_reset(self) -> bool:
-        """Whether the other side has broken the connection, also if nothing of its answer was read."""
+        """Whether the other side has broken the connection, also if nothing of its answer was
+        read."""
         sock: socket.socket = self._writer.get_extra_info("socket")
-        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) or self._reader.exception() is not None
+        return (
+            bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            or self._reader.exception() is not None
+        )
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> None:
         """Send a request, and wait for the beginning of its answer."""
@@ -110,7 +130,9 @@ class Stream:
         self.headers = {name.decode(): value.decode() for name, value in event.headers}
 
     async def say(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> None:
-        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = (
+            b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
         all_headers = [*headers.items(), ("content-length", str(len(data)))]
         request = h11.Request(method=method, target=path, headers=all_headers)
         for event in (request, h11.Data(data=data), h11.EndOfMessage()):

@@ -1,4 +1,5 @@
-"""A browser at the dashboard, as far as the coordinator sees one: its cookies, its page's origin and token."""
+"""A browser at the dashboard, as far as the coordinator sees one: its cookies, its page's origin
+and token."""
 
 from __future__ import annotations
 
@@ -35,15 +36,26 @@ class Jar:
     def shown(self, path: str) -> str | None:
         """The cookie sent with a request for `path`."""
         pairs = ((name, value, under.rstrip("/")) for (name, under), value in self.cookies.items())
-        sent = [f"{name}={value}" for name, value, under in pairs if path == under or path.startswith(f"{under}/")]
+        sent = [
+            f"{name}={value}"
+            for name, value, under in pairs
+            if path == under or path.startswith(f"{under}/")
+        ]
         return "; ".join(sent) or None
 
 
 class Browser:
     """A browser at the page of `origin`, by default the target of `http`, under `prefix`."""
 
-    def __init__(self, http: Http, jar: Jar | None = None, origin: str = "", prefix: str = "") -> None:
-        self.http, self.jar, self.origin, self.prefix = nobody(http), jar or Jar(), origin or http.url, prefix
+    def __init__(
+        self, http: Http, jar: Jar | None = None, origin: str = "", prefix: str = ""
+    ) -> None:
+        self.http, self.jar, self.origin, self.prefix = (
+            nobody(http),
+            jar or Jar(),
+            origin or http.url,
+            prefix,
+        )
         self.token = ""
 
     @classmethod
@@ -96,8 +108,13 @@ class Browser:
 
     async def events(self, path: str = "/dashboard/stream") -> AsyncGenerator[tuple[str, Any]]:
         """The kinds of a stream's events, with their data."""
-        async with self.http.opened("GET", f"{self.prefix}{path}", None, self.headers(origin=None)) as stream:
-            assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        async with self.http.opened(
+            "GET", f"{self.prefix}{path}", None, self.headers(origin=None)
+        ) as stream:
+            assert (stream.status, stream.headers["content-type"]) == (
+                200,
+                "text/event-stream; charset=utf-8",
+            )
             async for event in events_of(stream):
                 yield event
 

@@ -48,9 +48,20 @@ class HubServer:
                 "blobId": hashlib.sha1(data).hexdigest(),
             }
             if is_large(path):
-                entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+                entry["lfs"] = {
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "size": len(data),
+                    "pointerSize": 130,
+                }
             siblings.append(entry)
-        return {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+        return {
+            "id": name,
+            "modelId": name,
+            "sha": COMMIT,
+            "siblings": siblings,
+            "private": False,
+            "tags": [],
+        }
 
 
 def is_large(path: Path) -> bool:
@@ -79,7 +90,12 @@ class Handler(BaseHTTPRequestHandler):
                 return self._refuse(401, "RepoNotFound")
             if revision not in ("main", COMMIT):
                 return self._refuse(404, "RevisionNotFound")
-            return self._send(200, json.dumps(self.hub.info(name)).encode(), {"Content-Type": "application/json"}, body)
+            return self._send(
+                200,
+                json.dumps(self.hub.info(name)).encode(),
+                {"Content-Type": "application/json"},
+                body,
+            )
         found = _FILE.fullmatch(self.path)
         if found is None or found[1] not in self.hub.repositories:
             return self._refuse(404, "RepoNotFound")
@@ -113,7 +129,9 @@ class Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, code: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code}, self.command == "GET")
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str], body: bool, name: str = "") -> None:
+    def _send(
+        self, status: int, data: bytes, headers: dict[str, str], body: bool, name: str = ""
+    ) -> None:
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(key, value)
@@ -155,7 +173,8 @@ def serving() -> Iterator[HubServer]:
 
 
 def point_at(address: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As HF_ENDPOINT and HF_HUB_CACHE do, which the library reads when it is imported; without a token."""
+    """As HF_ENDPOINT and HF_HUB_CACHE do, which the library reads when it is imported; without a
+    token."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -14,18 +14,21 @@ from tests.agent.model.families import VARIANTS
 
 
 def save_random(path: Path, row: str, **options: Any) -> Any:
-    """Write a checkpoint of a row of families.py in float32, with other `options` of its config; transformers' model of
-    it."""
+    """Write a checkpoint of a row of families.py in float32, with other `options` of its config;
+    transformers' model of it."""
     torch.manual_seed(3)
     variant = VARIANTS[row]
-    config = replace(variant, options=variant.options | {"initializer_range": 0.15} | options).library_config()
+    config = replace(
+        variant, options=variant.options | {"initializer_range": 0.15} | options
+    ).library_config()
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     model.save_pretrained(path)
     return model
 
 
 def save_hybrid(path: Path, **options: Any) -> Any:
-    """The same of a model whose requests have states: of its four layers three have linear attention."""
+    """The same of a model whose requests have states: of its four layers three have linear
+    attention."""
     return save_random(path, "qwen3_5-text", **options)
 
 

@@ -16,7 +16,8 @@ from edgeshard.rpc.tls_files import issue_files
 
 
 class Identities:
-    """The authority of a site, and the files of each of its processes, which are made when they are first asked for."""
+    """The authority of a site, and the files of each of its processes, which are made when they are
+    first asked for."""
 
     def __init__(self, directory: Path, site: str = "site") -> None:
         self.site = site
@@ -43,7 +44,8 @@ class Identities:
 
 
 def trusting_both(files: TlsFiles, other: TlsFiles) -> TlsFiles:
-    """Files of a process that trusts another site's authority too, so that it sees no mistake in dialling it."""
+    """Files of a process that trusts another site's authority too, so that it sees no mistake in
+    dialling it."""
     both = files.ca.with_name(f"both-{other.ca.parent.name}.pem")
     both.write_bytes(files.ca.read_bytes() + other.ca.read_bytes())
     return TlsFiles(both, files.cert, files.key)
@@ -55,7 +57,8 @@ def tls_options(files: TlsFiles) -> list[str]:
 
 
 async def is_denied(call: Any, hello: object) -> bool:
-    """Whether a stream that begins so is refused: by its first message or before it, which differs from run to run."""
+    """Whether a stream that begins so is refused: by its first message or before it, which differs
+    from run to run."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await call.write(hello)
         await call.read()

@@ -1,4 +1,5 @@
-"""A TCP forwarder on loopback that closes a connection without bytes, as proxies in front of servers do."""
+"""A TCP forwarder on loopback that closes a connection without bytes, as proxies in front of
+servers do."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from contextlib import asynccontextmanager
 
 
 class IdleProxy:
-    """Forwards connections to `port` of loopback. It closes one whose server sends nothing for `idle_s` seconds."""
+    """Forwards connections to `port` of loopback. It closes one whose server sends nothing for
+    `idle_s` seconds."""
 
     def __init__(self, port: int, idle_s: float) -> None:
         self._port = port

@@ -50,9 +50,14 @@ def stage_of(
     )
 
 
-def write_checkpoint(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_checkpoint(
+    directory: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> Path:
     """A directory of safetensors."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(dict(config)))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        directory / "model.safetensors",
+    )
     return directory

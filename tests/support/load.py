@@ -1,4 +1,5 @@
-"""The load of tests, chaos, attacks, simulator and benchmarks: requests as their client sees them."""
+"""The load of tests, chaos, attacks, simulator and benchmarks: requests as their client sees
+them."""
 
 from __future__ import annotations
 
@@ -46,13 +47,17 @@ class Stream:
 
     @property
     def over(self) -> bool:
-        return self.error is not None or (bool(self.events) and isinstance(self.events[-1], Finished))
+        return self.error is not None or (
+            bool(self.events) and isinstance(self.events[-1], Finished)
+        )
 
     async def follow(self, client: Client) -> AsyncGenerator[GenerationEvent, None]:
         """Each event, after it is recorded. An error is recorded, too, and is the end."""
         self.times.append(time.monotonic())
         try:
-            async with aclosing(client.generate(self.deployment, self.prompt, **self.options)) as events:
+            async with aclosing(
+                client.generate(self.deployment, self.prompt, **self.options)
+            ) as events:
                 async for event in events:
                     self.events.append(event)
                     if isinstance(event, Token):
@@ -99,6 +104,7 @@ async def all_answered(client: Client, streams: Sequence[Stream]) -> None:
 
 
 async def whole_answer(client: Client, stream: Stream) -> Reference:
-    """Run a request to its end. Raises its error, and ValueError for an answer that is not whole."""
+    """Run a request to its end. Raises its error, and ValueError for an answer that is not
+    whole."""
     (await stream.run(client)).raise_error()
     return reference_of(stream.events)

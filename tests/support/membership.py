@@ -21,7 +21,8 @@ READY_S = 60.0
 
 
 class SecureSite(Site):
-    """A coordinator over TLS with a listener for joiners, and `options`; `start_agent` adds agents."""
+    """A coordinator over TLS with a listener for joiners, and `options`; `start_agent` adds
+    agents."""
 
     def __init__(
         self,
@@ -42,7 +43,14 @@ class SecureSite(Site):
     async def start_agent(self, name: str, files: TlsFiles, *options: str) -> ChildDaemon:
         """An agent of its own process, once layers can be placed on it."""
         arguments = ["--coordinator", self.address, "--name", name, "--listen", "127.0.0.1:0"]
-        arguments += ["--state-dir", str(self.directory / name), "--threads", "1", *tls_options(files), *options]
+        arguments += [
+            "--state-dir",
+            str(self.directory / name),
+            "--threads",
+            "1",
+            *tls_options(files),
+            *options,
+        ]
         agent = self.agents[name] = ChildDaemon(name, "edgeshard_agent", arguments, self.directory)
         await agent.start()
         await agent.wait_ready(self._ready_s)
@@ -55,10 +63,14 @@ async def joined(mill: SecureSite, role: Role, name: str) -> TlsFiles:
         token = await admin.create_token(role, name)
     key = new_key()
     certificate, authorities = await enrol(token.invitation, key)
-    return write_files(mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key))
+    return write_files(
+        mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key)
+    )
 
 
-async def edgectl(*arguments: str, environment: dict[str, str], stdin: bytes | None = None) -> tuple[int, str, str]:
+async def edgectl(
+    *arguments: str, environment: dict[str, str], stdin: bytes | None = None
+) -> tuple[int, str, str]:
     """Run the command in a process of its own: its exit code, stdout and stderr."""
     process: Any = await asyncio.create_subprocess_exec(
         sys.executable,

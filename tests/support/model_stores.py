@@ -36,7 +36,9 @@ class OllamaFolder:
         path.write_bytes(data)
         return f"sha256:{digest}"
 
-    def manifest(self, weights: bytes | None, config: Mapping[str, Any], **texts: str) -> dict[str, Any]:
+    def manifest(
+        self, weights: bytes | None, config: Mapping[str, Any], **texts: str
+    ) -> dict[str, Any]:
         """A manifest of these blobs; `texts` by the kind of their layer."""
         named = {"model_format": "gguf", **config}
         layers = [] if weights is None else [self._layer("model", weights)]
@@ -60,7 +62,13 @@ class OllamaFolder:
         path.write_text(json.dumps(manifest))
         return path
 
-    def add(self, name: str, weights: bytes | None, config: Mapping[str, Any] | None = None, **texts: str) -> Path:
+    def add(
+        self,
+        name: str,
+        weights: bytes | None,
+        config: Mapping[str, Any] | None = None,
+        **texts: str,
+    ) -> Path:
         """A model of Ollama's library, NAME/TAG."""
         manifest = self.manifest(weights, config or {}, **texts)
         return self.write(f"registry.ollama.ai/library/{name}", manifest)

@@ -11,8 +11,8 @@ The protocol: datagrams of JSON over a socket pair. A request carries the three 
                                                         ->  {"started": PID}
                                 and at the child's end      {"ended": PID, "status": CODE}
 
-CODE is an exit code, or the negative number of the signal that ended it. When the test process ends, all children are
-killed.
+CODE is an exit code, or the negative number of the signal that ended it. When the test process
+ends, all children are killed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,12 @@ def forking_daemons(instead: Mapping[str, str] = MappingProxyType({})) -> Iterat
     async def started(program: str, *arguments: str, **options: Any) -> Any:
         at = arguments.index("-m") if "-m" in arguments[:2] else -1
         streams = {name: options.get(name) for name in ("stdin", "stdout", "stderr", "cwd", "env")}
-        if at < 0 or arguments[at + 1] not in DAEMONS or options.get("pass_fds") or subprocess.PIPE in streams.values():
+        if (
+            at < 0
+            or arguments[at + 1] not in DAEMONS
+            or options.get("pass_fds")
+            or subprocess.PIPE in streams.values()
+        ):
             return await start(program, *arguments, **options)
         nursery = await asyncio.to_thread(shared)
         words = [*arguments[at + 2 :]]
@@ -101,11 +106,15 @@ class Nursery:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment: dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("EDGESHARD__")}
+        environment: dict[str, str] = {
+            k: v for k, v in os.environ.items() if not k.startswith("EDGESHARD__")
+        }
         environment["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
         command = (sys.executable, "-m", "tests.support.nursery")
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, process_group=0)
+            self._process = subprocess.Popen(
+                command, stdin=theirs.fileno(), env=environment, process_group=0
+            )
         self.pid = self._process.pid
         first = json.loads(self._socket.recv(_MOST_BYTES) or "null")
         if first is None:
@@ -129,7 +138,8 @@ class Nursery:
         env: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> Forked:
-        """Start `python -m MODULE ARGUMENTS`, in a process group of its own; pipes are not for it to make."""
+        """Start `python -m MODULE ARGUMENTS`, in a process group of its own; pipes are not for it
+        to make."""
         request = {
             "module": module,
             "arguments": list(arguments),
@@ -138,7 +148,9 @@ class Nursery:
             "namespace": namespace,
         }
         with Path(os.devnull).open("r+b", buffering=0) as null, self._turn:
-            streams = [_descriptor(given, null, own) for own, given in enumerate((stdin, stdout, stderr))]
+            streams = [
+                _descriptor(given, null, own) for own, given in enumerate((stdin, stdout, stderr))
+            ]
             socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
             pid = self._started.get()
         return Forked(pid, self._ended[pid])
@@ -153,7 +165,8 @@ class Nursery:
                 self._ended[message["ended"]].set_result(message["status"])
 
     async def ended(self, pid: int) -> int:
-        """The exit code of a child, also if it ended before; the newest if the system used a pid twice."""
+        """The exit code of a child, also if it ended before; the newest if the system used a pid
+        twice."""
         return await asyncio.shield(asyncio.wrap_future(self._ended[pid]))
 
 
@@ -257,7 +270,9 @@ class _Nurse:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the run, which then stops its daemons in order
+            os.setpgid(
+                0, 0
+            )  # a Ctrl-C in the terminal is for the run, which then stops its daemons in order
             self._socket.detach()
             for target, stream in enumerate(streams):
                 os.dup2(stream, target)

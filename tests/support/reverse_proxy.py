@@ -39,7 +39,9 @@ class ReverseProxy:
 
     @asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[ReverseProxy]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=LIMIT, ssl=self.tls)
+        server = await asyncio.start_server(
+            self._serve, "127.0.0.1", port, limit=LIMIT, ssl=self.tls
+        )
         scheme = "http" if self.tls is None else "https"
         self.origin = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
@@ -49,26 +51,44 @@ class ReverseProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            request, _, lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").partition("\r\n")
+            request, _, lines = (
+                (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").partition("\r\n")
+            )
             method, path, _ = request.split(" ")
             pairs = (line.partition(": ") for line in lines.strip().split("\r\n"))
             headers = {name.lower(): value for name, _, value in pairs}
             body = await reader.readexactly(int(headers.get("content-length", "0")))
             if path == self.prefix or path.startswith((f"{self.prefix}/", f"{self.prefix}?")):
-                await self._pass(Passed(method, path.removeprefix(self.prefix) or "/", headers, body), reader, writer)
+                await self._pass(
+                    Passed(method, path.removeprefix(self.prefix) or "/", headers, body),
+                    reader,
+                    writer,
+                )
             else:
-                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                writer.write(
+                    b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                )
                 await writer.drain()
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             writer.close()
 
-    async def _pass(self, request: Passed, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, request: Passed, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.passed.append(request)
         where = urlsplit(self.target)
-        own = {"connection": "close"} if self.keeps_host else {"connection": "close", "host": where.netloc}
+        own = (
+            {"connection": "close"}
+            if self.keeps_host
+            else {"connection": "close", "host": where.netloc}
+        )
         lines = [f"{name}: {value}" for name, value in (request.headers | own).items()]
         back, there = await asyncio.open_connection(where.hostname, where.port)
-        there.write("\r\n".join((f"{request.method} {request.path} HTTP/1.1", *lines, "", "")).encode("latin-1"))
+        there.write(
+            "\r\n".join((f"{request.method} {request.path} HTTP/1.1", *lines, "", "")).encode(
+                "latin-1"
+            )
+        )
         there.write(request.body)
         left = asyncio.create_task(reader.read())  # ends when the browser leaves
         answered = asyncio.create_task(_copied(back, writer))

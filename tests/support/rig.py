@@ -1,4 +1,5 @@
-"""A pipeline without a network for the head's scheduler: real block tables, and a pretended model that reads them."""
+"""A pipeline without a network for the head's scheduler: real block tables, and a pretended model
+that reads them."""
 
 from __future__ import annotations
 
@@ -31,11 +32,13 @@ from edgeshard.domain.requests.head import HeadEvent, RequestEnd
 from edgeshard.domain.requests.step import SampledToken, Span, SpanLogprobs, StepResult, Targets
 
 FRESH = 17
-"""The first state of the pretended model. Its states hold the difference, so that zeros are a beginning."""
+"""The first state of the pretended model. Its states hold the difference, so that zeros are a
+beginning."""
 
 
 def after(value: int, token: int) -> int:
-    """The pretended model: a function of everything before, so that a lost or swapped position shows."""
+    """The pretended model: a function of everything before, so that a lost or swapped position
+    shows."""
     return (value * 31 + token + 1) % 9973
 
 
@@ -63,7 +66,12 @@ class Stage:
     """
 
     def __init__(
-        self, blocks: int, block_tokens: int, swap_blocks: int = 0, states: int = 0, guess_slots: int = 0
+        self,
+        blocks: int,
+        block_tokens: int,
+        swap_blocks: int = 0,
+        states: int = 0,
+        guess_slots: int = 0,
     ) -> None:
         memory = KvMemory(DType.FLOAT32, blocks, block_tokens)
         kept = States(states, [[StateSize((1,), float32=True)]], "cpu", guess_slots=guess_slots)
@@ -74,7 +82,8 @@ class Stage:
         self.known: set[int] = set()
         self.next_step = 0
         self.is_late: Callable[[], bool] = lambda: False
-        """Whether a token is not chosen yet, or still not, as the guide of a request may have it."""
+        """Whether a token is not chosen yet, or still not, as the guide of a request may have
+        it."""
         self.late: list[SampledToken] = []
 
     def run(self, step: HeadStep) -> StepResult:
@@ -87,22 +96,33 @@ class Stage:
             self.kept[request] = [self.slots[slot] for slot in self._slots(request, table.certain)]
         self.pool.commit(draft)
         for request in draft.swap_ins:
-            for slot, token in zip(self._slots(request, 1 << 30), self.kept.pop(request), strict=False):
+            for slot, token in zip(
+                self._slots(request, 1 << 30), self.kept.pop(request), strict=False
+            ):
                 self.slots[slot] = token
         self.late = [token for token in self.late if token.request not in step.plan.frees]
         sampled = [token for token in self.late if not self.is_late()]
         self.late = [token for token in self.late if token not in sampled]
         given, pending, scored = deque(step.tokens), list[int](), list[SpanLogprobs]()
         for span in step.plan.spans:
-            assert (span.sampling is not None) == (span.request not in self.known), "once, on the first span"
+            assert (span.sampling is not None) == (span.request not in self.known), (
+                "once, on the first span"
+            )
             self.known.add(span.request)
             slots = self._slots(span.request, span.end_position)
             for slot in slots[span.first_position :]:
                 self.slots[slot] = given.popleft()
             scored += self._scores(span)
             history = [self.slots[slot] for slot in slots]
-            by_states = self._by_states(span, history[span.first_position :]) if self.pool.states.slots else None
-            following = [next_token(history[:end]) for end in range(span.certain_position, span.end_position + 1)]
+            by_states = (
+                self._by_states(span, history[span.first_position :])
+                if self.pool.states.slots
+                else None
+            )
+            following = [
+                next_token(history[:end])
+                for end in range(span.certain_position, span.end_position + 1)
+            ]
             if by_states is not None:
                 following = by_states[-len(following) :]
             token = following[0]
@@ -110,19 +130,24 @@ class Stage:
                 sampled += self._behind_guesses(span, history, following)
             elif span.sample:
                 is_late = self.is_late()
-                (self.late if is_late else sampled).append(SampledToken(span.request, span.end_position, token))
+                (self.late if is_late else sampled).append(
+                    SampledToken(span.request, span.end_position, token)
+                )
                 pending += [span.request] if is_late else []
         assert not given
         return StepResult(tuple(sampled), prompt_logprobs=tuple(scored), pending=tuple(pending))
 
-    def _behind_guesses(self, span: Span, history: list[int], following: list[int]) -> Iterator[SampledToken]:
+    def _behind_guesses(
+        self, span: Span, history: list[int], following: list[int]
+    ) -> Iterator[SampledToken]:
         for position, token in enumerate(following, span.certain_position):
             yield SampledToken(span.request, position, token)
             if history[position : position + 1] != [token]:
                 return
 
     def _by_states(self, span: Span, tokens: list[int]) -> list[int]:
-        """The token after each of the span's tokens by the states of its request, which it changes."""
+        """The token after each of the span's tokens by the states of its request, which it
+        changes."""
         table = self.pool.table(span.request)
         (state,) = self.pool.states.of(table.source)
         value, following = int(state) + FRESH, list[int]()
@@ -144,11 +169,14 @@ class Stage:
 
     def _slots(self, request: int, end: int) -> list[int]:
         size = self.pool.block_tokens
-        return [block * size + i for block in self.pool.table(request).blocks for i in range(size)][:end]
+        return [block * size + i for block in self.pool.table(request).blocks for i in range(size)][
+            :end
+        ]
 
 
 class Rig:
-    """A scheduler and its stages. `run_all` brings each step through at once; `Ring` takes its time."""
+    """A scheduler and its stages. `run_all` brings each step through at once; `Ring` takes its
+    time."""
 
     def __init__(
         self,
@@ -176,12 +204,18 @@ class Rig:
         self.now_s = 0.0
         swap_blocks = swapping.blocks if swapping is not None else 0
         guess_slots = (guessing.slots if guessing is not None else None) or 0
-        self.stages = [Stage(blocks, block_tokens, swap_blocks, states, guess_slots) for _ in range(stages)]
+        self.stages = [
+            Stage(blocks, block_tokens, swap_blocks, states, guess_slots) for _ in range(stages)
+        ]
         self.steps: list[HeadStep] = []
         self.events: list[HeadEvent] = []
 
-    def submit(self, name: str, prompt: list[int], new: int, client: str = "", **options: Any) -> None:
-        text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), prompt, options.get("stop_strings", ()))
+    def submit(
+        self, name: str, prompt: list[int], new: int, client: str = "", **options: Any
+    ) -> None:
+        text = TextStream(
+            lambda ids: "".join(f"<{i}>" for i in ids), prompt, options.get("stop_strings", ())
+        )
         generation = Generation(tuple(prompt), new, **options)
         self.scheduler.submit(RequestId(name), generation, prompt, text, client=client)
 
@@ -208,11 +242,14 @@ class Rig:
         return step
 
     def take(self, step: HeadStep | None, timings: tuple[StageTiming, ...] = ()) -> None:
-        """Run a step on every stage and give the result to the head, with the given timings of the stages."""
+        """Run a step on every stage and give the result to the head, with the given timings of the
+        stages."""
         assert step is not None, "there was nothing to run"
         step = self.drafted(step)
         results = [stage.run(step) for stage in self.stages]
-        taken = self.scheduler.on_result(step.number, replace(results[-1], timings=timings), self.now_s)
+        taken = self.scheduler.on_result(
+            step.number, replace(results[-1], timings=timings), self.now_s
+        )
         self.events += self.scheduler.events(taken)
 
     def drafted(self, step: HeadStep) -> HeadStep:
@@ -236,27 +273,44 @@ class Rig:
             self.take(pipe.popleft())
 
     def tokens(self, name: str) -> list[int]:
-        return [e.event.token for e in self.events if isinstance(e.event, Token) and e.request_id == name]
+        return [
+            e.event.token
+            for e in self.events
+            if isinstance(e.event, Token) and e.request_id == name
+        ]
 
     def ends(self, name: str) -> list[RequestEnd]:
-        return [e.event for e in self.events if isinstance(e.event, RequestEnd) and e.request_id == name]
+        return [
+            e.event for e in self.events if isinstance(e.event, RequestEnd) and e.request_id == name
+        ]
 
     def check_empty(self) -> None:
         """Nothing is left of any request anywhere."""
         assert self.scheduler.idle
         stats = self.scheduler.stats
-        assert (stats.running, stats.waiting, stats.steps_in_flight, stats.kv_blocks_used) == (0, 0, 0, 0)
+        assert (stats.running, stats.waiting, stats.steps_in_flight, stats.kv_blocks_used) == (
+            0,
+            0,
+            0,
+            0,
+        )
         assert stats.kv_blocks_swapped == 0
         assert stats.kv_blocks_cached + stats.kv_blocks_free == self.allocator.count
         assert self.allocator.unpromised == self.allocator.count
         assert len(self.allocator._free_slots) + len(self.allocator._saved) == self.allocator.slots
         assert not self.scheduler._saves
         for stage in self.stages:
-            assert stage.pool.bytes_in_use == 0 and not stage.pool.requests and not stage.known and not stage.late
+            assert (
+                stage.pool.bytes_in_use == 0
+                and not stage.pool.requests
+                and not stage.known
+                and not stage.late
+            )
 
 
 class Ring:
-    """The stages of a rig as machines of their own: inboxes that hold a window, and a step computing at each.
+    """The stages of a rig as machines of their own: inboxes that hold a window, and a step
+    computing at each.
 
     One thing happens at a time, chosen by dice. A stage takes a step from its inbox, or passes on
     the one it finished if the next inbox has room, or the head takes a result. `stalled` stages do
@@ -275,10 +329,15 @@ class Ring:
 
     @property
     def in_flight(self) -> int:
-        return sum(map(len, self.inboxes)) + sum(hand is not None for hand in self.hands) + len(self.returned)
+        return (
+            sum(map(len, self.inboxes))
+            + sum(hand is not None for hand in self.hands)
+            + len(self.returned)
+        )
 
     def pump(self) -> None:
-        """The head offers its own stage all it may; the inbox has to have room, for the head never waits."""
+        """The head offers its own stage all it may; the inbox has to have room, for the head never
+        waits."""
         while (step := self.rig.next_step()) is not None:
             assert len(self.inboxes[0]) < self.window
             self.inboxes[0].append(step)
@@ -323,6 +382,8 @@ class Ring:
     def _take_back(self) -> None:
         step = self.returned.popleft()
         self.rig.now_s += self.dice.random() * 0.2
-        taken = self.rig.scheduler.on_result(step.number, self.results.pop(step.number), self.rig.now_s)
+        taken = self.rig.scheduler.on_result(
+            step.number, self.results.pop(step.number), self.rig.now_s
+        )
         self.rig.events += self.rig.scheduler.events(taken)
         self.pump()

@@ -17,7 +17,8 @@ POLL_S = 0.05
 
 
 def wrong_modules(folder: Path) -> Path:
-    """Fill a folder with what Python, standing there, would take for our modules and for its own."""
+    """Fill a folder with what Python, standing there, would take for our modules and for its
+    own."""
     (folder / "edgeshard").mkdir()
     for name in ("edgeshard/__init__", "agent", "types", "json"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')\n")
@@ -27,14 +28,22 @@ def wrong_modules(folder: Path) -> Path:
 def environment_of(home: Path) -> dict[str, str]:
     """The environment of a user whose settings and states are under `home`."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-    return clean | {"XDG_CONFIG_HOME": str(home / "config"), "XDG_STATE_HOME": str(home / "state-home")}
+    return clean | {
+        "XDG_CONFIG_HOME": str(home / "config"),
+        "XDG_STATE_HOME": str(home / "state-home"),
+    }
 
 
 class Running:
     """An edgectl in the background, and its output."""
 
     def __init__(
-        self, home: Path, name: str, *arguments: str, settings: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        home: Path,
+        name: str,
+        *arguments: str,
+        settings: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.log = home / f"{name}.log"
         with self.log.open("wb") as log:

@@ -1,4 +1,5 @@
-"""An agent and a head without an engine: they use the wire protocol with a real coordinator, controlled by the test."""
+"""An agent and a head without an engine: they use the wire protocol with a real coordinator,
+controlled by the test."""
 
 from __future__ import annotations
 
@@ -89,9 +90,12 @@ class FakeAgent:
         self._task = asyncio.create_task(self._serve(self._call))
 
     async def heartbeat(self, *stages: StageStatus) -> None:
-        """A whole one. It has no answer; each is identified by its `pages`, which are in the state then."""
+        """A whole one. It has no answer; each is identified by its `pages`, which are in the state
+        then."""
         self.pages = HugePages(self.pages.wanted_bytes + 1, 0)
-        await self.say(Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES, self.pages))
+        await self.say(
+            Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES, self.pages)
+        )
 
     async def say(self, message: AgentMessage) -> None:
         async with self._writing:
@@ -198,7 +202,9 @@ def held_of(start: head_pb2.StartRequest, tokens: int = 0) -> head_pb2.HeldReque
 class FakeHead:
     """A head's Attach stream: records received messages, sends the test's."""
 
-    def __init__(self, channel: grpc.aio.Channel, node_id: str, deployment: str, epoch: int) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, node_id: str, deployment: str, epoch: int
+    ) -> None:
         self.epoch = epoch
         self.down: asyncio.Queue[head_pb2.AttachResponse] = asyncio.Queue()
         self._hello = head_pb2.HeadHello(node_id=node_id, deployment=deployment, epoch=epoch)
@@ -208,7 +214,9 @@ class FakeHead:
         self.error: EdgeShardError | None = None
         self.forgotten: list[str] = []
 
-    async def attach(self, held: Iterable[head_pb2.HeldRequest] = (), *, beacons: bool = False) -> None:
+    async def attach(
+        self, held: Iterable[head_pb2.HeldRequest] = (), *, beacons: bool = False
+    ) -> None:
         """`held` are the requests it has; `beacons`: it answers them, which is the test's duty."""
         self._call = self._stub.Attach()
         hello = head_pb2.HeadHello(
@@ -225,7 +233,8 @@ class FakeHead:
         self._call.cancel()
 
     async def ended(self) -> EdgeShardError | None:
-        """Wait for the coordinator to end the stream; return its error, None if the end is orderly."""
+        """Wait for the coordinator to end the stream; return its error, None if the end is
+        orderly."""
         assert self._task is not None
         await asyncio.wait_for(self._task, DEADLINE_S)
         return self.error
@@ -240,9 +249,13 @@ class FakeHead:
         assert message.WhichOneof("message") == "cancel", message.WhichOneof("message")
         return str(message.cancel.request_id)
 
-    async def accept(self, request_id: str, prompt_tokens: Iterable[int] = (5, 6, 7), epoch: int | None = None) -> None:
+    async def accept(
+        self, request_id: str, prompt_tokens: Iterable[int] = (5, 6, 7), epoch: int | None = None
+    ) -> None:
         accepted = head_pb2.HeadAccepted(
-            request_id=request_id, epoch=self.epoch if epoch is None else epoch, prompt_tokens=prompt_tokens
+            request_id=request_id,
+            epoch=self.epoch if epoch is None else epoch,
+            prompt_tokens=prompt_tokens,
         )
         await self._call.write(head_pb2.AttachRequest(accepted=accepted))
 
@@ -274,7 +287,12 @@ class FakeHead:
         await self._call.write(head_pb2.AttachRequest(tokens=message))
 
     def _token(
-        self, request_id: str, position: int, token: int, epoch: int | None = None, text: str | None = None
+        self,
+        request_id: str,
+        position: int,
+        token: int,
+        epoch: int | None = None,
+        text: str | None = None,
     ) -> head_pb2.HeadToken:
         return head_pb2.HeadToken(
             request_id=request_id,
@@ -285,16 +303,28 @@ class FakeHead:
         )
 
     async def prompt_logprobs(
-        self, request_id: str, position: int, count: int, *, top: bool = False, logprob: float = -1.0
+        self,
+        request_id: str,
+        position: int,
+        count: int,
+        *,
+        top: bool = False,
+        logprob: float = -1.0,
     ) -> None:
         logprobs = common_pb2.PromptLogprobs(position=position, logprobs=[logprob] * count)
         logprobs.top_tokens.extend([1] * count * top)
         logprobs.top_logprobs.extend([-1.0] * count * top)
-        message = head_pb2.HeadPromptLogprobs(request_id=request_id, epoch=self.epoch, prompt_logprobs=logprobs)
+        message = head_pb2.HeadPromptLogprobs(
+            request_id=request_id, epoch=self.epoch, prompt_logprobs=logprobs
+        )
         await self._call.write(head_pb2.AttachRequest(prompt_logprobs=message))
 
-    async def finish(self, request_id: str, reason: Any = head_pb2.FINISH_REASON_LENGTH, text: str = "") -> None:
-        finished = head_pb2.HeadFinished(request_id=request_id, epoch=self.epoch, reason=reason, text=text)
+    async def finish(
+        self, request_id: str, reason: Any = head_pb2.FINISH_REASON_LENGTH, text: str = ""
+    ) -> None:
+        finished = head_pb2.HeadFinished(
+            request_id=request_id, epoch=self.epoch, reason=reason, text=text
+        )
         await self._call.write(head_pb2.AttachRequest(finished=finished))
 
     async def admit(self, request_id: str, read: int = 0) -> None:
@@ -302,7 +332,9 @@ class FakeHead:
         await self._call.write(head_pb2.AttachRequest(admitted=admitted))
 
     async def fail(self, request_id: str, error: EdgeShardError) -> None:
-        failed = head_pb2.HeadFailed(request_id=request_id, epoch=self.epoch, failure=to_failure(error))
+        failed = head_pb2.HeadFailed(
+            request_id=request_id, epoch=self.epoch, failure=to_failure(error)
+        )
         await self._call.write(head_pb2.AttachRequest(failed=failed))
 
     async def _read(self) -> None:

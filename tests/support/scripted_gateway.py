@@ -10,8 +10,20 @@ from typing import Any
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.conversation import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults
-from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.domain.requests.conversation import (
+    AnswerFormat,
+    ChatPrompt,
+    Conversation,
+    GenerationDefaults,
+)
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationEvent,
+    Started,
+    Token,
+)
 from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen
@@ -71,7 +83,8 @@ class Said(Clockwork):
 
 @asynccontextmanager
 async def serving(said: Said, **options: Any) -> AsyncIterator[Http]:
-    """Requests with the key, to a gateway before `said`; `options` are the options of `make_app`."""
+    """Requests with the key, to a gateway before `said`; `options` are the options of
+    `make_app`."""
     server = GatewayServer(make_app(said, Keyed(), **options), HttpListen("127.0.0.1:0"))
     await server.start()
     try:

@@ -30,7 +30,12 @@ from edgeshard.domain.nodes.profile import (
     LinkProfile,
     MeasuredLink,
 )
-from edgeshard.domain.requests.conversation import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
+from edgeshard.domain.requests.conversation import (
+    AnswerFormat,
+    ChatPrompt,
+    GenerationDefaults,
+    ToolFormat,
+)
 from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,
@@ -100,7 +105,13 @@ def facts() -> DeviceFacts:
 def placement() -> Placement:
     stages = tuple(
         PlacedStage(
-            index, NodeId(f"id-{name}"), NodeName(name), f"127.0.0.1:{7001 + index}", layers, 1 << 20 + index, 1 << 18
+            index,
+            NodeId(f"id-{name}"),
+            NodeName(name),
+            f"127.0.0.1:{7001 + index}",
+            layers,
+            1 << 20 + index,
+            1 << 18,
         )
         for index, (name, layers) in enumerate([("a", LayerRange(0, 4)), ("b", LayerRange(4, 9))])
     )
@@ -108,11 +119,24 @@ def placement() -> Placement:
 
 
 def stage_status(phase: StagePhase, fetched: int = 0) -> StageStatus:
-    return StageStatus(DeploymentName("tales"), Epoch(1), 0, LayerRange(0, 4), phase, 1 << 20, 1 << 18, 0, fetched, 100)
+    return StageStatus(
+        DeploymentName("tales"),
+        Epoch(1),
+        0,
+        LayerRange(0, 4),
+        phase,
+        1 << 20,
+        1 << 18,
+        0,
+        fetched,
+        100,
+    )
 
 
 def deployment(
-    phase: DeploymentPhase, failure: EdgeShardError | None = None, stages: tuple[StageStatus, ...] = ()
+    phase: DeploymentPhase,
+    failure: EdgeShardError | None = None,
+    stages: tuple[StageStatus, ...] = (),
 ) -> Deployment:
     spec = DeploymentSpec(name="tales", model="fairy-tales", source="a", dtype=DType.FLOAT32)
     return Deployment(spec, phase, Epoch(1), placement(), failure, stages)
@@ -134,7 +158,8 @@ def told(
 
 
 def story() -> list[GenerationEvent | Hold]:
-    """Five tokens on two stages: the first takes 40 ms of computing on stage 0, the others 2, and 4 on stage 1."""
+    """Five tokens on two stages: the first takes 40 ms of computing on stage 0, the others 2, and 4
+    on stage 1."""
     events: list[GenerationEvent | Hold] = [
         Started(RequestId("r1"), DeploymentName("tales"), PROMPT_TOKENS, placement())
     ]
@@ -150,9 +175,10 @@ def story() -> list[GenerationEvent | Hold]:
 class ScriptedSite:
     """The server's answers, and the requests it received.
 
-    `failures` maps a method's name to the error it ends with. `states` are the deployment's states, one for each
-    question about it, the last one for ever; empty means that there is none. `compute_profile`
-    makes the profile of a node that takes the given seconds for a block of CONFIG.
+    `failures` maps a method's name to the error it ends with. `states` are the deployment's states,
+    one for each question about it, the last one for ever; empty means that there is none.
+    `compute_profile` makes the profile of a node that takes the given seconds for a block of
+    CONFIG.
     """
 
     compute_profile: Callable[..., ComputeProfile]
@@ -207,7 +233,8 @@ class ScriptedSite:
         return stored_model(name)
 
     def measured(self, quantisation: Quantisation | None = None, **block_s: float) -> None:
-        """Nodes were measured for the model an hour ago, and all links between nodes two minutes ago."""
+        """Nodes were measured for the model an hour ago, and all links between nodes two minutes
+        ago."""
         names = [node.name for node in self.nodes]
         self.nodes = [replace(node, connected=True) for node in self.nodes]
         self.profiles = [
@@ -221,7 +248,12 @@ class ScriptedSite:
         self.links = [
             stored_link_to_wire(
                 StoredLink(
-                    MeasuredLink(NodeId(f"id-{x}"), NodeId(f"id-{y}"), LinkProfile(0.002, 1e8, 0.01, 9, 1 << 20)), 130
+                    MeasuredLink(
+                        NodeId(f"id-{x}"),
+                        NodeId(f"id-{y}"),
+                        LinkProfile(0.002, 1e8, 0.01, 9, 1 << 20),
+                    ),
+                    130,
                 )
             )
             for x in names
@@ -254,8 +286,11 @@ def fail(context: grpc.ServicerContext, error: EdgeShardError) -> None:
     context.abort(_CODES[int(error.code)], error.message)
 
 
-def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    """The script's items as far as the client stays to hear them; `site.cancelled` is set when it does not."""
+def until_gone(
+    site: ScriptedSite, script: list[Any], context: grpc.ServicerContext
+) -> Iterator[Any]:
+    """The script's items as far as the client stays to hear them; `site.cancelled` is set when it
+    does not."""
     ended, gone = threading.Event(), threading.Event()
 
     def on_end() -> None:
@@ -274,7 +309,8 @@ def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerCont
                 return
         else:
             if place == len(script) - 1:
-                ended.set()  # A client that has the last of it hangs up, maybe before this thread continues.
+                # A client that has the last of it hangs up, maybe before this thread continues.
+                ended.set()
             yield item
     ended.set()
 
@@ -294,34 +330,51 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
                 site = self.site
                 return admin_pb2.GetNodeResponse(
                     node=node_to_wire(node),
-                    profiles=[profile for profile in site.profiles if profile.node_id == node.node_id],
-                    links=[link for link in site.links if node.node_id in (link.sender_id, link.receiver_id)],
+                    profiles=[
+                        profile for profile in site.profiles if profile.node_id == node.node_id
+                    ],
+                    links=[
+                        link
+                        for link in site.links
+                        if node.node_id in (link.sender_id, link.receiver_id)
+                    ],
                     unknown=unknown_figures_to_wire(site.unknown),
                 )
         return fail(context, NotFoundError(f"node {request.node!r} is not known", field="node"))
 
     def ListPacked(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListPacked", request, context)
-        return admin_pb2.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in self.site.packed])
+        return admin_pb2.ListPackedResponse(
+            units=[packed_unit_to_wire(unit) for unit in self.site.packed]
+        )
 
     def LabelNode(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "LabelNode", request, context)
         node = next(node for node in self.site.nodes if request.node in (node.name, node.node_id))
         kept = {key: value for key, value in node.labels.items() if key not in request.removed}
         labels = {**kept, **request.labels}
-        self.site.nodes = [replace(one, labels=labels) if one is node else one for one in self.site.nodes]
+        self.site.nodes = [
+            replace(one, labels=labels) if one is node else one for one in self.site.nodes
+        ]
         return admin_pb2.LabelNodeResponse(node=node_to_wire(replace(node, labels=labels)))
 
     def DropPacked(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "DropPacked", request, context)
-        chosen = [unit for unit in self.site.packed if (unit.id in request.ids if request.ids else not unit.in_use)]
+        chosen = [
+            unit
+            for unit in self.site.packed
+            if (unit.id in request.ids if request.ids else not unit.in_use)
+        ]
         self.site.packed = [unit for unit in self.site.packed if unit.in_use or unit not in chosen]
         return admin_pb2.DropPackedResponse(units=[packed_unit_to_wire(unit) for unit in chosen])
 
     def GetSite(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "GetSite", request, context)
         if request.model not in ("", *(model.name for model in self.site.models)):
-            return fail(context, NotFoundError(f"model {request.model!r} is not in the store", field="model"))
+            return fail(
+                context,
+                NotFoundError(f"model {request.model!r} is not in the store", field="model"),
+            )
         return admin_pb2.GetSiteResponse(
             nodes=[node_to_wire(node) for node in self.site.nodes],
             links=self.site.links,
@@ -351,7 +404,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     def Deploy(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "Deploy", request, context)
         if self.site.replicas:
-            self.site.replicas.append(replace(self.site.replicas[0], spec=spec_from_wire(request.spec)))
+            self.site.replicas.append(
+                replace(self.site.replicas[0], spec=spec_from_wire(request.spec))
+            )
             return admin_pb2.DeployResponse(deployment=deployment_to_wire(self.site.replicas[-1]))
         if self.site.on_deploy:
             self.site.states, self.site.on_deploy = self.site.on_deploy, []
@@ -361,15 +416,23 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     def ListDeployments(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListDeployments", request, context)
         states = self.site.replicas or ([self.site.next_state()] if self.site.states else [])
-        return admin_pb2.ListDeploymentsResponse(deployments=[deployment_to_wire(state) for state in states])
+        return admin_pb2.ListDeploymentsResponse(
+            deployments=[deployment_to_wire(state) for state in states]
+        )
 
     def GetDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "GetDeployment", request, context)
-        named = [one for one in self.site.replicas if request.name in (one.spec.name, one.spec.served_name)]
+        named = [
+            one
+            for one in self.site.replicas
+            if request.name in (one.spec.name, one.spec.served_name)
+        ]
         if named:
             return admin_pb2.GetDeploymentResponse(deployment=deployment_to_wire(named[0]))
         try:
-            return admin_pb2.GetDeploymentResponse(deployment=deployment_to_wire(self.site.next_state()))
+            return admin_pb2.GetDeploymentResponse(
+                deployment=deployment_to_wire(self.site.next_state())
+            )
         except NotFoundError as error:
             return fail(context, error)
 
@@ -398,7 +461,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def ListEvents(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         answer(self.site, "ListEvents", request, context)
-        events = [admin_pb2.ListEventsResponse(event=site_event_to_wire(event)) for event in self.site.events]
+        events = [
+            admin_pb2.ListEventsResponse(event=site_event_to_wire(event))
+            for event in self.site.events
+        ]
         yield from until_gone(self.site, events + [Hold(for_ever=True)] * request.follow, context)
 
     def DeleteDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -416,7 +482,9 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         site = self.site
         answer(site, "Generate", request, context)
-        script = [event if isinstance(event, Hold) else event_to_wire(event) for event in site.script]
+        script = [
+            event if isinstance(event, Hold) else event_to_wire(event) for event in site.script
+        ]
         yield from until_gone(site, script, context)
         if "GenerateEnd" in site.failures:
             fail(context, site.failures["GenerateEnd"])
@@ -432,7 +500,9 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     def RenderChat(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "RenderChat", request, context)
-        prompt = ChatPrompt(PROMPT_TOKENS, AnswerFormat(ToolFormat.TAGGED), GenerationDefaults(temperature=0.5), 100)
+        prompt = ChatPrompt(
+            PROMPT_TOKENS, AnswerFormat(ToolFormat.TAGGED), GenerationDefaults(temperature=0.5), 100
+        )
         return inference_pb2.RenderChatResponse(prompt=chat_prompt_to_wire(prompt))
 
 

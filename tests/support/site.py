@@ -24,7 +24,8 @@ MakeSpec = Callable[..., DeploymentSpec]
 """The demo deployment with some fields changed; None takes a field out."""
 COORDINATOR = "coordinator"
 SOON_S = 30.0
-"""A quiet machine needs a second; the rest is for one whose cores others use as well. A leak would never end."""
+"""A quiet machine needs a second; the rest is for one whose cores others use as well. A leak would
+never end."""
 
 
 class Site:
@@ -54,10 +55,14 @@ class Site:
         self._identities = identities
         if identities is not None:
             # These files go before the --plaintext of a cluster without an authority.
-            own, by_agent = options.get("coordinator_arguments", ()), options.get("arguments_by_agent", {})
+            own, by_agent = (
+                options.get("coordinator_arguments", ()),
+                options.get("arguments_by_agent", {}),
+            )
             options["coordinator_arguments"] = [*tls_options(identities.coordinator()), *own]
             options["arguments_by_agent"] = {
-                name: [*tls_options(identities.of(Role.AGENT, name)), *by_agent.get(name, ())] for name in nodes
+                name: [*tls_options(identities.of(Role.AGENT, name)), *by_agent.get(name, ())]
+                for name in nodes
             }
         self.cluster = LocalCluster(directory, nodes, **options)
         self._models = dict(models or {})
@@ -104,7 +109,11 @@ class Site:
     async def start(self) -> None:
         """Every node is placeable at the end, and the models are in the store."""
         await self.cluster.start_coordinator()
-        await (self.cluster.start_agents() if self._first_core is None else self._start_pinned(self._first_core))
+        await (
+            self.cluster.start_agents()
+            if self._first_core is None
+            else self._start_pinned(self._first_core)
+        )
         await self.renew_client()
         for name, path in self._models.items():
             await self.client.add_model(path, name)
@@ -144,7 +153,9 @@ class Site:
     def client_with(self, files: TlsFiles) -> Client:
         return Client(self.address, files)
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 60.0, poll_s: float = 0.01) -> None:
+    async def until(
+        self, condition: Callable[[], object], timeout_s: float = 60.0, poll_s: float = 0.01
+    ) -> None:
         """Wait until an async or plain condition holds."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -158,12 +169,19 @@ class Site:
 
     async def kv_bytes(self) -> dict[str, int]:
         """KV bytes in use by node, as the nodes themselves say."""
-        return {node.name: sum(stage.kv_bytes_in_use for stage in node.stages) for node in await self.client.nodes()}
+        return {
+            node.name: sum(stage.kv_bytes_in_use for stage in node.stages)
+            for node in await self.client.nodes()
+        }
 
     async def reported(
-        self, condition: Callable[[Sequence[Node]], object] = bool, timeout_s: float = 60.0, poll_s: float = 0.01
+        self,
+        condition: Callable[[Sequence[Node]], object] = bool,
+        timeout_s: float = 60.0,
+        poll_s: float = 0.01,
     ) -> None:
-        """Wait until every node has reported from now on, and a condition of their reports holds."""
+        """Wait until every node has reported from now on, and a condition of their reports
+        holds."""
         clock = asyncio.get_running_loop().time
         began = clock()
 
@@ -176,7 +194,9 @@ class Site:
     async def kv_gone(self, timeout_s: float = SOON_S, poll_s: float = 0.01) -> None:
         """Wait until every node has reported, from now on, that it holds no KV: a leak stays."""
         await self.reported(
-            lambda nodes: not any(stage.kv_bytes_in_use for node in nodes for stage in node.stages), timeout_s, poll_s
+            lambda nodes: not any(stage.kv_bytes_in_use for node in nodes for stage in node.stages),
+            timeout_s,
+            poll_s,
         )
 
     async def state(self) -> tuple[object, object, object]:

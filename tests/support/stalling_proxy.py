@@ -1,4 +1,5 @@
-"""A TCP forwarder on loopback that can stall, resume and be slow: a network that fails without a word."""
+"""A TCP forwarder on loopback that can stall, resume and be slow: a network that fails without a
+word."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ class Way(Enum):
 class StallingProxy:
     """Forwards each connection to `target` (host:port), in both directions; dial its `address`.
 
-    While a direction is stalled, connections stay open and new ones are taken, but nothing is passed on, not even an
-    end. `bits_per_s` is the speed of each direction, shared by its connections; 0 is as fast as the machine.
+    While a direction is stalled, connections stay open and new ones are taken, but nothing is
+    passed on, not even an end. `bits_per_s` is the speed of each direction, shared by its
+    connections; 0 is as fast as the machine.
     """
 
     def __init__(self, target: str, bits_per_s: float = 0.0) -> None:
@@ -94,7 +96,9 @@ class StallingProxy:
         finally:
             held.put_nowait(b"")
 
-    async def _pass_on(self, number: int, held: asyncio.Queue[bytes], sink: asyncio.StreamWriter, way: Way) -> None:
+    async def _pass_on(
+        self, number: int, held: asyncio.Queue[bytes], sink: asyncio.StreamWriter, way: Way
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await held.get():
                 await self._take_time(len(data), way)
@@ -114,5 +118,7 @@ class StallingProxy:
         if not self._bits_per_s:
             return
         now = asyncio.get_running_loop().time()
-        free_at = self._free_at[way] = max(now, self._free_at[way]) + 8 * size_bytes / self._bits_per_s
+        free_at = self._free_at[way] = (
+            max(now, self._free_at[way]) + 8 * size_bytes / self._bits_per_s
+        )
         await asyncio.sleep(free_at - now)

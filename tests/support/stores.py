@@ -1,4 +1,5 @@
-"""A tiny Llama checkpoint on disk, a real model store server that records its calls, and a wire that breaks."""
+"""A tiny Llama checkpoint on disk, a real model store server that records its calls, and a wire
+that breaks."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ def llama_config(layers: int, hidden: int, vocab: int) -> dict[str, Any]:
 
 def llama_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
     shapes["lm_head.weight"] = (vocab, hidden)
     for layer in range(config["num_hidden_layers"]):
         for name, shape in {
@@ -55,7 +59,9 @@ def llama_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
         }.items():
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
     random = np.random.default_rng(seed)
-    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return {
+        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
 
 
 MakeCheckpoint = Callable[..., Path]
@@ -63,7 +69,8 @@ MakeCheckpoint = Callable[..., Path]
 
 @pytest.fixture
 def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
-    """Writes a checkpoint and returns its directory. `extra` adds tensors, `config` overrides keys of config.json."""
+    """Writes a checkpoint and returns its directory. `extra` adds tensors, `config` overrides keys
+    of config.json."""
 
     def make(
         name: str = "tiny",
@@ -81,7 +88,9 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
         values = llama_config(layers, hidden, vocab)
         tensors = llama_tensors(values, seed) | (extra or {})
         (directory / "config.json").write_text(json.dumps(values | (config or {})))
-        (directory / "tokenizer.json").write_text(json.dumps({"seed": seed, "model": {"vocab": {}}}))
+        (directory / "tokenizer.json").write_text(
+            json.dumps({"seed": seed, "model": {"vocab": {}}})
+        )
         (directory / "generation_config.json").write_text("{}")
         if shards == 1:
             save_file(tensors, directory / "model.safetensors")
@@ -92,7 +101,9 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
             part = {key: tensors[key] for key in list(tensors)[shard::shards]}
             save_file(part, directory / file)
             weight_map |= dict.fromkeys(part, file)
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        (directory / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map})
+        )
         return directory
 
     return make
@@ -159,9 +170,12 @@ class StoreServer:
 
 
 class Wire:
-    """A TCP relay to `target`. In a direction with a limit it holds back the bytes beyond it, until it is broken."""
+    """A TCP relay to `target`. In a direction with a limit it holds back the bytes beyond it, until
+    it is broken."""
 
-    def __init__(self, target: str, *, hold_down: int | None = None, hold_up: int | None = None) -> None:
+    def __init__(
+        self, target: str, *, hold_down: int | None = None, hold_up: int | None = None
+    ) -> None:
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._left = {"down": hold_down, "up": hold_up}
@@ -194,7 +208,9 @@ class Wire:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _relay(self, direction: str, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _relay(
+        self, direction: str, source: asyncio.StreamReader, sink: asyncio.StreamWriter
+    ) -> None:
         try:
             while data := await source.read(1 << 16):
                 left = self._left[direction]

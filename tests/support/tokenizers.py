@@ -1,4 +1,5 @@
-"""Files that the tokenizer library accepts as tokenizers, some of which make its Rust code panic."""
+"""Files that the tokenizer library accepts as tokenizers, some of which make its Rust code
+panic."""
 
 from __future__ import annotations
 
@@ -20,8 +21,14 @@ PANICS: dict[str, dict[str, Any]] = {
     "encode": {
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "single": [
+                {"SpecialToken": {"id": "[X]", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 0}},
+            ],
             "special_tokens": {},
         }
     },
@@ -32,7 +39,8 @@ PANICS: dict[str, dict[str, Any]] = {
 
 
 def write_tokenizer(path: Path, **parts: object) -> Path:
-    """A tokenizer.json of the letters 0, 1 and 2, their own ids, and "01" with id 3, with some parts changed."""
+    """A tokenizer.json of the letters 0, 1 and 2, their own ids, and "01" with id 3, with some
+    parts changed."""
     whole: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
@@ -42,7 +50,11 @@ def write_tokenizer(path: Path, **parts: object) -> Path:
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "BPE", "vocab": {"0": 0, "1": 1, "2": 2, "01": 3}, "merges": [["0", "1"]]},
+        "model": {
+            "type": "BPE",
+            "vocab": {"0": 0, "1": 1, "2": 2, "01": 3},
+            "merges": [["0", "1"]],
+        },
     }
     path.write_text(json.dumps(whole | parts))
     return path

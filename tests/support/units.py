@@ -1,4 +1,5 @@
-"""A unit run as systemd would run it, without systemd: its command, environment, socket and directories."""
+"""A unit run as systemd would run it, without systemd: its command, environment, socket and
+directories."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ PROGRAMS = "/opt/edgeshard/bin"
 
 
 class Unit:
-    """The unit `name` laid out under `root`, run in `directory`. `watchdog_s` stands for WatchdogSec=.
+    """The unit `name` laid out under `root`, run in `directory`. `watchdog_s` stands for
+    WatchdogSec=.
 
     `script` runs in place of its program.
     """
 
-    def __init__(self, root: Path, name: str, directory: Path, watchdog_s: float = 4.5, script: str = "") -> None:
+    def __init__(
+        self, root: Path, name: str, directory: Path, watchdog_s: float = 4.5, script: str = ""
+    ) -> None:
         self.text = (root / f"etc/systemd/system/{name}.service").read_text()
         self.log = directory / f"{name}.log"
         self._root = root
@@ -49,28 +53,41 @@ class Unit:
             (credentials / name).chmod(0o400)
         given = {"STATE_DIRECTORY": str(state), "CREDENTIALS_DIRECTORY": str(credentials)}
         (line,) = self.values("ExecStart")
-        command = [re.sub(r"\$\{(\w+)\}", lambda match: given[match[1]], word) for word in shlex.split(line)]
-        command[command.index("--config") + 1] = str(self._root / command[command.index("--config") + 1].lstrip("/"))
+        command = [
+            re.sub(r"\$\{(\w+)\}", lambda match: given[match[1]], word)
+            for word in shlex.split(line)
+        ]
+        command[command.index("--config") + 1] = str(
+            self._root / command[command.index("--config") + 1].lstrip("/")
+        )
         module = command[0].removeprefix(f"{PROGRAMS}/").replace("-", "_")
         program = ["-c", self._script] if self._script else ["-m", module]
         address = self._directory / "notify"
         address.unlink(missing_ok=True)
         self._manager.bind(str(address))
         self._manager.setblocking(False)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGESHARD__")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("EDGESHARD__")
+        }
         environment |= dict(value.split("=") for value in self.values("Environment"))
-        environment |= {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": str(round(1e6 * self._watchdog_s))}
+        environment |= {
+            "NOTIFY_SOCKET": str(address),
+            "WATCHDOG_USEC": str(round(1e6 * self._watchdog_s)),
+        }
         with self.log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, *program, *command[1:], *more, env=environment, cwd="/", stderr=log
             )
 
     async def said(self) -> dict[str, str]:
-        """The next message, as its variables. Fails with the log when the process has ended or is silent for long."""
+        """The next message, as its variables. Fails with the log when the process has ended or is
+        silent for long."""
         assert self._process is not None
         ended = asyncio.ensure_future(self._process.wait())
         message = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._manager, 4096))
-        await asyncio.wait({ended, message}, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {ended, message}, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED
+        )
         ended.cancel()
         if not message.done():
             message.cancel()

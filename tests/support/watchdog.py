@@ -1,7 +1,8 @@
 """Measure the processor time of each callback of this process's event loops.
 
-A message or a body may occupy a loop's thread for `LIMIT_S`. The processor time of the thread counts, so a busy machine
-changes no result; but a thread that waits for the interpreter's lock waits unseen.
+A message or a body may occupy a loop's thread for `LIMIT_S`. The processor time of the thread
+counts, so a busy machine changes no result; but a thread that waits for the interpreter's lock
+waits unseen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MAX_REMEMBERED = 100
 
 @dataclass(frozen=True, slots=True)
 class SlowCallback:
-    """A callback that took `took_s` of its thread's processor time; `name` is that of its function or coroutine."""
+    """A callback that took `took_s` of its thread's processor time; `name` is that of its function
+    or coroutine."""
 
     name: str
     took_s: float
@@ -30,7 +32,8 @@ class SlowCallback:
 
 @dataclass(eq=False)
 class Watchdog:
-    """The callbacks beyond the limit, the first `MAX_REMEMBERED` of them, and sums of all callbacks in seconds."""
+    """The callbacks beyond the limit, the first `MAX_REMEMBERED` of them, and sums of all callbacks
+    in seconds."""
 
     limit_s: float = LIMIT_S
     callbacks: int = 0
@@ -64,7 +67,8 @@ def name_of(handle: asyncio.Handle) -> str:
 
 @contextmanager
 def watching(limit_s: float = LIMIT_S) -> Iterator[Watchdog]:
-    """Watch all loops of this process meanwhile. It costs each callback two readings of the thread's clock."""
+    """Watch all loops of this process meanwhile. It costs each callback two readings of the
+    thread's clock."""
     watchdog = Watchdog(limit_s)
     run = asyncio.Handle._run
 

@@ -1,4 +1,5 @@
-"""A real site on loopback, shared by the tests of a module: one coordinator and three agents as processes."""
+"""A real site on loopback, shared by the tests of a module: one coordinator and three agents as
+processes."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def spec(**changes: object) -> DeploymentSpec:
         "concurrency": 4,
         "layers": LAYERS,
     }
-    return parse_spec({key: value for key, value in {**values, **changes}.items() if value is not None})
+    return parse_spec(
+        {key: value for key, value in {**values, **changes}.items() if value is not None}
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

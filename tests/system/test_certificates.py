@@ -41,7 +41,9 @@ LIFE_S = 30
 
 
 async def answer(client: Client, new_tokens: int) -> tuple[int, ...]:
-    return (await client.complete("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True)).token_ids
+    return (
+        await client.complete("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True)
+    ).token_ids
 
 
 @pytest.mark.long
@@ -50,7 +52,9 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
     expired, every connection of the site is cut at once. By then each dialler has another
     certificate, and no stream is dropped."""
     async with contextlib.AsyncExitStack() as stack:
-        mill = await stack.enter_async_context(SecureSite(tmp_path, "--certificate-life", f"{LIFE_S}s"))
+        mill = await stack.enter_async_context(
+            SecureSite(tmp_path, "--certificate-life", f"{LIFE_S}s")
+        )
         front = await stack.enter_async_context(StallingProxy(mill.coordinator.address).running())
         proxies = [front]
         first: dict[str, bytes] = {}
@@ -76,7 +80,9 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
             count = 0
             while not over.is_set():
                 tokens: list[int] = []
-                async for event in client.generate("tales", PROMPT, max_new_tokens=400, ignore_eos=True):
+                async for event in client.generate(
+                    "tales", PROMPT, max_new_tokens=400, ignore_eos=True
+                ):
                     tokens += [event.token] if isinstance(event, Token) else []
                     progress[number] = len(tokens)
                 assert tuple(tokens) == expected
@@ -89,10 +95,18 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
             latest = max(validity_of(pem).ends for pem in first.values())
             while authority.now() <= latest:
                 await asyncio.sleep(0.1)
-                assert not any(task.done() for task in streams), [task.result() for task in streams if task.done()]
-            kept = {name: (tmp_path / name / "pki" / "cert.pem").read_bytes() for name in ("a", "b", "c")}
+                assert not any(task.done() for task in streams), [
+                    task.result() for task in streams if task.done()
+                ]
+            kept = {
+                name: (tmp_path / name / "pki" / "cert.pem").read_bytes()
+                for name in ("a", "b", "c")
+            }
             kept["kim"] = files.cert.read_bytes()
-            assert all(kept[name] != pem and validity_of(kept[name]).ends > latest for name, pem in first.items())
+            assert all(
+                kept[name] != pem and validity_of(kept[name]).ends > latest
+                for name, pem in first.items()
+            )
             while not all(0 < tokens < 350 for tokens in progress):  # noqa: ASYNC110 - each in the middle of an answer
                 await asyncio.sleep(0.01)
             assert sum(proxy.cut() for proxy in proxies) >= 2 * (3 * 3 + 1)
@@ -105,8 +119,11 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
         assert all(node.connected for node in await client.nodes())
 
 
-async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost(tmp_path: Path) -> None:
-    """Within a heartbeat: another epoch continues without it, it is refused everywhere, and its agent ends."""
+async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost(
+    tmp_path: Path,
+) -> None:
+    """Within a heartbeat: another epoch continues without it, it is refused everywhere, and its
+    agent ends."""
     async with SecureSite(tmp_path) as mill, mill.client_of() as admin:
         files = {name: await joined(mill, Role.AGENT, name) for name in ("a", "b", "c", "d")}
         await asyncio.gather(*(mill.start_agent(name, files[name]) for name in files))
@@ -120,10 +137,15 @@ async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost
         await running
         assert stream.error is None and stream.ids == expected
         after = await admin.deployment("tales")
-        assert after.epoch > before.epoch and "b" not in [stage.node_name for stage in after.placement.stages]
+        assert after.epoch > before.epoch and "b" not in [
+            stage.node_name for stage in after.placement.stages
+        ]
         assert "b" not in [node.name for node in await admin.nodes()]
         await mill.agents["b"].ended(60.0)
-        assert "was removed from the site" in mill.agents["b"].log_tail() or "revoked" in mill.agents["b"].log_tail()
+        assert (
+            "was removed from the site" in mill.agents["b"].log_tail()
+            or "revoked" in mill.agents["b"].log_tail()
+        )
         await refused_by_its_neighbours(mill, files["b"])
         with pytest.raises(Exception, match="revoked"):
             await mill.start_agent("b", files["b"])
@@ -132,7 +154,8 @@ async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost
 
 
 async def refused_by_its_neighbours(mill: SecureSite, files: TlsFiles) -> None:
-    """Its open calls at another node also end with a refusal, although its certificate has not expired."""
+    """Its open calls at another node also end with a refusal, although its certificate has not
+    expired."""
     async with open_channel(mill.agents["a"].address, files, node=NodeName("a")) as channel:
         call: Any = stage_pb2_grpc.StageServiceStub(channel).Probe()
         # Nothing is written: a message after the refusal would end the call with another status.

@@ -1,4 +1,5 @@
-"""The dashboard in a real browser: each screen at two widths and in two colours, an operator's actions, tabs."""
+"""The dashboard in a real browser: each screen at two widths and in two colours, an operator's
+actions, tabs."""
 
 from __future__ import annotations
 
@@ -60,10 +61,17 @@ from tests.support.site import Site
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
 AXE = CLIENTS / "node" / "node_modules" / "axe-core" / "axe.min.js"
-SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
+SPEC = {
+    "name": "tales",
+    "model": "fairy-tales",
+    "source": "a",
+    "dtype": "float32",
+    "concurrency": 4,
+}
 GATEWAY = ("--http-listen", "127.0.0.1:0")
 READS = ("get nodes", "get deployments", "describe", "generate")
-"""The beginnings of the lines that are run here; the others change something, or run until they are stopped."""
+"""The beginnings of the lines that are run here; the others change something, or run until they are
+stopped."""
 EMPTY = {
     "site": "No node has joined yet",
     "deployments": "The store has no model",
@@ -89,7 +97,9 @@ async def browser() -> AsyncIterator[Browser]:
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three nodes with the demo model."""
     directory = tmp_path_factory.mktemp("site")
-    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY) as site:
+    async with Site(
+        directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY
+    ) as site:
         await site.client.deploy(parse_spec({**SPEC, "layers": "a=0:4,b=4:9,c=9:12"}))
         yield site
 
@@ -102,7 +112,10 @@ def write_large_model(directory: Path) -> None:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
     shapes = [(tensor.name, tensor.shape) for tensor in expected_tensors(config).values()]
-    tensors = {name: np.full(shape, index / 1000, np.float16) for index, (name, shape) in enumerate(shapes, 1)}
+    tensors = {
+        name: np.full(shape, index / 1000, np.float16)
+        for index, (name, shape) in enumerate(shapes, 1)
+    }
     save_file(tensors, directory / "model.safetensors")
 
 
@@ -112,7 +125,9 @@ def write_large_model(directory: Path) -> None:
 async def test_each_screen_opens_from_the_printed_link_and_every_reader_can_use_it(
     site: Site, browser: Browser, size: tuple[int, int], scheme: str, tmp_path: Path
 ) -> None:
-    async with visiting(browser, site.cluster.coordinator.gateway, size, color_scheme=scheme) as visitor:
+    async with visiting(
+        browser, site.cluster.coordinator.gateway, size, color_scheme=scheme
+    ) as visitor:
         page = await visitor.enter(site.client)
         assert page.url == f"{visitor.url}/#/site", "the secret left the address"
         found = list[str]()
@@ -158,7 +173,9 @@ async def test_nothing_is_cut_on_any_screen(site: Site, browser: Browser) -> Non
         assert await all_faults(crowd) == []
         await show(crowd, "site")
         for number in (1, 2, 3, 8, 9) if forms.LONG else (2, 9):
-            await crowd.evaluate("picture => send('picture', picture)", crowded(picture, number, number))
+            await crowd.evaluate(
+                "picture => send('picture', picture)", crowded(picture, number, number)
+            )
             await expect(crowd.locator(".map .node")).to_have_count(number)
             for width, height in (DESKTOP, PHONE):
                 await crowd.set_viewport_size({"width": width, "height": height})
@@ -172,17 +189,24 @@ async def test_an_update_of_a_large_site_is_drawn_at_once(site: Site, browser: B
     """All figures of 20 nodes, 10 deployments and 50 requests change; the site has 200 keys."""
     url = site.cluster.coordinator.gateway
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:
-        picture = crowded(await (await visitor.enter(site.client)).evaluate(PICTURE), nodes=20, deployments=10)
+        picture = crowded(
+            await (await visitor.enter(site.client)).evaluate(PICTURE), nodes=20, deployments=10
+        )
         names = [f"application-{number}" for number in range(KEYS)]
         for name in names:
             await site.client.create_key(name)
         page = await crowded_page(other, picture, site.client)
         for screen in await all_screens(page):
             await show(page, screen)
-            times = [await update_s(page, busy_change(picture, number)) for number in range(1, UPDATES + 1)]
+            times = [
+                await update_s(page, busy_change(picture, number))
+                for number in range(1, UPDATES + 1)
+            ]
             drawn = [seconds for seconds in times if seconds is not None]
             assert not drawn or statistics.median(drawn) <= UPDATE_S, f"{screen}: {times}"
-            assert drawn or screen not in ("site", "now", "deployments"), f"{screen} has no new figures"
+            assert drawn or screen not in ("site", "now", "deployments"), (
+                f"{screen} has no new figures"
+            )
         for name in names:
             await site.client.revoke_key(name)
 
@@ -190,7 +214,9 @@ async def test_an_update_of_a_large_site_is_drawn_at_once(site: Site, browser: B
 async def crowded_page(visitor: Visitor, picture: dict[str, Any], client: Client) -> Page:
     """A page with a stream of its own, which has sent `picture`."""
     await visitor.context.add_init_script(SCRIPTED_STREAM)
-    await visitor.context.route("**/dashboard/do/outlook*", lambda route: route.fulfill(json=OUTLOOK))
+    await visitor.context.route(
+        "**/dashboard/do/outlook*", lambda route: route.fulfill(json=OUTLOOK)
+    )
     page = await visitor.context.new_page()
     await page.goto((await client.dashboard_link()).url)
     await page.locator(".state").wait_for()
@@ -204,11 +230,21 @@ async def crowded_page(visitor: Visitor, picture: dict[str, Any], client: Client
     [
         ("<table style='width: 90rem'><tr><td>cut</td></tr></table>", "outside the window"),
         ("<div class='wide'><p style='width: 90rem'>cut</p></div>", "wider than its box"),
-        ("<p style='overflow: hidden; white-space: nowrap; width: 4rem'>much too long</p>", "wider than its box"),
-        ("<p style='overflow: hidden; height: 1rem'>one<br>two<br>three</p>", "higher than its box"),
-        ("<svg width='60' height='20'><text y='15'>beyond the drawing</text></svg>", "outside its drawing"),
         (
-            "<svg width='300' height='20'><g><rect class='frame' width='9' height='9' /><text>x</text></g></svg>",
+            "<p style='overflow: hidden; white-space: nowrap; width: 4rem'>much too long</p>",
+            "wider than its box",
+        ),
+        (
+            "<p style='overflow: hidden; height: 1rem'>one<br>two<br>three</p>",
+            "higher than its box",
+        ),
+        (
+            "<svg width='60' height='20'><text y='15'>beyond the drawing</text></svg>",
+            "outside its drawing",
+        ),
+        (
+            "<svg width='300' height='20'><g><rect class='frame' width='9' height='9' "
+            "/><text>x</text></g></svg>",
             "frame",
         ),
     ],
@@ -235,12 +271,16 @@ async def breaches(page: Page) -> list[str]:
     ]
 
 
-async def test_the_pages_policy_holds_and_what_breaks_it_is_heard(site: Site, browser: Browser) -> None:
+async def test_the_pages_policy_holds_and_what_breaks_it_is_heard(
+    site: Site, browser: Browser
+) -> None:
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         page = await visitor.enter(site.client)
         injected = "<img src='https://other.example/x.png' onerror='window.ran = true'>"
         await page.evaluate("text => document.body.insertAdjacentHTML('beforeend', text)", injected)
-        await site.until(lambda: {"img-src", "script-src"} <= set(re.findall(r"\w+-src", str(visitor.problems))))
+        await site.until(
+            lambda: {"img-src", "script-src"} <= set(re.findall(r"\w+-src", str(visitor.problems)))
+        )
         assert not await page.evaluate("'ran' in window")
 
 
@@ -250,7 +290,9 @@ async def test_what_a_node_says_is_text(browser: Browser, tmp_path: Path) -> Non
     registration = build_registration("evil")
     registration = replace(registration, facts=replace(registration.facts, model=told))
     async with (
-        Site(tmp_path, (), models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY) as site,
+        Site(
+            tmp_path, (), models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=GATEWAY
+        ) as site,
         open_channel(site.address, None) as channel,
         visiting(browser, site.gateway) as visitor,
     ):
@@ -283,12 +325,18 @@ async def test_a_keyboard_is_enough(site: Site, browser: Browser) -> None:
             reached = set()
             for _ in range(wanted):
                 await page.keyboard.press("Tab")
-                reached.add(await page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+                reached.add(
+                    await page.evaluate(
+                        "[...document.querySelectorAll('*')].indexOf(document.activeElement)"
+                    )
+                )
             assert len(reached) == wanted, screen
 
 
 @pytest.mark.long
-async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser: Browser, tmp_path: Path) -> None:
+async def test_a_model_is_planned_loads_and_goes_by_buttons(
+    site: Site, browser: Browser, tmp_path: Path
+) -> None:
     """A model of a size whose loading is visible."""
     await asyncio.to_thread(write_large_model, tmp_path / "large")
     await site.client.add_model(tmp_path / "large", "large")
@@ -299,7 +347,9 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         deploy = page.get_by_role("button", name="Deploy large")
         await expect(deploy).to_be_disabled()  # before its plan is shown
         await page.get_by_role("button", name="Show the plan").click()
-        await expect(page.get_by_role("region", name="The plan").locator("tbody tr").first).to_be_visible()
+        await expect(
+            page.get_by_role("region", name="The plan").locator("tbody tr").first
+        ).to_be_visible()
         # The page's progress of the load, recorded as it changes: it may be gone when a test looks.
         await page.evaluate(
             "seen = []; new MutationObserver(() => document.querySelectorAll('.loading').forEach("
@@ -320,10 +370,15 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
 
 
 @pytest.mark.long
-async def test_nothing_is_cut_while_a_page_is_in_use(site: Site, browser: Browser, tmp_path: Path) -> None:
-    """A plan, a refusal, recorded steps and an answer; and the view of a key's holder before and after its login."""
+async def test_nothing_is_cut_while_a_page_is_in_use(
+    site: Site, browser: Browser, tmp_path: Path
+) -> None:
+    """A plan, a refusal, recorded steps and an answer; and the view of a key's holder before and
+    after its login."""
     url = site.cluster.coordinator.gateway
-    _, key = await site.client.create_key("application-with-a-long-name", ["tales"], tokens_per_minute=123_456_789)
+    _, key = await site.client.create_key(
+        "application-with-a-long-name", ["tales"], tokens_per_minute=123_456_789
+    )
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:
         page = await visitor.enter(site.client)
         await show(page, "now")
@@ -332,7 +387,9 @@ async def test_nothing_is_cut_while_a_page_is_in_use(site: Site, browser: Browse
         assert await cuts_at_all_sizes(page) == []
         await show(page, "deployments/tales")
         await page.get_by_role("button", name="Find a better placement").click()
-        await expect(page.locator("section", has_text="Move").get_by_role("status").first).not_to_have_text("…")
+        await expect(
+            page.locator("section", has_text="Move").get_by_role("status").first
+        ).not_to_have_text("…")
         assert await cuts_at_all_sizes(page) == []
         await show(page, "playground")
         for message, top_p in (("Once " + "a" * 200, ""), ("twice", "7")):
@@ -372,19 +429,29 @@ async def test_the_map_shows_direction_speed_and_memory(site: Site, browser: Bro
         await expect(box).to_contain_text("10.0 GiB held, 10.0 GiB free")
         await expect(box).to_contain_text("layers 0:4 · 12.3 tokens/s")
         hops = page.locator(".hop[marker-end]")
-        assert await hops.locator("title").all_text_contents() == ["From a to b", "From b to c", "From c to a"]
+        assert await hops.locator("title").all_text_contents() == [
+            "From a to b",
+            "From b to c",
+            "From c to a",
+        ]
 
 
 async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser: Browser) -> None:
-    """A request that waits, and one that reads its prompt, show their counts; the system prompt is sent first."""
+    """A request that waits, and one that reads its prompt, show their counts; the system prompt is
+    sent first."""
     url = site.cluster.coordinator.gateway
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:
         picture = await (await visitor.enter(site.client)).evaluate(PICTURE)
         page = await crowded_page(other, picture, site.client)
         bodies = list[dict[str, Any]]()
-        await page.route("**/dashboard/chat", lambda route: bodies.append(route.request.post_data_json))
+        await page.route(
+            "**/dashboard/chat", lambda route: bodies.append(route.request.post_data_json)
+        )
         await show(page, "playground")
-        send, stop = page.get_by_role("button", name="Send"), page.get_by_role("button", name="Stop")
+        send, stop = (
+            page.get_by_role("button", name="Send"),
+            page.get_by_role("button", name="Stop"),
+        )
         await expect(send).to_be_disabled()
         await expect(send).to_have_accessible_description("Write a message first.")
         await page.get_by_text("System prompt", exact=True).click()
@@ -392,10 +459,21 @@ async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser
         await page.get_by_label("Message").fill("Once")
         await send.click()
         state = page.locator("p.figures")
-        await expect(state).to_contain_text(re.compile(r"Waiting for the first token, [\d.]+ s so far"))
-        await page.evaluate("send('change', { deployments: { tales: { running: 7, waiting: 3 } } })")
+        await expect(state).to_contain_text(
+            re.compile(r"Waiting for the first token, [\d.]+ s so far")
+        )
+        await page.evaluate(
+            "send('change', { deployments: { tales: { running: 7, waiting: 3 } } })"
+        )
         await expect(state).to_contain_text("7 requests run and 3 wait at tales")
-        own = {"who": "operator", "deployment": "tales", "state": "reading", "prompt": 120, "read": 34, "age_s": 0}
+        own = {
+            "who": "operator",
+            "deployment": "tales",
+            "state": "reading",
+            "prompt": 120,
+            "read": 34,
+            "age_s": 0,
+        }
         await page.evaluate("own => send('change', { requests: { r1: own } })", own)
         await expect(state).to_contain_text("Reading: 34 of 120 prompt tokens")
         await stop.click()
@@ -403,11 +481,17 @@ async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser
         roles = [(message["role"], message["content"]) for message in bodies[0]["messages"]]
         assert roles == [("system", "Be brief."), ("user", "Once")]
         for index, _ in enumerate(await page.locator(".gaps span").all()):
-            colour = await page.locator(f".gap-{index}").evaluate("one => getComputedStyle(one).backgroundColor")
-            assert (colour == "rgba(0, 0, 0, 0)") == (index == 0), "the legend has the colours of the parts"
+            colour = await page.locator(f".gap-{index}").evaluate(
+                "one => getComputedStyle(one).backgroundColor"
+            )
+            assert (colour == "rgba(0, 0, 0, 0)") == (index == 0), (
+                "the legend has the colours of the parts"
+            )
 
 
-async def test_an_answer_streams_into_the_playground_until_it_is_stopped(site: Site, browser: Browser) -> None:
+async def test_an_answer_streams_into_the_playground_until_it_is_stopped(
+    site: Site, browser: Browser
+) -> None:
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         page = await visitor.enter(site.client)
         await go(page, "playground")
@@ -421,7 +505,9 @@ async def test_an_answer_streams_into_the_playground_until_it_is_stopped(site: S
         await expect(parts.nth(before + 3)).to_be_attached()
         await stop.click()
         await expect(stop).to_be_disabled()
-        await expect(page.locator(".turn.assistant .figures")).to_contain_text(re.compile(r"[\d.]+ tokens/s"))
+        await expect(page.locator(".turn.assistant .figures")).to_contain_text(
+            re.compile(r"[\d.]+ tokens/s")
+        )
         assert await parts.count() < 400
         assert not await breaches(page)
 
@@ -480,7 +566,8 @@ async def one_answer(client: Client) -> None:
 
 
 async def test_a_tab_keeps_the_token_and_gives_it_to_others(site: Site, browser: Browser) -> None:
-    """After a reload, and in a second tab. Programs on other ports have the cookie, which opens nothing without it."""
+    """After a reload, and in a second tab. Programs on other ports have the cookie, which opens
+    nothing without it."""
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         page = await visitor.enter(site.client)
         await page.reload()
@@ -514,7 +601,9 @@ async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser:
         for tab in tabs:
             await expect(tab.locator("main")).to_contain_text(f"{before + 1} served")
             await tab.get_by_role("button", name="Find a better placement").click()
-            await expect(tab.locator("section", has_text="Move").get_by_role("alert")).to_contain_text("by hand")
+            await expect(
+                tab.locator("section", has_text="Move").get_by_role("alert")
+            ).to_contain_text("by hand")
         assert visitor.streams == 1
         # The page with the stream hides, or leaves; another one of them takes the stream over.
         await hide(first, True)
@@ -526,7 +615,9 @@ async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser:
 
 
 @pytest.mark.long
-async def test_a_tab_that_stands_still_keeps_the_stream_from_no_other(site: Site, browser: Browser) -> None:
+async def test_a_tab_that_stands_still_keeps_the_stream_from_no_other(
+    site: Site, browser: Browser
+) -> None:
     """As a tab does that waits in a debugger: it holds the lock and sends nothing more."""
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         first = await visitor.enter(site.client)
@@ -579,13 +670,16 @@ async def lines(page: Page) -> list[str]:
 
 
 def parsed(line: str) -> list[str]:
-    """The words of a line after `edgectl`, which its own parser takes. Raises its UsageError otherwise."""
+    """The words of a line after `edgectl`, which its own parser takes. Raises its UsageError
+    otherwise."""
     name, *words = shlex.split(line)
     assert name == "edgectl"
     command: Any = typer.main.get_group(app)
     context = command.make_context(name, list(words))
     while hasattr(command, "resolve_command"):
-        name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        name, found, rest = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         command = found.load() if isinstance(found, Lazy) else found
         context = command.make_context(name, rest, parent=context)
     return words

@@ -1,5 +1,5 @@
-"""Models by the browser: added with progress, cancelled, seen by a second tab, deployed, deleted; a coordinator that is
-killed during a conversion starts clean."""
+"""Models by the browser: added with progress, cancelled, seen by a second tab, deployed, deleted; a
+coordinator that is killed during a conversion starts clean."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Models:
 
     def left(self) -> list[str]:
         """Files of models and additions in the coordinator's state."""
-        found = [path for part in ("models", "additions") for path in (self.state / part).rglob("*")]
+        found = [
+            path for part in ("models", "additions") for path in (self.state / part).rglob("*")
+        ]
         return sorted(str(path.relative_to(self.state)) for path in found if path.is_file())
 
 
@@ -104,7 +106,9 @@ async def test_a_cancel_in_the_other_tab_leaves_nothing(models: Models, visitor:
     assert not visitor.problems
 
 
-async def test_a_model_is_added_with_progress_that_a_second_tab_sees(models: Models, visitor: Visitor) -> None:
+async def test_a_model_is_added_with_progress_that_a_second_tab_sees(
+    models: Models, visitor: Visitor
+) -> None:
     page = await visitor.enter(models.site.client)
     await go(page, "models")
     await expect(page.locator("main")).to_contain_text("The store has no model")
@@ -132,7 +136,9 @@ async def test_a_model_is_added_with_progress_that_a_second_tab_sees(models: Mod
 
 
 @pytest.mark.long
-async def test_a_model_is_deployed_and_deleted_on_its_page(models: Models, visitor: Visitor) -> None:
+async def test_a_model_is_deployed_and_deleted_on_its_page(
+    models: Models, visitor: Visitor
+) -> None:
     await models.site.client.add_model(DEMO_MODEL, "tales")
     page = await visitor.enter(models.site.client)
     await go(page, "models")
@@ -169,7 +175,9 @@ async def test_a_model_is_deployed_and_deleted_on_its_page(models: Models, visit
 
 
 @pytest.mark.long
-async def test_a_coordinator_that_is_killed_during_a_conversion_starts_clean(models: Models, visitor: Visitor) -> None:
+async def test_a_coordinator_that_is_killed_during_a_conversion_starts_clean(
+    models: Models, visitor: Visitor
+) -> None:
     before = [name for name in models.left() if not name.startswith("additions")]
     page = await visitor.enter(models.site.client)
     await go(page, "models")

@@ -20,7 +20,13 @@ from tests.support.site import Site
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
 RED_S = 3.0
-SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
+SPEC = {
+    "name": "tales",
+    "model": "fairy-tales",
+    "source": "a",
+    "dtype": "float32",
+    "concurrency": 4,
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -34,7 +40,11 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
         async def measured() -> bool:
             found = (await client.deployment("tales", outlook=True)).outlook
-            return found is not None and len(found.losses) == 3 and all(loss.pause for loss in found.losses)
+            return (
+                found is not None
+                and len(found.losses) == 3
+                and all(loss.pause for loss in found.losses)
+            )
 
         await here.until(measured)
         yield here
@@ -49,7 +59,9 @@ async def visitor(site: Site) -> AsyncIterator[Visitor]:
 async def foretold(page: Page) -> None:
     """Wait until the page knows the cost of a loss."""
     await page.goto(re.sub("#.*", "#/deployments/tales", page.url))
-    await expect(page.get_by_role("region", name="If a node is lost").locator("tbody tr")).to_have_count(3)
+    await expect(
+        page.get_by_role("region", name="If a node is lost").locator("tbody tr")
+    ).to_have_count(3)
     await go(page, "site")
 
 
@@ -96,7 +108,8 @@ async def asked(page: Page) -> asyncio.Task[str]:
     parts = page.locator(".turn.assistant span")
     await expect(parts.nth(5)).to_be_attached()
     await page.evaluate(
-        "gone = false; new MutationObserver(() => { gone ||= !document.querySelector('.turn.assistant') })"
+        "gone = false; new MutationObserver(() => { gone ||= "
+        "!document.querySelector('.turn.assistant') })"
         ".observe(document.body, { subtree: true, childList: true })"
     )
 
@@ -109,8 +122,11 @@ async def asked(page: Page) -> asyncio.Task[str]:
 
 
 @pytest.mark.long
-async def test_a_page_outlives_the_coordinator_and_says_how_to_come_in_again(site: Site, visitor: Visitor) -> None:
-    """The old snapshot stays while there is no coordinator; sessions are only in the coordinator's memory, and lost."""
+async def test_a_page_outlives_the_coordinator_and_says_how_to_come_in_again(
+    site: Site, visitor: Visitor
+) -> None:
+    """The old snapshot stays while there is no coordinator; sessions are only in the coordinator's
+    memory, and lost."""
     page = await visitor.enter(site.client)
     await go(page, "events")
     coordinator = site.cluster.coordinator

@@ -23,8 +23,19 @@ from tests.support.site import Site
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
 GATEWAY = ("--http-listen", "127.0.0.1:0")
-SPEC = {"name": "tales", "model": "fairy-tales", "dtype": "float32", "concurrency": 2, "layers": "a=0:6,b=6:12"}
-CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 3, "temperature": 0}
+SPEC = {
+    "name": "tales",
+    "model": "fairy-tales",
+    "dtype": "float32",
+    "concurrency": 2,
+    "layers": "a=0:6,b=6:12",
+}
+CHAT = {
+    "model": "tales",
+    "messages": [{"role": "user", "content": "Once"}],
+    "max_tokens": 3,
+    "temperature": 0,
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,12 +46,15 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Nodes a, b and c; the deployment tales uses a and b. The coordinator may add models of a folder."""
+    """Nodes a, b and c; the deployment tales uses a and b. The coordinator may add models of a
+    folder."""
     directory = tmp_path_factory.mktemp("site")
     folder = directory / "folder"
     shutil.copytree(DEMO_MODEL, folder / "new-tales")
     arguments = (*GATEWAY, "--model-folder", str(folder))
-    async with Site(directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=arguments) as site:
+    async with Site(
+        directory, models={"fairy-tales": DEMO_MODEL}, coordinator_arguments=arguments
+    ) as site:
         await site.client.deploy(parse_spec(SPEC))
         yield site
 
@@ -177,14 +191,18 @@ async def test_the_tasks_of_an_operator(
         await expect(task.page.locator("main pre")).to_contain_text("preact@")
         await task.picture("about")
         (refusal,) = visitor.problems
-        assert "status of 400" in refusal, "of the label that was refused, which Chromium always writes"
+        assert "status of 400" in refusal, (
+            "of the label that was refused, which Chromium always writes"
+        )
     await site.client.delete_deployment(name)
     await site.cluster.agents["c"].stop()
     await site.cluster.start_agent("c")
 
 
 @pytest.mark.long
-async def test_the_first_steps_of_a_site_with_certificates(browser: Browser, tmp_path: Path) -> None:
+async def test_the_first_steps_of_a_site_with_certificates(
+    browser: Browser, tmp_path: Path
+) -> None:
     (tmp_path / "site").mkdir()
     async with (
         SecureSite(tmp_path / "site", *GATEWAY) as mill,

@@ -1,4 +1,5 @@
-"""A dump of a site at work: it has nothing of what users wrote nor any secret, and it replays to the state it holds."""
+"""A dump of a site at work: it has nothing of what users wrote nor any secret, and it replays to
+the state it holds."""
 
 from __future__ import annotations
 
@@ -54,8 +55,14 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watche
     debug = ["--log-level", "debug"]
     os.environ["SITE_PASSWORD"] = SECRET
     try:
-        options: dict[str, Any] = {"identities": identities, "agent_arguments": debug, "coordinator_arguments": debug}
-        async with Watched(directory, ("a", "b"), models={"fairy-tales": DEMO_MODEL}, **options) as watched:
+        options: dict[str, Any] = {
+            "identities": identities,
+            "agent_arguments": debug,
+            "coordinator_arguments": debug,
+        }
+        async with Watched(
+            directory, ("a", "b"), models={"fairy-tales": DEMO_MODEL}, **options
+        ) as watched:
             client = watched.client
             await client.deploy(parse_spec(SPEC))
             done = await client.complete("tales", PROMPT, max_new_tokens=24, ignore_eos=True)
@@ -106,13 +113,30 @@ async def test_neither_dump_nor_log_has_anything_of_users_or_secrets(site: Watch
     logs = "".join(path.read_text() for path in site.cluster.directory.glob("*.log"))
     lines = [json.loads(line) for line in logs.splitlines() if line.startswith("{")]
     issued = [line for line in lines if line["event"] == "action_issued"]
-    assert {line["command"] for line in issued if line["kind"] == "SendCommand"} == {"PrepareStage", "ActivateHead"}
-    assert {line["kind"] for line in issued} >= {"SaveDeployment", "LoadStage", "OpenHead", "SendResults"}
-    assert all((line["deployment"], line["epoch"]) == ("tales", 1) for line in issued if "command" in line)
-    assert {line["kind"] for line in lines if line["event"] == "event_applied"} >= {"HeartbeatsReceived", "StageLoaded"}
+    assert {line["command"] for line in issued if line["kind"] == "SendCommand"} == {
+        "PrepareStage",
+        "ActivateHead",
+    }
+    assert {line["kind"] for line in issued} >= {
+        "SaveDeployment",
+        "LoadStage",
+        "OpenHead",
+        "SendResults",
+    }
+    assert all(
+        (line["deployment"], line["epoch"]) == ("tales", 1) for line in issued if "command" in line
+    )
+    assert {line["kind"] for line in lines if line["event"] == "event_applied"} >= {
+        "HeartbeatsReceived",
+        "StageLoaded",
+    }
     keys = [line for line in site.files.key.read_text().splitlines() if "-----" not in line]
     ids = [str(token) for token in site.tokens]
-    runs = [separator.join(ids[i : i + 5]) for i in range(0, len(ids) - 5, 5) for separator in (",", ", ")]
+    runs = [
+        separator.join(ids[i : i + 5])
+        for i in range(0, len(ids) - 5, 5)
+        for separator in (",", ", ")
+    ]
     assert len(ids) > 30 and len(site.answer) > 7 and len(keys) > 1
     for item in (CANARY, site.answer, SECRET, *keys, *runs):
         assert item not in logs and item not in text and json.dumps(item)[1:-1] not in text
@@ -130,7 +154,9 @@ async def edgectl(site: Watched, *arguments: str) -> tuple[int | None, str, str]
     return process.returncode, stdout.decode(), stderr.decode()
 
 
-async def test_edgectl_writes_a_file_for_its_owner_and_replays_it(site: Watched, tmp_path: Path) -> None:
+async def test_edgectl_writes_a_file_for_its_owner_and_replays_it(
+    site: Watched, tmp_path: Path
+) -> None:
     path = tmp_path / "site.json"
     code, stdout, stderr = await edgectl(site, "dump", "-o", str(path))
     assert code == 0, stderr
@@ -138,7 +164,11 @@ async def test_edgectl_writes_a_file_for_its_owner_and_replays_it(site: Watched,
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     code, stdout, stderr = await edgectl(site, "replay", str(path))
     assert code == 0, stderr
-    assert [line.split(":")[0] for line in stdout.splitlines()] == ["coordinator", "node a", "node b"]
+    assert [line.split(":")[0] for line in stdout.splitlines()] == [
+        "coordinator",
+        "node a",
+        "node b",
+    ]
     assert stdout.count("the state is the same") == 3
     document = json.loads(path.read_text())
     document["nodes"]["b"]["state"]["slots"] = {}

@@ -47,7 +47,8 @@ OF_THE_NODE = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """With certificates; node a is sound, and b is not. There is no listener at the address that b reports."""
+    """With certificates; node a is sound, and b is not. There is no listener at the address that b
+    reports."""
     directory = tmp_path_factory.mktemp("ailing")
     with part_of_a_core("doctor", 0.5) as group, pytest.MonkeyPatch.context() as environment:
         paths = os.pathsep.join(str(ROOT / part) for part in ("", "agent", "coordinator"))
@@ -59,8 +60,22 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
                 "b",
                 "tests.support.ailing_agent",
                 [
-                    *("--coordinator", site.address, "--name", "b", "--listen", "127.0.0.1:0", "--threads", "1"),
-                    *("--state-dir", str(directory / "b"), "--advertise", f"127.0.0.1:{free_port(())}"),
+                    *(
+                        "--coordinator",
+                        site.address,
+                        "--name",
+                        "b",
+                        "--listen",
+                        "127.0.0.1:0",
+                        "--threads",
+                        "1",
+                    ),
+                    *(
+                        "--state-dir",
+                        str(directory / "b"),
+                        "--advertise",
+                        f"127.0.0.1:{free_port(())}",
+                    ),
                     *site.cluster._identity(Principal("here", Role.AGENT, "b")),
                 ],
                 directory,
@@ -73,25 +88,37 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 async def said(client: Any) -> bool:
     """Whether b has reported the speed of its disk, which it measures last."""
-    return all(node.condition and node.condition.disk_write_bps for node in await client.nodes() if node.name == "b")
+    return all(
+        node.condition and node.condition.disk_write_bps
+        for node in await client.nodes()
+        if node.name == "b"
+    )
 
 
 async def doctor(*arguments: str) -> tuple[int | None, Any]:
     """Its exit code and its findings."""
     program = [sys.executable, "-m", "edgeshard.cli.main", "doctor", "-o", "json", *arguments]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, env=environment)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")
+    }
+    process = await asyncio.create_subprocess_exec(
+        *program, stdout=asyncio.subprocess.PIPE, env=environment
+    )
     output, _ = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, json.loads(output)
 
 
-async def test_each_fault_of_a_node_is_found_by_its_name_and_none_of_a_sound_one(site: Site) -> None:
+async def test_each_fault_of_a_node_is_found_by_its_name_and_none_of_a_sound_one(
+    site: Site,
+) -> None:
     admin = tls_options(tls_files(site.cluster.directory / "pki" / "operator-admin"))
     status, findings = await doctor("--coordinator", site.cluster.address, *admin)
     assert status == 1
     at = {where: {f["fault"] for f in findings if f["where"] == where} for where in ("a", "b")}
     assert at["b"] == OF_THE_NODE
-    assert at["a"] <= {"swap-in-use", "disk-full", "memory-low", "disk-slow", "cpu-quota"}, "faults of this machine"
+    assert at["a"] <= {"swap-in-use", "disk-full", "memory-low", "disk-slow", "cpu-quota"}, (
+        "faults of this machine"
+    )
     assert all(finding["means"] and finding["do"] and finding["found"] for finding in findings)
 
 
@@ -100,12 +127,16 @@ async def test_a_slow_link_is_found(site: Site) -> None:
     admin = tls_options(tls_files(site.cluster.directory / "pki" / "operator-admin"))
     ids = {node.name: node.node_id for node in await site.client.nodes()}
     slow = MeasuredLink(ids["a"], ids["b"], LinkProfile(0.05, 5e6, 0.01, 9, 1 << 20))  # type: ignore[index]
-    channel = open_channel(site.cluster.address, tls_files(site.cluster.directory / "pki" / "agent-a"), "coordinator")
+    channel = open_channel(
+        site.cluster.address, tls_files(site.cluster.directory / "pki" / "agent-a"), "coordinator"
+    )
     report = report_to_wire(ProfileReport(ids["a"], links=(slow,)))  # type: ignore[index]
     await CoordinatorServiceStub(channel).ReportProfile(report, timeout=30)
     await channel.close()
     _, findings = await doctor("--coordinator", site.cluster.address, *admin)
-    assert [finding["where"] for finding in findings if finding["fault"] == "link-slow"] == ["a -> b"]
+    assert [finding["where"] for finding in findings if finding["fault"] == "link-slow"] == [
+        "a -> b"
+    ]
 
 
 async def test_a_key_that_others_can_read_is_found(site: Site) -> None:

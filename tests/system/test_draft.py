@@ -1,4 +1,5 @@
-"""A deployment with a draft, by real processes: the same answers, guesses that were right, and an operator sees it."""
+"""A deployment with a draft, by real processes: the same answers, guesses that were right, and an
+operator sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.support.site import MakeSpec, Site
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits"),
+    pytest.mark.skipif(
+        not native_available(), reason="torch's operators do not promise equal bits"
+    ),
 ]
 
 DRAFT = Path(__file__).resolve().parents[2] / "bench" / "draft_model"
@@ -33,7 +36,9 @@ async def answers(site: Site) -> list[list[tuple[int, float]]]:
     """Tokens and log-probabilities, one request after the other."""
     found = []
     for options in ASKED:
-        stream = await answered(site.client, "tales", max_new_tokens=60, logprobs=True, ignore_eos=True, **options)
+        stream = await answered(
+            site.client, "tales", max_new_tokens=60, logprobs=True, ignore_eos=True, **options
+        )
         found.append([(token.token, token.logprob) for token in stream.tokens])
     return found
 
@@ -57,7 +62,10 @@ async def test_a_draft_changes_no_answer(site: Site, make_spec: MakeSpec, layers
 
         async def counted() -> StageGuesses | None:
             stages = (await site.client.deployment("tales")).stages
-            return next((stage.guesses for stage in stages if stage.guesses and stage.guesses.right > 20), None)
+            return next(
+                (stage.guesses for stage in stages if stage.guesses and stage.guesses.right > 20),
+                None,
+            )
 
         await site.until(counted)
     finally:

@@ -1,4 +1,5 @@
-"""A node with too little memory for a mixture's experts caches some and reads the others. The tokens stay the same."""
+"""A node with too little memory for a mixture's experts caches some and reads the others. The
+tokens stay the same."""
 
 from __future__ import annotations
 
@@ -23,13 +24,20 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 MIXTURE = Path(__file__).resolve().parents[2] / "bench" / "mixture_model"
 LAYERS, EXPERTS = 8, 16
 MEMORY = "96MiB"
-"""Enough for everything except the experts, and for about half of these, with a stage's needs besides its weights."""
+"""Enough for everything except the experts, and for about half of these, with a stage's needs
+besides its weights."""
 PROMPTS = ["Once upon a time", "The old king had three sons", "In a wood there lived a fox who"]
 TOKENS = 16
 
 
 def spec(**changes: object) -> DeploymentSpec:
-    values = {"model": "mixture", "source": "small", "dtype": "float32", "concurrency": 2, "max_context": 128}
+    values = {
+        "model": "mixture",
+        "source": "small",
+        "dtype": "float32",
+        "concurrency": 2,
+        "max_context": 128,
+    }
     return parse_spec({"name": "cached", **values, **changes})
 
 
@@ -38,14 +46,18 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """A small node, which has measured itself and its disk, and a large one."""
     directory, memory = tmp_path_factory.mktemp("experts"), {"small": ("--memory", MEMORY)}
     nodes = ("small", "large")
-    async with Site(directory, nodes, models={"mixture": MIXTURE}, arguments_by_agent=memory) as site:
+    async with Site(
+        directory, nodes, models={"mixture": MIXTURE}, arguments_by_agent=memory
+    ) as site:
         async for _ in site.client.profile("mixture", ["small"], dtype=DType.FLOAT32, quick=True):
             pass
         yield site
 
 
 async def answers(client: Client, name: str) -> list[tuple[int, ...]]:
-    made = await asyncio.gather(*(client.complete(name, prompt, max_new_tokens=TOKENS) for prompt in PROMPTS))
+    made = await asyncio.gather(
+        *(client.complete(name, prompt, max_new_tokens=TOKENS) for prompt in PROMPTS)
+    )
     return [answer.token_ids for answer in made]
 
 
@@ -69,10 +81,13 @@ async def told(site: Site) -> StageStatus:
     return (await site.client.deployment("cached")).stages[0]
 
 
-async def test_it_is_offered_and_gives_the_same_tokens(site: Site, wanted: list[tuple[int, ...]]) -> None:
+async def test_it_is_offered_and_gives_the_same_tokens(
+    site: Site, wanted: list[tuple[int, ...]]
+) -> None:
     client = site.client
     with pytest.raises(
-        EdgeShardError, match=r"with --allow-streaming it would run: small holds .* of experts and reads"
+        EdgeShardError,
+        match=r"with --allow-streaming it would run: small holds .* of experts and reads",
     ):
         await client.deploy(spec(exclude=["large"]))
     for _ in range(2):  # the second time only from packed files
@@ -85,8 +100,13 @@ async def test_it_is_offered_and_gives_the_same_tokens(site: Site, wanted: list[
         assert experts is not None and status.streaming is None
         assert experts.hits and experts.misses and experts.read_bytes and experts.waited_s > 0
         assert 0 < experts.cached_bytes <= experts.room_bytes < experts.total_bytes
-        assert placed.streamed_bytes == experts.total_bytes - experts.room_bytes, "the plan knows what the agent does"
-        assert len(list(site.cluster.directory.glob("small/cache/packed/*expert*"))) >= LAYERS * EXPERTS
+        assert placed.streamed_bytes == experts.total_bytes - experts.room_bytes, (
+            "the plan knows what the agent does"
+        )
+        assert (
+            len(list(site.cluster.directory.glob("small/cache/packed/*expert*")))
+            >= LAYERS * EXPERTS
+        )
         await client.delete_deployment("cached")
 
 
@@ -120,7 +140,9 @@ async def test_describe_and_trace_show_the_cache(site: Site) -> None:
     assert trace.reads and {read.layer for read in trace.reads} <= set(range(LAYERS))
     assert all(read.expert in range(EXPERTS) for read in trace.reads), "no layer passes"
     first, last = trace.records[0].arrived_s, trace.records[-1].sent_s
-    assert all(first - 5 < read.began_s <= read.ended_s < last + 5 for read in trace.reads), "on the steps' clock"
+    assert all(first - 5 < read.began_s <= read.ended_s < last + 5 for read in trace.reads), (
+        "on the steps' clock"
+    )
     lines = shown.splitlines()
     (header,) = [number for number, line in enumerate(lines) if "HIT RATE" in line]
     assert lines[header + 1].split()[0] == "small" and " %" in lines[header + 1]
@@ -128,7 +150,9 @@ async def test_describe_and_trace_show_the_cache(site: Site) -> None:
 
 
 @pytest.mark.long
-async def test_experts_that_were_damaged_meanwhile_are_made_again(site: Site, wanted: list[tuple[int, ...]]) -> None:
+async def test_experts_that_were_damaged_meanwhile_are_made_again(
+    site: Site, wanted: list[tuple[int, ...]]
+) -> None:
     client = site.client
     await client.deploy(spec(exclude=["large"], allow_streaming=True))
     epoch = (await client.deployment("cached")).epoch

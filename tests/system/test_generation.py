@@ -1,4 +1,5 @@
-"""The demo model over three agent processes, through the SDK: the unsplit model's tokens, and nothing left over."""
+"""The demo model over three agent processes, through the SDK: the unsplit model's tokens, and
+nothing left over."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ import torch
 from edgeshard.architectures import stage_tensors
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, layer_unit
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import (
+    DeadlineError,
+    EdgeShardError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import Finished, FinishReason, Token
 from tests.support.site import Site
@@ -24,7 +30,12 @@ HUGE_PAGE = 2 << 20
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PROMPTS = ["Once upon a time", "The old king had three sons", "In a wood there lived a fox who", '"Why," said']
+PROMPTS = [
+    "Once upon a time",
+    "The old king had three sons",
+    "In a wood there lived a fox who",
+    '"Why," said',
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +58,26 @@ async def test_every_request_gets_the_unsplit_models_tokens(
     site: Site, tales: Deployment, reference: dict[str, tuple[list[int], list[int]]]
 ) -> None:
     """All at once, so that their steps interleave in the ring."""
-    answers = await asyncio.gather(*(site.client.complete("tales", p, max_new_tokens=64) for p in PROMPTS))
+    answers = await asyncio.gather(
+        *(site.client.complete("tales", p, max_new_tokens=64) for p in PROMPTS)
+    )
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert (list(answer.prompt_token_ids), list(answer.token_ids)) == reference[prompt]
     assert len(answers[0].token_ids) == 64 and 2 not in answers[0].token_ids
     assert answers[0].finish_reason is FinishReason.LENGTH
 
 
-async def test_seeded_sampling_repeats_itself_whoever_else_is_there(site: Site, tales: Deployment) -> None:
+async def test_seeded_sampling_repeats_itself_whoever_else_is_there(
+    site: Site, tales: Deployment
+) -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.9, "top_p": 0.95, "seed": 11}
     alone = await site.client.complete("tales", PROMPTS[0], **options)
     crowd = await asyncio.gather(
         site.client.complete("tales", PROMPTS[0], **options),
-        *(site.client.complete("tales", PROMPTS[1], **{**options, "seed": seed}) for seed in range(3)),
+        *(
+            site.client.complete("tales", PROMPTS[1], **{**options, "seed": seed})
+            for seed in range(3)
+        ),
     )
     assert crowd[0].token_ids == alone.token_ids
     assert len({answer.token_ids for answer in crowd[1:]}) > 1
@@ -73,12 +91,18 @@ async def test_text_stop_strings_and_logprobs(site: Site, tales: Deployment) -> 
     assert stopped.text == whole.text[: whole.text.index(word)]
     tokens = [
         event
-        async for event in site.client.generate("tales", PROMPTS[0], max_new_tokens=5, logprobs=True, top_logprobs=3)
+        async for event in site.client.generate(
+            "tales", PROMPTS[0], max_new_tokens=5, logprobs=True, top_logprobs=3
+        )
         if isinstance(event, Token)
     ]
     for token in tokens:
-        assert token.top[0].token == token.token and token.top[0].logprob == pytest.approx(token.logprob)
-        assert [t.logprob for t in token.top] == sorted((t.logprob for t in token.top), reverse=True)
+        assert token.top[0].token == token.token and token.top[0].logprob == pytest.approx(
+            token.logprob
+        )
+        assert [t.logprob for t in token.top] == sorted(
+            (t.logprob for t in token.top), reverse=True
+        )
         assert [timing.stage for timing in token.timings] == [0, 1, 2]
 
 
@@ -91,11 +115,17 @@ async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Depl
     for stage in tales.placement.stages:
         tensors = stage_tensors(manifest, stage.layers)
         wanted: set[str] = set()
-        if stage.index == 0 or stage.layers.end == 12:  # the head's, and the last stage's for guides
+        if (
+            stage.index == 0 or stage.layers.end == 12
+        ):  # the head's, and the last stage's for guides
             files = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
             wanted = {file.sha256 for file in manifest.files if file.name in files}
         blobs = site.cluster.directory / stage.node_name / "cache" / "blobs"
-        held = {hashlib.sha256(path.read_bytes()).hexdigest() for path in blobs.rglob("*") if path.is_file()}
+        held = {
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in blobs.rglob("*")
+            if path.is_file()
+        }
         assert held == wanted
         units = {layer_unit(layer) for layer in range(stage.layers.first, stage.layers.end)}
         if stage.index == 0:
@@ -105,12 +135,18 @@ async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Depl
         assert {unit.unit for unit in await site.client.packed_units(stage.node_name)} == units
         node = await site.client.node(stage.node_name)
         (status,) = node.stages
-        assert status.parameter_bytes == parameter_bytes(tensors, DType.FLOAT32) == stage.parameter_bytes
+        assert (
+            status.parameter_bytes
+            == parameter_bytes(tensors, DType.FLOAT32)
+            == stage.parameter_bytes
+        )
         assert status.layers == stage.layers
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="this system does not tell")
-async def test_each_node_says_for_how_much_it_asked_huge_pages(site: Site, tales: Deployment) -> None:
+async def test_each_node_says_for_how_much_it_asked_huge_pages(
+    site: Site, tales: Deployment
+) -> None:
     """Requested for all weights and KV blocks; the kernel decides their number."""
 
     async def said() -> bool:
@@ -131,7 +167,9 @@ async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site: Site, tales: D
     async def left_while_all_held_some() -> bool:
         """False if the request was over before every node had reported that it holds KV."""
         seen = 0
-        async with aclosing(site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)) as stream:
+        async with aclosing(
+            site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)
+        ) as stream:
             async for event in stream:
                 seen += isinstance(event, Token)
                 if seen >= 12 and all((await site.kv_bytes()).values()):
@@ -143,12 +181,15 @@ async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site: Site, tales: D
 
 
 async def test_cancel_during_prefill_leaves_no_kv(site: Site, tales: Deployment) -> None:
-    """Cancelled from another call as soon as the head has accepted it: its prompt is still in the stages."""
+    """Cancelled from another call as soon as the head has accepted it: its prompt is still in the
+    stages."""
     prompt = [5 + i % 4000 for i in range(480)]
 
     async def cancelled() -> bool:
         """False if the request was over before its head received the cancel."""
-        stream = site.client.generate("tales", prompt, max_new_tokens=30, request_id="to-cancel", ignore_eos=True)
+        stream = site.client.generate(
+            "tales", prompt, max_new_tokens=30, request_id="to-cancel", ignore_eos=True
+        )
         await anext(stream)
         found = await site.client.cancel("to-cancel")
         *_, last = [event async for event in stream]
@@ -162,7 +203,9 @@ async def test_cancel_during_prefill_leaves_no_kv(site: Site, tales: Deployment)
 
 async def test_a_deadline_ends_the_request_everywhere(site: Site, tales: Deployment) -> None:
     with pytest.raises(DeadlineError):
-        await site.client.complete("tales", PROMPTS[0], max_new_tokens=450, ignore_eos=True, timeout_s=0.4)
+        await site.client.complete(
+            "tales", PROMPTS[0], max_new_tokens=450, ignore_eos=True, timeout_s=0.4
+        )
     await site.kv_gone()
 
 

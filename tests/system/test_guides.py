@@ -1,5 +1,5 @@
-"""Guided answers and prompt log-probabilities over real nodes: right, and the same when a node is lost in the
-middle."""
+"""Guided answers and prompt log-probabilities over real nodes: right, and the same when a node is
+lost in the middle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ import torch
 from edgeshard.client import GenerateOptions, Guide, GuideKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.generation import Finished, FinishReason, PromptLogprobs, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    Started,
+    Token,
+)
 from tests.support.load import Stream, answered
 from tests.support.site import Site
 
@@ -59,7 +65,12 @@ PERSON = schema(
             "name": {"type": "string", "minLength": 1, "maxLength": 12},
             "age": {"type": "integer", "minimum": 0, "maximum": 199},
             "kind": {"enum": ["fox", "king", "witch"]},
-            "friends": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 1, "maxItems": 3},
+            "friends": {
+                "type": "array",
+                "items": {"type": "string", "maxLength": 6},
+                "minItems": 1,
+                "maxItems": 3,
+            },
         },
         "required": ["name", "age", "kind", "friends"],
         "additionalProperties": False,
@@ -90,7 +101,10 @@ GUIDES: dict[str, tuple[Guide, Any]] = {
         schema({"type": "string", "pattern": "^[a-z]{2,8}-[0-9]{2}$"}),
         lambda text: re.fullmatch("[a-z]{2,8}-[0-9]{2}", json.loads(text)),
     ),
-    "regex": (Guide(GuideKind.REGEX, "(He|She) was (very )?[a-z]{3,8}\\."), re.compile("(He|She) was .*").fullmatch),
+    "regex": (
+        Guide(GuideKind.REGEX, "(He|She) was (very )?[a-z]{3,8}\\."),
+        re.compile("(He|She) was .*").fullmatch,
+    ),
     "grammar": (
         Guide(GuideKind.GRAMMAR, 'start: sum\nsum: term ("+" term){1,3}\nterm: /[1-9][0-9]?/'),
         lambda text: all(0 < int(term) < 100 for term in text.split("+")),
@@ -99,7 +113,9 @@ GUIDES: dict[str, tuple[Guide, Any]] = {
 
 
 @pytest.mark.parametrize("name", GUIDES)
-async def test_an_answer_is_what_its_guide_says_wherever_the_last_stage_is(site: Site, name: str) -> None:
+async def test_an_answer_is_what_its_guide_says_wherever_the_last_stage_is(
+    site: Site, name: str
+) -> None:
     guide, is_right = GUIDES[name]
     penalties: GenerateOptions = {
         "presence_penalty": 0.6,
@@ -114,7 +130,10 @@ async def test_an_answer_is_what_its_guide_says_wherever_the_last_stage_is(site:
     )
     asked: GenerateOptions = {"guide": guide, "max_new_tokens": 150, "logprobs": True}
     for options in sampled:
-        answers = [await site.client.complete(where, PROMPT, **(options | asked)) for where in ("tales", "whole")]
+        answers = [
+            await site.client.complete(where, PROMPT, **(options | asked))
+            for where in ("tales", "whole")
+        ]
         assert answers[0].text == answers[1].text and answers[0].token_ids == answers[1].token_ids
         assert answers[0].finish_reason is FinishReason.STOP and is_right(answers[0].text)
         assert all(-30 < logprob <= 0 for logprob in answers[0].logprobs)
@@ -124,8 +143,12 @@ async def test_a_guide_that_is_refused_or_fails_ends_its_own_request_alone(site:
     """Before anything is computed, and as the last stage finds out."""
     epoch = (await site.client.deployment("tales")).epoch
     alone = await site.client.complete("tales", PROMPT, max_new_tokens=60, ignore_eos=True)
-    other = asyncio.create_task(site.client.complete("tales", PROMPT, max_new_tokens=60, ignore_eos=True))
-    late = Guide(GuideKind.GRAMMAR, "start: " + "|".join(['"a"'] * 3000))  # more items than a row may have
+    other = asyncio.create_task(
+        site.client.complete("tales", PROMPT, max_new_tokens=60, ignore_eos=True)
+    )
+    late = Guide(
+        GuideKind.GRAMMAR, "start: " + "|".join(['"a"'] * 3000)
+    )  # more items than a row may have
     for guide, why in (
         (Guide(GuideKind.REGEX, "(("), "unclosed group"),
         (schema({"not": {}}), "not"),
@@ -153,19 +176,28 @@ async def test_a_guide_whose_masks_are_dear_holds_up_no_other_answer(site: Site)
     alone = await unguided(site)
     asked = [
         asyncio.create_task(
-            site.client.complete("tales", PROMPT, guide=DEAR, max_new_tokens=400, temperature=0.5, seed=seed)
+            site.client.complete(
+                "tales", PROMPT, guide=DEAR, max_new_tokens=400, temperature=0.5, seed=seed
+            )
         )
         for seed in range(3)
     ]
     beside = await unguided(site)
     ended = await asyncio.gather(*asked, return_exceptions=True)
     assert beside.ids == alone.ids
-    assert all(isinstance(end, InvalidArgumentError) and end.reason == "GUIDE_FAILED" for end in ended), ended
-    assert statistics.median(beside.gaps_s) < 4 * statistics.median(alone.gaps_s) + 0.02 and max(beside.gaps_s) < 2
+    assert all(
+        isinstance(end, InvalidArgumentError) and end.reason == "GUIDE_FAILED" for end in ended
+    ), ended
+    assert (
+        statistics.median(beside.gaps_s) < 4 * statistics.median(alone.gaps_s) + 0.02
+        and max(beside.gaps_s) < 2
+    )
     await site.kv_gone()
 
 
-async def test_a_late_token_is_the_same_and_a_client_that_leaves_meanwhile_leaves_nothing(site: Site) -> None:
+async def test_a_late_token_is_the_same_and_a_client_that_leaves_meanwhile_leaves_nothing(
+    site: Site,
+) -> None:
     dear: GenerateOptions = {"guide": DEAR, "max_new_tokens": 6, "temperature": 0.5, "seed": 1}
     lasting: GenerateOptions = {"max_new_tokens": 400}
     first, again = [await site.client.complete("tales", PROMPT, **dear) for _ in range(2)]
@@ -194,10 +226,15 @@ def unsplit() -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     model: Any = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
     with torch.no_grad():
-        return {text: model(**tokenizer(text, return_tensors="pt")).logits.log_softmax(-1)[0, :-1] for text in TEXTS}
+        return {
+            text: model(**tokenizer(text, return_tensors="pt")).logits.log_softmax(-1)[0, :-1]
+            for text in TEXTS
+        }
 
 
-async def test_prompt_logprobs_are_those_of_the_unsplit_model(site: Site, unsplit: dict[str, Any]) -> None:
+async def test_prompt_logprobs_are_those_of_the_unsplit_model(
+    site: Site, unsplit: dict[str, Any]
+) -> None:
     """All at once, so that long prompts run in chunks; and again, when their KV could be shared."""
     for where, new in (("tales", 0), ("whole", 0), ("tales", 2)):
         options: Any = {"max_new_tokens": new, "prompt_logprobs": True, "top_logprobs": 3}
@@ -206,7 +243,9 @@ async def test_prompt_logprobs_are_those_of_the_unsplit_model(site: Site, unspli
             tokens = torch.tensor(answer.prompt_token_ids[1:])
             expected = unsplit[text].gather(1, tokens[:, None])[:, 0]
             assert torch.allclose(torch.tensor(answer.prompt_logprobs), expected, atol=1e-3)
-            found = torch.tensor([[entry.logprob for entry in top] for top in answer.prompt_top_logprobs])
+            found = torch.tensor(
+                [[entry.logprob for entry in top] for top in answer.prompt_top_logprobs]
+            )
             assert torch.allclose(found, unsplit[text].topk(3).values, atol=1e-3)
             assert len(answer.token_ids) == new and answer.finish_reason is FinishReason.LENGTH
 
@@ -218,10 +257,18 @@ async def test_no_new_tokens_are_asked_for_only_with_prompt_logprobs(site: Site)
 
 
 async def guided(site: Site, seen: list[Token]) -> tuple[str, list[float]]:
-    """The text and the prompt's log-probabilities of one answer, each of which arrived once and in its place."""
+    """The text and the prompt's log-probabilities of one answer, each of which arrived once and in
+    its place."""
     text, scores, first = "", list[float](), 0
     async for event in site.client.generate(
-        "tales", PROMPT, guide=PERSON, prompt_logprobs=True, max_new_tokens=150, temperature=0.9, seed=3, timeout_s=60
+        "tales",
+        PROMPT,
+        guide=PERSON,
+        prompt_logprobs=True,
+        max_new_tokens=150,
+        temperature=0.9,
+        seed=3,
+        timeout_s=60,
     ):
         match event:
             case Started():

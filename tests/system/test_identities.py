@@ -27,8 +27,21 @@ async def test_two_agents_with_one_identity_are_named(tmp_path: Path) -> None:
         cluster, client = site.cluster, site.client
         shutil.copytree(tmp_path / "pi", tmp_path / "copy")
         (before,) = await client.nodes()
-        arguments = ["--coordinator", cluster.address, "--name", "pi", "--listen", "127.0.0.1:0", "--threads", "1"]
-        arguments += ["--state-dir", str(tmp_path / "copy"), *cluster._identity(Principal(SITE, Role.AGENT, "pi"))]
+        arguments = [
+            "--coordinator",
+            cluster.address,
+            "--name",
+            "pi",
+            "--listen",
+            "127.0.0.1:0",
+            "--threads",
+            "1",
+        ]
+        arguments += [
+            "--state-dir",
+            str(tmp_path / "copy"),
+            *cluster._identity(Principal(SITE, Role.AGENT, "pi")),
+        ]
         twin = ChildDaemon("twin", "edgeshard_agent", arguments, tmp_path)
         try:
             await twin.start()
@@ -40,7 +53,9 @@ async def test_two_agents_with_one_identity_are_named(tmp_path: Path) -> None:
             await site.until(is_named)
             await asyncio.sleep(2.0)
             (node,) = await client.nodes()
-            assert node.connected and node.address == before.address, "the first agent keeps its place"
+            assert node.connected and node.address == before.address, (
+                "the first agent keeps its place"
+            )
             assert log_of(tmp_path, "coordinator").count('"identity_in_use"') == 1
             assert log_of(tmp_path, "twin").count('"coordinator_lost"') == 1
             await cluster.agents["pi"].kill()

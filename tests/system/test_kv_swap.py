@@ -1,4 +1,5 @@
-"""KV that is taken from a request, put aside on every stage and given back: the answer is as if nothing had been."""
+"""KV that is taken from a request, put aside on every stage and given back: the answer is as if
+nothing had been."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ STORIES = (
 )
 NEW = 150
 CONTEXT = 192
-"""The memory is for two requests of CONTEXT tokens: four that grow to nearly that number do not fit."""
+"""The memory is for two requests of CONTEXT tokens: four that grow to nearly that number do not
+fit."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,7 +35,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three nodes that log everything."""
     said = ("--log-level", "debug")
     directory, models = tmp_path_factory.mktemp("swap"), {"fairy-tales": DEMO_MODEL}
-    async with Site(directory, models=models, agent_arguments=said, coordinator_arguments=said) as site:
+    async with Site(
+        directory, models=models, agent_arguments=said, coordinator_arguments=said
+    ) as site:
         yield site
 
 
@@ -50,7 +54,8 @@ async def heard_since(site: Site, name: str) -> Deployment:
 
 
 def files_aside(site: Site) -> dict[str, list[os.stat_result]]:
-    """The unnamed files that each node's agent has open in its state directory, and their content."""
+    """The unnamed files that each node's agent has open in its state directory, and their
+    content."""
     found: dict[str, list[os.stat_result]] = {}
     for name, agent in site.cluster.agents.items():
         descriptors = Path(f"/proc/{agent.pid}/fd")
@@ -60,14 +65,20 @@ def files_aside(site: Site) -> dict[str, list[os.stat_result]]:
                 known = path.stat()
             except FileNotFoundError:  # closed meanwhile
                 continue
-            if target.startswith(str(site.cluster.directory / name)) and target.endswith("(deleted)") and known.st_size:
+            if (
+                target.startswith(str(site.cluster.directory / name))
+                and target.endswith("(deleted)")
+                and known.st_size
+            ):
                 found.setdefault(name, []).append(known)
     return found
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("on_disk", [True, False])
-async def test_a_request_that_gave_way_goes_on_where_it_was(site: Site, make_spec: MakeSpec, on_disk: bool) -> None:
+async def test_a_request_that_gave_way_goes_on_where_it_was(
+    site: Site, make_spec: MakeSpec, on_disk: bool
+) -> None:
     client = site.client
     await client.deploy(make_spec(name="whole", max_context=CONTEXT))
     wanted = await answers(client, "whole")
@@ -94,14 +105,21 @@ async def test_a_request_that_gave_way_goes_on_where_it_was(site: Site, make_spe
     computed = sum(len(done.prompt_token_ids) + NEW - 1 for done in wanted)
 
     async def told() -> bool:  # a heartbeat that was in flight at the last token reports less
-        return all(stage.tokens_done >= computed for stage in (await client.deployment("swapped")).stages)
+        return all(
+            stage.tokens_done >= computed for stage in (await client.deployment("swapped")).stages
+        )
 
     await site.until(told)
     stages = (await heard_since(site, "swapped")).stages
     assert [stage.tokens_done for stage in stages] == [computed] * 3, "no position was run twice"
     swaps = [stage.swap for stage in stages]
-    assert all(swap is not None and swap.swapped_out == swap.swapped_in > 0 == swap.kept_bytes for swap in swaps)
-    assert len({(swap.swapped_out, swap.swapped_in) for swap in swaps if swap is not None}) == 1, "on every stage"
+    assert all(
+        swap is not None and swap.swapped_out == swap.swapped_in > 0 == swap.kept_bytes
+        for swap in swaps
+    )
+    assert len({(swap.swapped_out, swap.swapped_in) for swap in swaps if swap is not None}) == 1, (
+        "on every stage"
+    )
 
     assert set(files) == ({"a", "b", "c"} if on_disk else set())
     for opened in files.values():
@@ -110,5 +128,7 @@ async def test_a_request_that_gave_way_goes_on_where_it_was(site: Site, make_spe
     await client.delete_deployment("swapped")
     for log in site.cluster.directory.glob("*.log"):
         text = log.read_text()
-        assert not any(word in text for story in STORIES for word in story.split() if len(word) > 8), log.name
+        assert not any(
+            word in text for story in STORIES for word in story.split() if len(word) > 8
+        ), log.name
         assert not any(done.text in text for done in wanted)

@@ -1,5 +1,5 @@
-"""The lab: real processes that pretend. How near a prediction comes is for bench/; here it must run, and never be
-faster than the emulated nodes and links could be."""
+"""The lab: real processes that pretend. How near a prediction comes is for bench/; here it must
+run, and never be faster than the emulated nodes and links could be."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def lab_file(tmp_path: Path) -> Path:
 async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> None:
 
     async def both_runs() -> list[dict[str, Any]]:
-        code, stdout, stderr = await edgectl("lab", "run", str(lab_file), "-o", "json", cwd=lab_file.parent)
+        code, stdout, stderr = await edgectl(
+            "lab", "run", str(lab_file), "-o", "json", cwd=lab_file.parent
+        )
         assert code == 0, stderr
         rows: list[dict[str, Any]] = json.loads(stdout)
         assert [(row["placement"], row["mode"], row["streams"]) for row in rows] == [
@@ -94,9 +96,11 @@ async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> No
             ("a=0:2,b=2:6", "no-bubbles", 2),
         ]
         alone = rows[0]
-        # 2.4 GB of blocks at 100 GB/s, and the hop's 8 KiB at 20 Mb/s: the emulated device cannot do a token in less.
+        # 2.4 GB of blocks at 100 GB/s, and the hop's 8 KiB at 20 Mb/s: the emulated device cannot
+        # do a token in less.
         assert alone["predicted_time_per_token_s"] > 0.024
-        # The rate of the whole request: between tokens there is less time if the first is noticed late.
+        # The rate of the whole request: between tokens there is less time if the first is noticed
+        # late.
         assert alone["measured_throughput_tps"] <= 1.01 * alone["predicted_throughput_tps"]
         return rows
 
@@ -112,17 +116,25 @@ async def test_up_run_down(lab_file: Path) -> None:
     code, address, _ = await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent)
     assert code == 0
     try:
-        assert (await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent))[0] == 1, "it is up already"
-        code, stdout, _ = await edgectl("lab", "run", str(lab_file), "-o", "name", cwd=lab_file.parent)
+        assert (await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent))[0] == 1, (
+            "it is up already"
+        )
+        code, stdout, _ = await edgectl(
+            "lab", "run", str(lab_file), "-o", "name", cwd=lab_file.parent
+        )
         assert code == 0 and stdout.split() == ["a=0:3,b=3:6", "a=0:2,b=2:6"]
-        assert await planned_time_s(address.strip(), lab_file.parent) > 0.024, "as slow as the emulated nodes"
+        assert await planned_time_s(address.strip(), lab_file.parent) > 0.024, (
+            "as slow as the emulated nodes"
+        )
     finally:
         pids = pids_of(lab_file)
         assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 0
     async with asyncio.timeout(60):
         while any(is_alive(pid) for pid in pids):  # noqa: ASYNC110 (they are not this process's children)
             await asyncio.sleep(0.05)
-    assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 3, "nothing is up"
+    assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 3, (
+        "nothing is up"
+    )
 
 
 async def planned_time_s(address: str, directory: Path) -> float:
@@ -131,7 +143,9 @@ async def planned_time_s(address: str, directory: Path) -> float:
     code, _, stderr = await edgectl("profile", *on_site, cwd=directory)
     assert code == 0, stderr
     workload = ("--prompt-tokens", "16", "--new-tokens", "8")
-    code, stdout, stderr = await edgectl("plan", *on_site, "--source", "a", *workload, "-o", "json", cwd=directory)
+    code, stdout, stderr = await edgectl(
+        "plan", *on_site, "--source", "a", *workload, "-o", "json", cwd=directory
+    )
     assert code == 0, stderr
     return float(json.loads(stdout)["time_per_token_s"])
 
@@ -151,7 +165,9 @@ async def planned_time_s(address: str, directory: Path) -> float:
     ],
 )
 @pytest.mark.one_in(3)
-async def test_a_wrong_lab_file_names_its_key(lab_file: Path, old: str, new: str, field: str) -> None:
+async def test_a_wrong_lab_file_names_its_key(
+    lab_file: Path, old: str, new: str, field: str
+) -> None:
     lab_file.write_text(LAB.replace(old, new, 1))
     code, _, stderr = await edgectl("lab", "run", str(lab_file), cwd=lab_file.parent)
     assert code == 2 and field in stderr, stderr

@@ -1,4 +1,5 @@
-"""Deployments on a real site: refused calls change nothing, and a death is noticed, reported, and mended on return."""
+"""Deployments on a real site: refused calls change nothing, and a death is noticed, reported, and
+mended on return."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
     ids=str,
 )
 async def test_a_wrong_deployment_is_refused_and_changes_nothing(
-    site: Site, make_spec: MakeSpec, changes: dict[str, Any], kind: type[EdgeShardError], reason: str | None
+    site: Site,
+    make_spec: MakeSpec,
+    changes: dict[str, Any],
+    kind: type[EdgeShardError],
+    reason: str | None,
 ) -> None:
     before = await site.state()
     with pytest.raises((InvalidArgumentError, kind)) as refusal:
@@ -67,13 +72,17 @@ async def test_a_wrong_deployment_is_refused_and_changes_nothing(
     assert await site.state() == before
 
 
-async def test_a_node_without_memory_for_its_share_says_how_much_is_short(site: Site, make_spec: MakeSpec) -> None:
+async def test_a_node_without_memory_for_its_share_says_how_much_is_short(
+    site: Site, make_spec: MakeSpec
+) -> None:
     with pytest.raises(ResourceExhaustedError) as refusal:
         await site.client.deploy(make_spec(reserve={"b": 2**40}))
     assert "b" in refusal.value.message and "short" in refusal.value.message
 
 
-async def test_layers_in_proportion_to_memory_when_none_are_given(site: Site, make_spec: MakeSpec) -> None:
+async def test_layers_in_proportion_to_memory_when_none_are_given(
+    site: Site, make_spec: MakeSpec
+) -> None:
     placement = await site.client.plan(make_spec(layers=None))
     assert placement.stages[0].node_name == "a"
     assert sum(len(stage.layers) for stage in placement.stages) == 12
@@ -86,7 +95,8 @@ async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_ot
     agent = site.cluster.agents["c"]
 
     async def loading() -> bool:
-        """False if the node had stalled for so long that it counted as gone before it was needed."""
+        """False if the node had stalled for so long that it counted as gone before it was
+        needed."""
         agent.send_signal(signal.SIGSTOP)
         try:
             deployment = await site.client.deploy(make_spec(), wait=False)
@@ -133,7 +143,9 @@ async def test_without_a_node_left_a_request_is_told_in_time_and_the_deployment_
 
     async def lost_under_a_request() -> UnavailableError | None:
         """None if the request was over before the nodes were gone; they have then returned."""
-        stream = site.client.generate("tales", "Once upon a time", max_new_tokens=400, ignore_eos=True, timeout_s=5)
+        stream = site.client.generate(
+            "tales", "Once upon a time", max_new_tokens=400, ignore_eos=True, timeout_s=5
+        )
         await anext(stream)
         for agent in site.cluster.agents.values():
             await agent.kill()
@@ -165,7 +177,9 @@ async def test_without_a_node_left_a_request_is_told_in_time_and_the_deployment_
     await site.client.delete_deployment("tales")
 
 
-async def test_a_restarted_coordinator_takes_its_deployments_up_again(site: Site, make_spec: MakeSpec) -> None:
+async def test_a_restarted_coordinator_takes_its_deployments_up_again(
+    site: Site, make_spec: MakeSpec
+) -> None:
     """The agents stay up and keep their weights."""
     await site.client.deploy(make_spec())
     address = site.cluster.address
@@ -225,7 +239,11 @@ async def test_an_agent_that_cannot_start_says_why(
     site: Site, tmp_path: Path, arguments: list[str], exit_code: int, names: str
 ) -> None:
     base = {"--name": "d", "--listen": "127.0.0.1:0", "--coordinator": site.cluster.address}
-    merged = {**base, **dict(zip(arguments[::2], arguments[1::2], strict=True)), "--state-dir": str(tmp_path)}
+    merged = {
+        **base,
+        **dict(zip(arguments[::2], arguments[1::2], strict=True)),
+        "--state-dir": str(tmp_path),
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edgeshard_agent", *[part for pair in merged.items() for part in pair],
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

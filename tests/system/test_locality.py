@@ -32,7 +32,13 @@ PROMPT = "Once upon a time there was a king"
 
 
 def spec(**changes: object) -> DeploymentSpec:
-    values = {"name": "tales", "model": "tales", "source": "a", "dtype": "float32", "max_context": 128}
+    values = {
+        "name": "tales",
+        "model": "tales",
+        "source": "a",
+        "dtype": "float32",
+        "max_context": 128,
+    }
     return parse_spec({"objective": "latency", **values, **changes})
 
 
@@ -49,7 +55,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory, make_profile: Any) -> A
                 nodes[name],
                 compute=(make_profile(config, seconds, DType.FLOAT32),),
                 links=tuple(
-                    MeasuredLink(nodes[name], nodes[other], LinkProfile(1e-4, 1e10, 0.0, 9, 1 << 20))
+                    MeasuredLink(
+                        nodes[name], nodes[other], LinkProfile(1e-4, 1e10, 0.0, 9, 1 << 20)
+                    )
                     for other in nodes
                     if other != name
                 ),
@@ -68,8 +76,17 @@ def stored(site: Site, node: str, what: str) -> list[Path]:
 
 
 async def edgectl(site: Site, *arguments: str) -> str:
-    command = [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", site.cluster.address, "--plaintext"]
-    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        "--coordinator",
+        site.cluster.address,
+        "--plaintext",
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, *arguments, stdout=asyncio.subprocess.PIPE
+    )
     out, _ = await process.communicate()
     assert process.returncode == 0
     return out.decode()
@@ -88,7 +105,16 @@ async def test_a_model_comes_back_to_the_nodes_that_hold_it_and_they_only_read(s
 
     await site.until(comes_back)
     told = await edgectl(
-        site, "plan", "--model", "tales", "--source", "a", "--dtype", "float32", "--objective", "latency"
+        site,
+        "plan",
+        "--model",
+        "tales",
+        "--source",
+        "a",
+        "--dtype",
+        "float32",
+        "--objective",
+        "latency",
     )
     assert "c holds layers 1:12 packed: chosen over a=0:1,b=1:12, " in " ".join(told.split())
     packed = {node: stored(site, node, "packed") for node in "ac"}
@@ -96,7 +122,9 @@ async def test_a_model_comes_back_to_the_nodes_that_hold_it_and_they_only_read(s
     for node in "ac":
         shutil.rmtree(site.cluster.directory / node / "cache" / "blobs")
     deployment = await client.deploy(spec())
-    assert {str(stage.node_name): str(stage.layers) for stage in deployment.placement.stages} == here
+    assert {
+        str(stage.node_name): str(stage.layers) for stage in deployment.placement.stages
+    } == here
     note = deployment.placement.note
     assert "c holds layers 1:12 packed: chosen over a=0:1,b=1:12, 1." in note and "% slower" in note
     assert {node: stored(site, node, "packed") for node in "ac"} == packed

@@ -30,21 +30,28 @@ def long_model(directory: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio
-async def test_answers_fill_the_context_and_eight_chats_run_in_a_pool_of_two(tmp_path: Path) -> None:
+async def test_answers_fill_the_context_and_eight_chats_run_in_a_pool_of_two(
+    tmp_path: Path,
+) -> None:
     async with Site(tmp_path, ["a"], models={"long": long_model(tmp_path / "model")}) as site:
         client = site.client
         await client.deploy(parse_spec({"name": "long", "model": "long"}))
-        done = await client.complete("long", "Once upon a time", max_new_tokens=6000, ignore_eos=True)
+        done = await client.complete(
+            "long", "Once upon a time", max_new_tokens=6000, ignore_eos=True
+        )
         assert len(done.token_ids) == 6000
         await client.delete_deployment("long")
 
-        await client.deploy(parse_spec({"name": "two", "model": "long", "concurrency": 2, "max_context": 2048}))
+        await client.deploy(
+            parse_spec({"name": "two", "model": "long", "concurrency": 2, "max_context": 2048})
+        )
         pool = (await client.deployment("two")).placement
         assert pool.kv_blocks * pool.kv_block_tokens == 2 * 2048
         all_write = asyncio.Barrier(CHATS)
 
         async def chat(number: int) -> int:
-            """Read an open answer up to `TOKENS`, once all chats have a first token; the tokens that came."""
+            """Read an open answer up to `TOKENS`, once all chats have a first token; the tokens
+            that came."""
             count = 0
             events = client.chat("two", f"Tell a tale of {number} kings", ignore_eos=True)
             async with aclosing(events):

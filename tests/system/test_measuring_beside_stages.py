@@ -1,4 +1,5 @@
-"""A node that serves is measured: requests stop the measurement and get the same tokens, and it ends with its mark."""
+"""A node that serves is measured: requests stop the measurement and get the same tokens, and it
+ends with its mark."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from tests.support.site import Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = parse_spec(
-    {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 2, "layers": "a=0:12"}
+    {
+        "name": "tales",
+        "model": "fairy-tales",
+        "source": "a",
+        "dtype": "float32",
+        "concurrency": 2,
+        "layers": "a=0:12",
+    }
 )
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
@@ -37,7 +45,9 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clie
 async def tokens(client: Client, worker: psutil.Process | None = None) -> list[int]:
     """The answer's. At each of them this process, if any, is stopped: the steps came before."""
     found = []
-    async for event in client.generate("tales", "Once upon a time", max_new_tokens=24, ignore_eos=True):
+    async for event in client.generate(
+        "tales", "Once upon a time", max_new_tokens=24, ignore_eos=True
+    ):
         if worker is not None:
             await until_stopped(worker)
         found += [event.token] if isinstance(event, Token) else []
@@ -49,7 +59,9 @@ async def test_requests_stop_it_and_it_ends_with_the_mark(client: Client) -> Non
     seen = []
 
     async def profile() -> None:
-        async for progress in client.profile("fairy-tales", dtype=SPEC.dtype, quick=True, again=True):
+        async for progress in client.profile(
+            "fairy-tales", dtype=SPEC.dtype, quick=True, again=True
+        ):
             seen.append(progress)
 
     measuring = asyncio.create_task(profile())
@@ -57,7 +69,9 @@ async def test_requests_stop_it_and_it_ends_with_the_mark(client: Client) -> Non
     for _ in range(2):
         await until_stopped(worker, stopped=False)
         assert await tokens(client, worker) == undisturbed
-        assert worker.status() == psutil.STATUS_STOPPED, "it goes on when no request has run for a while"
+        assert worker.status() == psutil.STATUS_STOPPED, (
+            "it goes on when no request has run for a while"
+        )
     await asyncio.wait_for(measuring, 300)
     assert seen[-1].finished and seen[-1].failure is None
     assert "waits while requests run" in {progress.what for progress in seen}

@@ -1,8 +1,10 @@
-"""The head of a real pipeline follows its load: the number of micro-batches changes, and no stream's tokens do.
+"""The head of a real pipeline follows its load: the number of micro-batches changes, and no
+stream's tokens do.
 
-The nodes pretend: the first takes three times as long as the second, weights are read in 30 ms, and 8 requests or more
-take longer than that. Two streams are best off as one micro-batch (42 ms a token, 60 as two), sixteen as two (64 ms,
-87 as one). The nodes have no profiles, so the head finds that out.
+The nodes pretend: the first takes three times as long as the second, weights are read in 30 ms, and
+8 requests or more take longer than that. Two streams are best off as one micro-batch (42 ms a
+token, 60 as two), sixteen as two (64 ms, 87 as one). The nodes have no profiles, so the head finds
+that out.
 """
 
 from __future__ import annotations
@@ -80,15 +82,23 @@ def prompt(number: int) -> list[int]:
     return [(7 * number + 3 * position) % 60 for position in range(4)]
 
 
-async def until_chosen(client: Client, micro_batches: int, tasks: Sequence[asyncio.Task[Stream]]) -> None:
+async def until_chosen(
+    client: Client, micro_batches: int, tasks: Sequence[asyncio.Task[Stream]]
+) -> None:
     """Until the head reports that it has chosen this number, and still reports it a while later."""
     seen = 0
     async with asyncio.timeout(120):
         while seen < 4:
             for task in tasks:
                 assert not task.done(), f"a stream ended: {task!r}"
-            (head, _) = sorted((await client.deployment("tales")).stages, key=lambda stage: stage.stage)
-            seen = seen + 1 if head.micro_batches == micro_batches and head.requests_running == len(tasks) else 0
+            (head, _) = sorted(
+                (await client.deployment("tales")).stages, key=lambda stage: stage.stage
+            )
+            seen = (
+                seen + 1
+                if head.micro_batches == micro_batches and head.requests_running == len(tasks)
+                else 0
+            )
             await asyncio.sleep(0.5)
 
 
@@ -99,7 +109,9 @@ async def test_micro_batches_follow_the_load_and_no_token_changes(client: Client
 
     def begin(numbers: range) -> None:
         for number in numbers:
-            heard[number] = Stream("tales", prompt(number), GenerateOptions(max_new_tokens=4000, ignore_eos=True))
+            heard[number] = Stream(
+                "tales", prompt(number), GenerateOptions(max_new_tokens=4000, ignore_eos=True)
+            )
             tasks[number] = asyncio.create_task(heard[number].run(client))
 
     async def end(numbers: range) -> None:
@@ -122,9 +134,15 @@ async def test_micro_batches_follow_the_load_and_no_token_changes(client: Client
 async def check(client: Client, heard: dict[int, Stream]) -> None:
     """Each stream has the tokens that it gets by itself."""
     for number in (0, 1, 5, MANY - 1):
-        options: dict[str, Any] = {"max_new_tokens": min(ALONE_TOKENS, len(heard[number].ids)), "ignore_eos": True}
+        options: dict[str, Any] = {
+            "max_new_tokens": min(ALONE_TOKENS, len(heard[number].ids)),
+            "ignore_eos": True,
+        }
         alone = await client.complete("tales", prompt(number), **options)
-        assert len(alone.token_ids) > 3 and heard[number].ids[: len(alone.token_ids)] == alone.token_ids
+        assert (
+            len(alone.token_ids) > 3
+            and heard[number].ids[: len(alone.token_ids)] == alone.token_ids
+        )
     # A stream that ran through all changes.
     count = min(MOST_REPEATED, len(heard[0].ids))
     alone = await client.complete("tales", prompt(0), max_new_tokens=count, ignore_eos=True)

@@ -1,4 +1,5 @@
-"""A GGUF file of mixed types over three nodes: the tokens and the bits of one node, whichever node dies, and when."""
+"""A GGUF file of mixed types over three nodes: the tokens and the bits of one node, whichever node
+dies, and when."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ async def answer(client: Client, prompt: list[int]) -> Bits:
 
 
 async def tokens(client: Client, prompt: list[int]) -> AsyncIterator[tuple[int, float]]:
-    options: GenerateOptions = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True, "logprobs": True, "timeout_s": 60}
+    options: GenerateOptions = {
+        "max_new_tokens": NEW_TOKENS,
+        "ignore_eos": True,
+        "logprobs": True,
+        "timeout_s": 60,
+    }
     async for event in client.generate("mixed", prompt, **options):
         if isinstance(event, Token):
             yield event.token, event.logprob
@@ -50,7 +56,8 @@ async def answers(client: Client) -> list[Bits]:
 
 
 async def disturbed(site: Site, kill_at: int) -> Bits:
-    """The first prompt's answer, during which a node dies after `kill_at` tokens. It is back at the end."""
+    """The first prompt's answer, during which a node dies after `kill_at` tokens. It is back at the
+    end."""
     stages = (await site.client.deployment("mixed")).placement.stages
     victim = stages[kill_at % len(stages)].node_name
     found: Bits = []
@@ -70,10 +77,14 @@ async def disturbed(site: Site, kill_at: int) -> Bits:
 
 
 @pytest.mark.timeout(300)
-async def test_three_nodes_give_the_bits_of_one_and_a_death_at_any_token_changes_none(site: Site) -> None:
+async def test_three_nodes_give_the_bits_of_one_and_a_death_at_any_token_changes_none(
+    site: Site,
+) -> None:
     await site.client.deploy(parse_spec(SPEC | {"layers": "a=0:12"}), timeout_s=60)
     one_node = [await answer(site.client, prompt) for prompt in PROMPTS]
-    assert await answers(site.client) == one_node, "a batch has other bits than its requests one by one"
+    assert await answers(site.client) == one_node, (
+        "a batch has other bits than its requests one by one"
+    )
     await site.client.delete_deployment("mixed")
 
     await site.client.deploy(parse_spec(SPEC | {"layers": CUT}), timeout_s=60)

@@ -1,4 +1,5 @@
-"""An agent of an older version serves in the site of a coordinator of this one: the protocol is the same."""
+"""An agent of an older version serves in the site of a coordinator of this one: the protocol is the
+same."""
 
 from __future__ import annotations
 
@@ -29,9 +30,12 @@ def forked() -> None:
 
 @pytest.fixture(scope="module")
 def old_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Unpack library and agent of the older version, with the kernels of this one, whose sources are the same."""
+    """Unpack library and agent of the older version, with the kernels of this one, whose sources
+    are the same."""
     archived = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", OLD, "edgeshard", "agent"], capture_output=True, check=False
+        ["git", "-C", str(ROOT), "archive", OLD, "edgeshard", "agent"],
+        capture_output=True,
+        check=False,
     )
     if archived.returncode:
         pytest.skip(f"the clone has no commit {OLD}: {archived.stderr.decode().strip()}")
@@ -54,7 +58,16 @@ async def test_an_old_agent_and_a_new_one_share_a_deployment(
         old = ChildDaemon(
             "old",
             "edgeshard_agent",
-            ["--coordinator", site.address, "--name", "old", "--plaintext", "--threads", "1", *state],
+            [
+                "--coordinator",
+                site.address,
+                "--name",
+                "old",
+                "--plaintext",
+                "--threads",
+                "1",
+                *state,
+            ],
             tmp_path,
             listen={"--listen": "127.0.0.1:0"},
         )
@@ -62,11 +75,16 @@ async def test_an_old_agent_and_a_new_one_share_a_deployment(
         try:
             await old.start()
             await old.wait_ready(60)
-            assert str(old_tree) in Path(f"/proc/{old.pid}/maps").read_text() or not (ROOT / KERNELS).exists()
+            assert (
+                str(old_tree) in Path(f"/proc/{old.pid}/maps").read_text()
+                or not (ROOT / KERNELS).exists()
+            )
             await client.deploy(make_spec(name="alone", layers="a=0:12"))
             expected = await _tokens(client, "alone")
             for name, layers in (("old-last", "a=0:5,old=5:12"), ("old-first", "old=0:5,a=5:12")):
-                await client.deploy(make_spec(name=name, layers=layers, source=layers.partition("=")[0]))
+                await client.deploy(
+                    make_spec(name=name, layers=layers, source=layers.partition("=")[0])
+                )
                 assert await _tokens(client, name) == expected
                 await client.delete_deployment(name)
         finally:
@@ -75,4 +93,8 @@ async def test_an_old_agent_and_a_new_one_share_a_deployment(
 
 async def _tokens(client: Client, deployment: str) -> tuple[int, ...]:
     async with asyncio.timeout(60):
-        return (await client.complete(deployment, "Once upon a time", max_new_tokens=48, ignore_eos=True)).token_ids
+        return (
+            await client.complete(
+                deployment, "Once upon a time", max_new_tokens=48, ignore_eos=True
+            )
+        ).token_ids

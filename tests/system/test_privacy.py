@@ -30,7 +30,14 @@ from edgeshard.client.completion import CompletionBuilder
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.identity import Role
-from edgeshard.domain.requests.generation import Finished, FinishReason, GenerateRequest, Generation, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    Started,
+    Token,
+)
 from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
@@ -47,7 +54,8 @@ SPEC = {
 BLOCK_TOKENS = 16
 CANARIES = ("Zyxomoravian", "Quetzelbrunn", "Wimpelthrop", "Ostrogander")
 PROMPT = (
-    "Once upon a time Zyxomoravian quokkas met a king who had three sons and a daughter, and the king said to the "
+    "Once upon a time Zyxomoravian quokkas met a king who had three sons and a daughter, and the "
+    "king said to the "
     "eldest of them that he should go out into the wide world"
 )
 NEW = 24
@@ -70,12 +78,19 @@ class Said:
         return done
 
     def traces(self) -> list[bytes]:
-        """Texts as they are and as JSON has them; runs of tokens in decimal, as integers of 4 and 8 bytes, and as
-        messages have them."""
-        found = {form.encode() for text in self.texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
+        """Texts as they are and as JSON has them; runs of tokens in decimal, as integers of 4 and 8
+        bytes, and as messages have them."""
+        found = {
+            form.encode()
+            for text in self.texts
+            for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])
+        }
         for tokens in self.tokens:
             for run in runs(tokens, RUN):
-                found |= {separator.join(map(str, run)).encode() for separator in (",", ", ", " ", "\n", ",\n")}
+                found |= {
+                    separator.join(map(str, run)).encode()
+                    for separator in (",", ", ", " ", "\n", ",\n")
+                }
                 found |= {struct.pack(f"<{RUN}{size}", *run) for size in "IQ"}
             found |= {b"".join(map(varint, run)) for run in runs(tokens, 2 * RUN)}
         return sorted(found)
@@ -101,7 +116,11 @@ class Watched(Site):
         return self.identities.of(Role.CLIENT, name)
 
     async def complete(
-        self, name: str, prompt: str = PROMPT, new_tokens: int = NEW, begun: asyncio.Event | None = None
+        self,
+        name: str,
+        prompt: str = PROMPT,
+        new_tokens: int = NEW,
+        begun: asyncio.Event | None = None,
     ) -> Completion:
         """By the client of this name; `begun` is set when it has a token."""
         now = asyncio.get_running_loop().time
@@ -178,8 +197,11 @@ async def test_a_prefix_is_shared_with_its_client_and_no_other(site: Watched) ->
 
 
 @pytest.mark.long
-async def test_whose_a_prefix_is_survives_the_loss_of_a_node_and_of_the_coordinator(site: Watched) -> None:
-    """In a new epoch, and after its client resumes it, a request's prefix still belongs only to that client."""
+async def test_whose_a_prefix_is_survives_the_loss_of_a_node_and_of_the_coordinator(
+    site: Watched,
+) -> None:
+    """In a new epoch, and after its client resumes it, a request's prefix still belongs only to
+    that client."""
     long = 160
     undisturbed = await site.complete("alice", new_tokens=long)
     begun = asyncio.Event()
@@ -215,7 +237,9 @@ async def broken_text(site: Watched) -> None:
     assert b"\xff" in data
     async with open_channel(site.cluster.address, site.files("alice")) as channel:
         call = channel.unary_stream(
-            "/edgeshard.proto.v1.InferenceService/Generate", lambda message: message, lambda message: message
+            "/edgeshard.proto.v1.InferenceService/Generate",
+            lambda message: message,
+            lambda message: message,
         )
         with pytest.raises(grpc.aio.AioRpcError):
             async for _ in call(data, timeout=30):
@@ -223,7 +247,8 @@ async def broken_text(site: Watched) -> None:
 
 
 async def ask_in_every_way(site: Watched) -> list[bytes]:
-    """Requests that succeed, are cancelled, refused and lost, a trace and dumps; what edgectl printed meanwhile."""
+    """Requests that succeed, are cancelled, refused and lost, a trace and dumps; what edgectl
+    printed meanwhile."""
     printed: list[bytes] = []
     errors = [
         await refused(site, f"{CANARIES[2]} " * 600),
@@ -237,13 +262,17 @@ async def ask_in_every_way(site: Watched) -> list[bytes]:
     printed += [str(error).encode() for error in errors]
     await broken_text(site)
     async with Client(site.cluster.address, site.files("alice")) as client:
-        events = client.generate("tales", PROMPT, max_new_tokens=300, request_id="to-cancel", ignore_eos=True)
+        events = client.generate(
+            "tales", PROMPT, max_new_tokens=300, request_id="to-cancel", ignore_eos=True
+        )
         async with aclosing(events) as stream:
             async for event in stream:
                 if isinstance(event, Started):
                     assert await client.cancel("to-cancel")
                 assert not isinstance(event, Finished) or event.reason is FinishReason.CANCELLED
-    recording = asyncio.create_task(site.edgectl("trace", "tales", "--seconds", "4", "-o", "trace.json"))
+    recording = asyncio.create_task(
+        site.edgectl("trace", "tales", "--seconds", "4", "-o", "trace.json")
+    )
     while not recording.done():
         await site.complete("bob", f"{PROMPT}, said {CANARIES[1]}")
     words = f"Then {CANARIES[3]} came"
@@ -252,11 +281,19 @@ async def ask_in_every_way(site: Watched) -> list[bytes]:
     printed += [asked[2]]
     long = await site.edgectl("generate", "tales", "-p", f"{words} " * 100, "--max-tokens", "4")
     assert long[0] == 2 and b"error: prompt" in long[2]
-    outcomes += [asked, await site.edgectl("get", "deployments", "-o", "json"), await site.edgectl("get", "nodes")]
+    outcomes += [
+        asked,
+        await site.edgectl("get", "deployments", "-o", "json"),
+        await site.edgectl("get", "nodes"),
+    ]
     for code, _, stderr in outcomes:
         assert code == 0, stderr
     site.said.texts.add(asked[1].decode().strip())
-    printed += [long[1], long[2], *(item for outcome in outcomes[:2] + outcomes[3:] for item in outcome[1:])]
+    printed += [
+        long[1],
+        long[2],
+        *(item for outcome in outcomes[:2] + outcomes[3:] for item in outcome[1:]),
+    ]
     return printed
 
 
@@ -273,10 +310,26 @@ async def test_no_file_and_no_output_has_a_word_or_a_token_of_users(site: Watche
     await running
     traces = site.said.traces()
     found = re.compile(b"|".join(re.escape(trace) for trace in traces))
-    files = [path for root in (site.cluster.directory, site.out) for path in root.rglob("*") if path.is_file()]
+    files = [
+        path
+        for root in (site.cluster.directory, site.out)
+        for path in root.rglob("*")
+        if path.is_file()
+    ]
     names = {path.name for path in files}
-    assert {"state.sqlite", "coordinator.log", "a.log", "b.log", "c.log", "trace.json", "site.json"} <= names
-    for name, content in [*((str(path), read(path)) for path in files), *(("output", item) for item in printed)]:
+    assert {
+        "state.sqlite",
+        "coordinator.log",
+        "a.log",
+        "b.log",
+        "c.log",
+        "trace.json",
+        "site.json",
+    } <= names
+    for name, content in [
+        *((str(path), read(path)) for path in files),
+        *(("output", item) for item in printed),
+    ]:
         hit = found.search(content)
         assert hit is None, f"{name} has {hit[0]!r}"
     assert found.search(b"the prompt was " + PROMPT.encode()), "it would be found"
@@ -291,7 +344,10 @@ def read(path: Path) -> bytes:
     for an index of SQLite's journal, which has consecutive page numbers."""
     if path.name.endswith(".sqlite-shm"):
         return b""
-    if path.parent.name in ("linked", "packed"):  # weights; to look through packed ones takes minutes
+    if path.parent.name in (
+        "linked",
+        "packed",
+    ):  # weights; to look through packed ones takes minutes
         return b""
     content = path.read_bytes()
     return b"" if hashlib.sha256(content).hexdigest() == path.name else content
@@ -307,7 +363,11 @@ async def test_every_file_is_its_owners_alone_and_no_daemon_leaves_a_core(site: 
         if path.parent.name != "linked" and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077
     }
     assert len(paths) > 100 and not open_to_others
-    daemons: list[ChildDaemon] = [site.cluster.coordinator, site.cluster.agents["b"], site.cluster.agents["c"]]
+    daemons: list[ChildDaemon] = [
+        site.cluster.coordinator,
+        site.cluster.agents["b"],
+        site.cluster.agents["c"],
+    ]
     for daemon in daemons:
         limits = Path(f"/proc/{daemon.pid}/limits").read_text()
         assert re.search(r"^Max core file size +0 ", limits, re.MULTILINE), daemon.name

@@ -18,5 +18,7 @@ async def test_links_are_measured_by_themselves(tmp_path: Path) -> None:
                     break
                 await asyncio.sleep(0.1)
         ids = {node.node_id for node in site.nodes}
-        assert {(stored.link.sender, stored.link.receiver) for stored in site.links} == set(permutations(ids, 2))
+        assert {(stored.link.sender, stored.link.receiver) for stored in site.links} == set(
+            permutations(ids, 2)
+        )
         assert all(stored.link.profile.bandwidth_bps > 1e6 for stored in site.links)

@@ -1,5 +1,5 @@
-"""Debian's Prometheus on a real site: it reads the daemons, takes the alert rules, and answers each of the dashboard's
-queries."""
+"""Debian's Prometheus on a real site: it reads the daemons, takes the alert rules, and answers each
+of the dashboard's queries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ JOBS = {"edgeshard-coordinator": ["coordinator"], "edgeshard-agent": ["a", "b", 
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's package prometheus"),
+    pytest.mark.skipif(
+        shutil.which("promtool") is None, reason="needs Debian's package prometheus"
+    ),
 ]
 
 
@@ -43,7 +45,9 @@ def promtool(*arguments: str, stdin: bytes = b"") -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scraped(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec) -> AsyncIterator[dict[str, str]]:
+async def scraped(
+    tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec
+) -> AsyncIterator[dict[str, str]]:
     """A site that has served requests, whose daemons are read at these addresses."""
     ports: dict[str, int] = {}
     for name in ("coordinator", "a", "b", "c"):
@@ -60,7 +64,9 @@ async def scraped(tmp_path_factory: pytest.TempPathFactory, make_spec: MakeSpec)
         async for _ in client.profile():  # links only
             pass
         await client.deploy(make_spec())
-        await asyncio.gather(*(client.complete("tales", "Once upon a time", max_new_tokens=8) for _ in range(2)))
+        await asyncio.gather(
+            *(client.complete("tales", "Once upon a time", max_new_tokens=8) for _ in range(2))
+        )
         with pytest.raises(NotFoundError):
             await client.complete("nothing", "Once")
 
@@ -97,7 +103,9 @@ class Prometheus:
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         config["rule_files"] = [str(RULES)]
         for job in config["scrape_configs"]:
-            job["static_configs"] = [{"targets": [targets[name] for name in JOBS.pop(job["job_name"])]}]
+            job["static_configs"] = [
+                {"targets": [targets[name] for name in JOBS.pop(job["job_name"])]}
+            ]
         assert not JOBS, "the example names each job"
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         self.address = f"127.0.0.1:{free_port(())}"
@@ -134,13 +142,17 @@ class Prometheus:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def prometheus(scraped: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Prometheus]:
+async def prometheus(
+    scraped: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Prometheus]:
     """It has read each daemon at least three times."""
     server = Prometheus(tmp_path_factory.mktemp("prometheus"), scraped)
     try:
         async with asyncio.timeout(90):
             while True:
-                found = await asyncio.to_thread(server.api, "query", query="count_over_time(up[1m]) >= 3 and up == 1")
+                found = await asyncio.to_thread(
+                    server.api, "query", query="count_over_time(up[1m]) >= 3 and up == 1"
+                )
                 if found is not None and len(found["result"]) == len(scraped):
                     break
                 assert server.process.poll() is None, "it has ended; its log says why"
@@ -168,7 +180,9 @@ async def test_each_query_of_the_dashboard_has_an_answer(prometheus: Prometheus)
     assert not unanswered, "\n".join(unanswered)
 
 
-async def test_the_alert_rules_are_evaluated_and_a_sound_site_raises_none(prometheus: Prometheus) -> None:
+async def test_the_alert_rules_are_evaluated_and_a_sound_site_raises_none(
+    prometheus: Prometheus,
+) -> None:
     async with asyncio.timeout(60):
         while True:
             groups = (await asyncio.to_thread(prometheus.api, "rules"))["groups"]
@@ -177,7 +191,9 @@ async def test_the_alert_rules_are_evaluated_and_a_sound_site_raises_none(promet
                 break
             await asyncio.sleep(0.2)
     assert health and set(health.values()) == {"ok"}
-    assert not [rule["name"] for group in groups for rule in group["rules"] if rule["state"] != "inactive"]
+    assert not [
+        rule["name"] for group in groups for rule in group["rules"] if rule["state"] != "inactive"
+    ]
 
 
 async def test_alerts_and_dashboard_name_metrics_that_there_are(scraped: dict[str, str]) -> None:
@@ -193,7 +209,9 @@ async def test_alerts_and_dashboard_name_metrics_that_there_are(scraped: dict[st
 
 
 async def test_each_metric_is_in_the_documents(scraped: dict[str, str]) -> None:
-    documented = set(re.findall(r"`((?:edgeshard_|vllm:)\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    documented = set(
+        re.findall(r"`((?:edgeshard_|vllm:)\w+)`", (ROOT / "docs" / "metrics.md").read_text())
+    )
     texts = [(await asyncio.to_thread(read, address)).decode() for address in scraped.values()]
     families = {name for text in texts for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)}
     ours = {name for name in families if not name.startswith("process_")}
@@ -202,7 +220,10 @@ async def test_each_metric_is_in_the_documents(scraped: dict[str, str]) -> None:
 
 
 def _is_part(name: str, families: set[str]) -> bool:
-    return any(name.endswith(end) and name.removesuffix(end) in families for end in ("_bucket", "_sum", "_count"))
+    return any(
+        name.endswith(end) and name.removesuffix(end) in families
+        for end in ("_bucket", "_sum", "_count")
+    )
 
 
 # The cause of each alert: the series that make it fire, and when.
@@ -210,11 +231,17 @@ FIRING = {
     "EdgeShardCoordinatorGone": (['up{job="edgeshard-coordinator"} 0+0x20'], "2m"),
     "EdgeShardNodeLost": (['edgeshard_nodes{status="away"} 1+0x20'], "3m"),
     "EdgeShardNodeSilent": (
-        ['edgeshard_nodes{status="away"} 1+0x20', 'edgeshard_node_heartbeat_age_seconds{node="a"} 20+60x20'],
+        [
+            'edgeshard_nodes{status="away"} 1+0x20',
+            'edgeshard_node_heartbeat_age_seconds{node="a"} 20+60x20',
+        ],
         "3m",
     ),
     "EdgeShardDeploymentNotReady": (['edgeshard_deployment_ready{deployment="d"} 0+0x20'], "6m"),
-    "EdgeShardRecoveryLoop": (['edgeshard_recoveries_total{deployment="d",kind="epoch"} 0+1x30'], "20m"),
+    "EdgeShardRecoveryLoop": (
+        ['edgeshard_recoveries_total{deployment="d",kind="epoch"} 0+1x30'],
+        "20m",
+    ),
     "EdgeShardLinkSuspect": (['edgeshard_links_suspect{deployment="d"} 1+0x20'], "2m"),
     "EdgeShardQueueFull": (
         [
@@ -253,7 +280,10 @@ FIRING = {
     ),
     "EdgeShardClockSkew": (['edgeshard_node_clock_ahead_seconds{node="a"} -5+0x20'], "3m"),
     "EdgeShardDiskLow": (
-        ['edgeshard_node_disk_free_bytes{node="a"} 1+0x20', 'edgeshard_node_disk_size_bytes{node="a"} 100+0x20'],
+        [
+            'edgeshard_node_disk_free_bytes{node="a"} 1+0x20',
+            'edgeshard_node_disk_size_bytes{node="a"} 100+0x20',
+        ],
         "6m",
     ),
     "EdgeShardSwapInUse": (['edgeshard_node_swap_used_bytes{node="a"} 1000000000+0x20'], "11m"),
@@ -261,15 +291,22 @@ FIRING = {
 
 
 async def test_each_alert_fires_for_what_it_is_for(tmp_path: Path) -> None:
-    rules = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+    rules = {
+        rule["alert"]: rule
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+        for rule in group["rules"]
+    }
     assert set(rules) == set(FIRING)
     tests = []
     for name, (series, when) in FIRING.items():
         given = [dict(zip(("series", "values"), one.rsplit(" ", 1), strict=True)) for one in series]
-        # promtool compares all labels and annotations of firing alerts: ALERTS shows only that something fires.
+        # promtool compares all labels and annotations of firing alerts: ALERTS shows only that
+        # something fires.
         expr = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
         fires = {"expr": expr, "eval_time": when, "exp_samples": [{"labels": "{}", "value": 1}]}
         tests.append({"interval": "1m", "input_series": given, "promql_expr_test": [fires]})
     file = tmp_path / "alerts_test.yml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    file.write_text(
+        yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests})
+    )
     promtool("test", "rules", str(file))

@@ -1,4 +1,5 @@
-"""Nodes that are lost in the middle of answers: every request continues, and no token is changed, lost or repeated."""
+"""Nodes that are lost in the middle of answers: every request continues, and no token is changed,
+lost or repeated."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ async def answer(client: Client, new_tokens: int) -> Reference:
 
 
 def asked(new_tokens: int) -> Stream:
-    return Stream("tales", PROMPT, GenerateOptions(max_new_tokens=new_tokens, ignore_eos=True, timeout_s=60))
+    return Stream(
+        "tales", PROMPT, GenerateOptions(max_new_tokens=new_tokens, ignore_eos=True, timeout_s=60)
+    )
 
 
 async def begun(client: Client, new_tokens: int) -> asyncio.Task[Reference]:
@@ -82,7 +85,9 @@ async def test_a_node_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: S
         running = await begun(site.client, 120)
         await site.cluster.agents[victim].kill()
         assert await running == undisturbed
-        assert victim not in [stage.node_name for stage in (await site.client.deployment("tales")).placement.stages]
+        assert victim not in [
+            stage.node_name for stage in (await site.client.deployment("tales")).placement.stages
+        ]
         await back(site, victim)
 
 
@@ -111,7 +116,8 @@ async def test_coordinator_and_head_killed_together_end_no_answer(site: Site) ->
 async def test_a_coordinator_that_was_killed_answers_within_seconds_of_its_start(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole start of a process, imports included, under a running answer; and it has its former state."""
+    """The whole start of a process, imports included, under a running answer; and it has its former
+    state."""
     undisturbed = await answer(site.client, 200)
     times_s = []
     for _ in range(RESTARTS):
@@ -124,7 +130,8 @@ async def test_a_coordinator_that_was_killed_answers_within_seconds_of_its_start
         assert after == before and await running == undisturbed
     with capsys.disabled():
         sys.stdout.write(
-            f"\nfrom its start to its answer: {statistics.median(times_s):.2f} s, {max(times_s):.2f} s at most\n"
+            f"\nfrom its start to its answer: {statistics.median(times_s):.2f} s, "
+            f"{max(times_s):.2f} s at most\n"
         )
     # One start may meet whatever else the machine does; all of them do not.
     assert min(times_s) <= ANSWER_S

@@ -1,4 +1,5 @@
-"""SIGHUP to daemons of a site: right settings are applied without a restart, and wrong ones change nothing."""
+"""SIGHUP to daemons of a site: right settings are applied without a restart, and wrong ones change
+nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ async def hung_up(daemon: ChildDaemon, says: str, times: int) -> str:
 
 
 async def words(client: Client) -> int:
-    return len((await client.complete("tales", "Once", max_new_tokens=4, ignore_eos=True)).token_ids)
+    return len(
+        (await client.complete("tales", "Once", max_new_tokens=4, ignore_eos=True)).token_ids
+    )
 
 
 @pytest.mark.asyncio
@@ -47,7 +50,9 @@ async def test_a_site_takes_up_what_needs_no_restart(tmp_path: Path) -> None:
     )
     async with site:
         client = site.client
-        await client.deploy(parse_spec({"name": "tales", "model": "fairy-tales", "layers": "a=0:12"}), timeout_s=60)
+        await client.deploy(
+            parse_spec({"name": "tales", "model": "fairy-tales", "layers": "a=0:12"}), timeout_s=60
+        )
         assert await words(client) == 4
         quotas.write_text('["*"]\ntokens_per_minute = 1\n')
         await hung_up(site.coordinator, "settings_reloaded", 1)

@@ -1,4 +1,5 @@
-"""A node that joins in the middle of answers, and gets layers: every request continues, and no token changes."""
+"""A node that joins in the middle of answers, and gets layers: every request continues, and no
+token changes."""
 
 from __future__ import annotations
 
@@ -41,16 +42,22 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Two nodes with a deployment that takes both, and memory for it on c and one of them."""
     directory = tmp_path_factory.mktemp("replanning")
     memory = {name: ("--memory", size) for name, size in (("a", SMALL), ("b", SMALL), ("c", LARGE))}
-    async with Site(directory, ("a", "b"), models={"tiny-tales": DEMO_MODEL}, arguments_by_agent=memory) as site:
+    async with Site(
+        directory, ("a", "b"), models={"tiny-tales": DEMO_MODEL}, arguments_by_agent=memory
+    ) as site:
         await site.client.deploy(parse_spec(SPEC))
         yield site
 
 
 def asked() -> Stream:
-    return Stream("tales", PROMPT, GenerateOptions(max_new_tokens=TOKENS, ignore_eos=True, timeout_s=120))
+    return Stream(
+        "tales", PROMPT, GenerateOptions(max_new_tokens=TOKENS, ignore_eos=True, timeout_s=120)
+    )
 
 
-async def answers_until(client: Client, over: asyncio.Event, streams: list[Stream]) -> list[Reference]:
+async def answers_until(
+    client: Client, over: asyncio.Event, streams: list[Stream]
+) -> list[Reference]:
     """Answers one right after the other, so that all that happens is amid one of `streams`."""
     answers = []
     while not over.is_set():
@@ -69,7 +76,11 @@ async def joined(site: Site) -> None:
     await site.cluster.start_agent("c")
 
     async def placeable() -> bool:
-        return [node.name for node in await site.client.nodes() if node.placeable] == ["a", "b", "c"]
+        return [node.name for node in await site.client.nodes() if node.placeable] == [
+            "a",
+            "b",
+            "c",
+        ]
 
     await site.until(placeable)
 
@@ -97,7 +108,9 @@ async def test_a_node_that_dies_while_it_loads_sends_the_deployment_back(site: S
         await moving
     # Node a, whose layers move on to c, may first report that it cannot reach it.
     said = caught.value.message
-    assert caught.value.reason == "NOT_MOVED" and ("node c disconnected" in said or "a node failed" in said)
+    assert caught.value.reason == "NOT_MOVED" and (
+        "node c disconnected" in said or "a node failed" in said
+    )
     assert await layers(client) == before
     assert await running == undisturbed
 
@@ -132,8 +145,17 @@ async def test_a_node_that_joins_amid_answers_gets_layers_and_no_token_changes(s
 
 
 async def edgectl(site: Site, *arguments: str) -> str:
-    command = [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", site.cluster.address, "--plaintext"]
-    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-m",
+        "edgeshard.cli.main",
+        "--coordinator",
+        site.cluster.address,
+        "--plaintext",
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, *arguments, stdout=asyncio.subprocess.PIPE
+    )
     out, _ = await process.communicate()
     assert process.returncode == 0
     return out.decode()

@@ -1,4 +1,5 @@
-"""Several pipelines under one name: requests are spread over them, and a lost one costs no token."""
+"""Several pipelines under one name: requests are spread over them, and a lost one costs no
+token."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ import pytest_asyncio
 
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
-from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from edgeshard.domain.requests.generation import GenerateOptions
 from tests.support.checker import Reference
 from tests.support.load import Stream, whole_answer
@@ -21,8 +27,18 @@ from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
-SPEC = {"name": "tales", "model": "tiny-tales", "dtype": "float32", "replicas": 2, "concurrency": 4, "max_context": 256}
-PROMPTS = tuple(f"Once upon a time there was a king who had {count} sons" for count in ("two", "three", "five", "six"))
+SPEC = {
+    "name": "tales",
+    "model": "tiny-tales",
+    "dtype": "float32",
+    "replicas": 2,
+    "concurrency": 4,
+    "max_context": 256,
+}
+PROMPTS = tuple(
+    f"Once upon a time there was a king who had {count} sons"
+    for count in ("two", "three", "five", "six")
+)
 NEW_TOKENS = 120
 
 
@@ -36,7 +52,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 
 def asked(prompt: str) -> Stream:
-    return Stream("tales", prompt, GenerateOptions(max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout_s=60))
+    return Stream(
+        "tales", prompt, GenerateOptions(max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout_s=60)
+    )
 
 
 async def begun(client: Client) -> list[asyncio.Task[Reference]]:
@@ -113,7 +131,10 @@ async def test_a_replica_that_was_deleted_comes_back_beside_the_other(site: Site
     restored = await site.client.deploy(replace(before["tales.2"].spec, source=""))
     assert restored.spec.name == "tales.2" and restored.phase is DeploymentPhase.READY
     after = await by_name(site.client)
-    assert after["tales.1"].epoch == before["tales.1"].epoch and after["tales.2"].epoch > before["tales.2"].epoch
+    assert (
+        after["tales.1"].epoch == before["tales.1"].epoch
+        and after["tales.2"].epoch > before["tales.2"].epoch
+    )
     assert {one.placement.head.node_name for one in after.values()} == {"a", "b"}
     running = await begun(site.client)
     assert [one.active_requests for one in (await by_name(site.client)).values()] == [2, 2]

@@ -1,4 +1,5 @@
-"""A site is backed up under load and serves on; its disk is lost, and it is restored at another address."""
+"""A site is backed up under load and serves on; its disk is lost, and it is restored at another
+address."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class Mill:
         self.directory = directory
         self.port = free_port("127.0.0.1", 17600, 400)
         self.pki, self.state = directory / "pki", directory / "state/edgeshard/coordinator"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("EDGESHARD__")}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith("EDGESHARD__")
+        }
         self.environment = clean | {
             "XDG_CONFIG_HOME": str(directory / "config"),
             "XDG_STATE_HOME": str(directory / "state"),
@@ -54,9 +57,15 @@ class Mill:
 
     async def start_coordinator(self, config: Path, port: int) -> None:
         """At `port` of loopback, with its HTTP endpoint at any port."""
-        listen = {"--listen": f"127.0.0.1:{port}", "--enrol-listen": "127.0.0.1:0", "--http-listen": "127.0.0.1:0"}
+        listen = {
+            "--listen": f"127.0.0.1:{port}",
+            "--enrol-listen": "127.0.0.1:0",
+            "--http-listen": "127.0.0.1:0",
+        }
         arguments = ["--config", str(config)]
-        self.coordinator = ChildDaemon("coordinator", "edgeshard_coordinator", arguments, self.directory, listen=listen)
+        self.coordinator = ChildDaemon(
+            "coordinator", "edgeshard_coordinator", arguments, self.directory, listen=listen
+        )
         await self.coordinator.start()
         await self.coordinator.wait_ready(READY_S)
 
@@ -64,7 +73,9 @@ class Mill:
         return self.directory / f"{name}.toml"
 
     async def start_agent(self, name: str) -> None:
-        agent = ChildDaemon(name, "edgeshard_agent", ["--config", str(self.agent_config(name))], self.directory)
+        agent = ChildDaemon(
+            name, "edgeshard_agent", ["--config", str(self.agent_config(name))], self.directory
+        )
         self.agents[name] = agent
         await agent.start()
         await agent.wait_ready(READY_S)
@@ -111,7 +122,9 @@ async def status_over_http(url: str, key: str) -> int:
 
     def call() -> int:
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
+        )
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return int(answer.status)
@@ -175,7 +188,9 @@ async def mill(tmp_path: Path) -> AsyncIterator[Mill]:
         await mill.stop()
 
 
-async def test_a_lost_site_is_restored_here_and_at_another_address(mill: Mill, make_spec: MakeSpec) -> None:
+async def test_a_lost_site_is_restored_here_and_at_another_address(
+    mill: Mill, make_spec: MakeSpec
+) -> None:
     backup, config = mill.directory / "mill.backup", str(mill.pki / "coordinator.toml")
     async with mill.client() as client:
         await client.add_model(DEMO_MODEL, MODEL)
@@ -210,7 +225,9 @@ async def test_a_lost_site_is_restored_here_and_at_another_address(mill: Mill, m
         restored = await ready(client)
         assert restored.epoch > later.epoch
         assert await tokens(client) == expected
-        assert {key.name for key in await client.keys()} == {"early", "robot"}, "a key revoked later is valid again"
+        assert {key.name for key in await client.keys()} == {"early", "robot"}, (
+            "a key revoked later is valid again"
+        )
     for name in ("a", "b", "c"):
         assert "STALE_COORDINATOR" not in mill.agents[name].log_path.read_text()
     assert await status_over_http(mill.coordinator.gateway, key) == 200
@@ -221,7 +238,9 @@ async def test_a_lost_site_is_restored_here_and_at_another_address(mill: Mill, m
     moved = free_port("127.0.0.1", mill.port + 1, 400)
     await mill.start_coordinator(mill.pki / "coordinator.toml", moved)
     for name, agent in mill.agents.items():
-        await mill.edgectl("set-coordinator", f"127.0.0.1:{moved}", "--config", str(mill.agent_config(name)))
+        await mill.edgectl(
+            "set-coordinator", f"127.0.0.1:{moved}", "--config", str(mill.agent_config(name))
+        )
         await agent.stop()
     await asyncio.gather(*(mill.start_agent(name) for name in tuple(mill.agents)))
     await mill.edgectl("set-coordinator", f"127.0.0.1:{moved}")

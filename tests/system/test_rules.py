@@ -35,17 +35,22 @@ SPEC = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Four nodes. The agents of c and d report their labels, an operator sets the labels of a and b."""
+    """Four nodes. The agents of c and d report their labels, an operator sets the labels of a and
+    b."""
     directory = tmp_path_factory.mktemp("rules")
     own = {"c": ("--labels", "zone=hall1,rack=r1"), "d": ("--labels", "zone=hall2,rack=r1")}
-    async with Site(directory, NODES, models={"tiny-tales": DEMO_MODEL}, arguments_by_agent=own) as site:
+    async with Site(
+        directory, NODES, models={"tiny-tales": DEMO_MODEL}, arguments_by_agent=own
+    ) as site:
         for name in "ab":
             await site.client.label_node(name, {"zone": "hall1"})
         yield site
 
 
 async def answer(client: Client) -> list[int]:
-    stream = client.generate("tales", "Once upon a time", max_new_tokens=12, ignore_eos=True, timeout_s=60)
+    stream = client.generate(
+        "tales", "Once upon a time", max_new_tokens=12, ignore_eos=True, timeout_s=60
+    )
     return [event.token async for event in stream if isinstance(event, Token)]
 
 
@@ -74,7 +79,9 @@ async def test_layers_by_hand_that_break_a_rule_are_refused(site: Site) -> None:
 
 
 async def test_a_killed_node_is_replaced_within_the_rules(site: Site) -> None:
-    await site.client.deploy(parse_spec({**SPEC, "rule": ["together by zone", "at-most 2 of a,b,c,d"]}))
+    await site.client.deploy(
+        parse_spec({**SPEC, "rule": ["together by zone", "at-most 2 of a,b,c,d"]})
+    )
     undisturbed = await answer(site.client)
     await site.cluster.agents["b"].kill()
 
@@ -90,7 +97,9 @@ async def test_a_killed_node_is_replaced_within_the_rules(site: Site) -> None:
     await site.client.delete_deployment("tales")
 
 
-async def test_where_only_a_rule_could_be_broken_it_waits_names_the_rule_and_serves_again(site: Site) -> None:
+async def test_where_only_a_rule_could_be_broken_it_waits_names_the_rule_and_serves_again(
+    site: Site,
+) -> None:
     await site.client.deploy(parse_spec({**SPEC, "rule": ["avoid zone=hall2", "use b"]}))
     undisturbed = await answer(site.client)
     await site.cluster.agents["b"].kill()
@@ -110,7 +119,9 @@ async def test_where_only_a_rule_could_be_broken_it_waits_names_the_rule_and_ser
 
 
 @pytest.mark.long
-async def test_measured_nodes_are_planned_by_cpsat_and_a_killed_one_is_replaced_within_the_rules(site: Site) -> None:
+async def test_measured_nodes_are_planned_by_cpsat_and_a_killed_one_is_replaced_within_the_rules(
+    site: Site,
+) -> None:
     client, rules = site.client, ["use role=helper", "at-most 1 of role=helper", "together by zone"]
     for name in "bcd":
         await client.label_node(name, {"role": "helper"})
@@ -142,10 +153,16 @@ async def test_measured_nodes_are_planned_by_cpsat_and_a_killed_one_is_replaced_
     await client.delete_deployment("tales")
 
 
-async def test_a_repair_goes_on_where_nodes_that_the_spec_names_were_removed(tmp_path: Path) -> None:
-    async with Site(tmp_path, ("a", "b", "c", "d"), models={"tiny-tales": DEMO_MODEL}, secure=True) as site:
+async def test_a_repair_goes_on_where_nodes_that_the_spec_names_were_removed(
+    tmp_path: Path,
+) -> None:
+    async with Site(
+        tmp_path, ("a", "b", "c", "d"), models={"tiny-tales": DEMO_MODEL}, secure=True
+    ) as site:
         client = site.client
-        await client.deploy(parse_spec({**SPEC, "exclude": ["d"], "rule": ["avoid d", "apart b,c,d"]}))
+        await client.deploy(
+            parse_spec({**SPEC, "exclude": ["d"], "rule": ["avoid d", "apart b,c,d"]})
+        )
         undisturbed = await answer(client)
         await client.remove_node("d")
 

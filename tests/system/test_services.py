@@ -1,4 +1,5 @@
-"""Both daemons as services of systemd: laid out, started, watched, stopped and removed, by the real protocol."""
+"""Both daemons as services of systemd: laid out, started, watched, stopped and removed, by the real
+protocol."""
 
 from __future__ import annotations
 
@@ -87,7 +88,10 @@ def edgectl(*arguments: str) -> list[str]:
 def listing(root: Path) -> dict[str, tuple[int, bytes]]:
     """Every file and directory, with its mode and content."""
     return {
-        str(path.relative_to(root)): (stat.S_IMODE(path.stat().st_mode), b"" if path.is_dir() else path.read_bytes())
+        str(path.relative_to(root)): (
+            stat.S_IMODE(path.stat().st_mode),
+            b"" if path.is_dir() else path.read_bytes(),
+        )
         for path in sorted(root.rglob("*"))
     }
 
@@ -118,8 +122,12 @@ async def make_unit(root: Path, tmp_path: Path) -> AsyncIterator[MakeUnit]:
 
 
 @pytest.mark.parametrize("daemon", OPTIONS)
-async def test_a_service_serves_gets_on_and_stops(root: Path, make_unit: MakeUnit, daemon: str) -> None:
-    edgectl("install", daemon, "--plaintext", "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon])
+async def test_a_service_serves_gets_on_and_stops(
+    root: Path, make_unit: MakeUnit, daemon: str
+) -> None:
+    edgectl(
+        "install", daemon, "--plaintext", "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon]
+    )
     unit = make_unit(daemon)
     await unit.start()
     ready = await unit.said()
@@ -141,8 +149,12 @@ async def test_a_service_serves_gets_on_and_stops(root: Path, make_unit: MakeUni
 
 
 @pytest.mark.parametrize("daemon", one_in(2, STUCK))
-async def test_the_watchdog_is_not_fed_while_a_part_is_stuck(root: Path, make_unit: MakeUnit, daemon: str) -> None:
-    edgectl("install", daemon, "--plaintext", "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon])
+async def test_the_watchdog_is_not_fed_while_a_part_is_stuck(
+    root: Path, make_unit: MakeUnit, daemon: str
+) -> None:
+    edgectl(
+        "install", daemon, "--plaintext", "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon]
+    )
     part, script = STUCK[daemon]
     unit = make_unit(daemon, script)
     await unit.start()
@@ -168,18 +180,33 @@ async def test_install_start_stop_uninstall_leaves_nothing_behind(
     files_of = {"coordinator": identities.coordinator(), "agent": identities.of(Role.AGENT, "a")}
     for daemon in OPTIONS:
         issued = files_of[daemon]
-        for name, path in (("ca.pem", issued.ca), ("cert.pem", issued.cert), ("key.pem", issued.key)):
+        for name, path in (
+            ("ca.pem", issued.ca),
+            ("cert.pem", issued.cert),
+            ("key.pem", issued.key),
+        ):
             (root / "etc/tls" / daemon / name).write_bytes(path.read_bytes())
     before = listing(root)
     for daemon, options in OPTIONS.items():
-        install = ("install", daemon, "--root", str(root), "--bin", PROGRAMS, "--credentials", f"/etc/tls/{daemon}")
+        install = (
+            "install",
+            daemon,
+            "--root",
+            str(root),
+            "--bin",
+            PROGRAMS,
+            "--credentials",
+            f"/etc/tls/{daemon}",
+        )
         untouched = listing(root)
         said = edgectl(*install, *options, "--dry-run")
         assert listing(root) == untouched
         assert edgectl(*install, *options) == said
         laid_out = listing(root)
         assert edgectl(*install, *options) == [] and listing(root) == laid_out
-        assert edgectl("install", daemon, "--root", str(root)) == [], "what was given the last time holds"
+        assert edgectl("install", daemon, "--root", str(root)) == [], (
+            "what was given the last time holds"
+        )
     coordinator, agent = make_unit("coordinator"), make_unit("agent")
     await coordinator.start()
     address = (await coordinator.until(READY="1"))["STATUS"].removeprefix("serving on ")
@@ -193,7 +220,8 @@ async def test_install_start_stop_uninstall_leaves_nothing_behind(
     for daemon in OPTIONS:
         said = edgectl("uninstall", daemon, "--root", str(root))
         assert [line for line in said if line.startswith("leave")] == [
-            f"leave   /var/lib/edgeshard-{daemon}: its state; --purge removes it, and the user whom it belongs to"
+            f"leave   /var/lib/edgeshard-{daemon}: its state; --purge removes it, and the user "
+            "whom it belongs to"
         ]
         assert any((root / f"var/lib/edgeshard-{daemon}").iterdir())
         edgectl("uninstall", daemon, "--root", str(root), "--purge")

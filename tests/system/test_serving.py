@@ -19,7 +19,13 @@ import torch
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
-from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    Started,
+    Token,
+)
 from edgeshard.rpc.channel import KEEPALIVE_S
 from tests.support.forms import in_form
 from tests.support.site import MakeSpec, Site
@@ -45,7 +51,8 @@ class Unsplit:
 
     @torch.no_grad()
     def objections(self, answers: Sequence[Answer]) -> list[str]:
-        """The tokens that are not the greedy ones after their predecessors. Attention is causal: padding is free."""
+        """The tokens that are not the greedy ones after their predecessors. Attention is causal:
+        padding is free."""
         rows = [[*answer.prompt, *answer.tokens] for answer in answers]
         width = max(len(row) for row in rows)
         logits = self._model(torch.tensor([row + [0] * (width - len(row)) for row in rows])).logits
@@ -56,7 +63,10 @@ class Unsplit:
             chosen = before.gather(1, torch.tensor(answer.tokens, dtype=torch.int64)[:, None])[:, 0]
             worse = (before.max(dim=1).values - chosen >= TIE).nonzero()
             if len(worse):
-                found.append(f"answer {number}: token {int(worse[0])} of {len(answer.tokens)} is not the reference's")
+                found.append(
+                    f"answer {number}: token {int(worse[0])} of {len(answer.tokens)} is not the "
+                    "reference's"
+                )
         return found
 
 
@@ -67,7 +77,8 @@ def unsplit() -> Unsplit:
 
 @dataclass
 class Answer:
-    """The part of an answer that a client has read so far. Fails when a token is not the one that comes next."""
+    """The part of an answer that a client has read so far. Fails when a token is not the one that
+    comes next."""
 
     prompt: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
@@ -77,7 +88,9 @@ class Answer:
         if isinstance(event, Started):
             self.prompt = event.prompt_tokens
         elif isinstance(event, Token):
-            assert event.position == len(self.prompt) + len(self.tokens), "a token was lost or repeated"
+            assert event.position == len(self.prompt) + len(self.tokens), (
+                "a token was lost or repeated"
+            )
             self.tokens.append(event.token)
         elif isinstance(event, Finished):
             self.reason = event.reason
@@ -171,16 +184,23 @@ def visits(chance: random.Random, count: int) -> list[Visit]:
     beginnings = [story(chance, 4 * BLOCK_TOKENS) for _ in range(2)]
     made = []
     for number in range(count):
-        prompt = [*(chance.choice(beginnings) if number % 2 else []), *story(chance, chance.randint(1, 60))]
+        prompt = [
+            *(chance.choice(beginnings) if number % 2 else []),
+            *story(chance, chance.randint(1, 60)),
+        ]
         options: dict[str, Any] = {"max_new_tokens": chance.randint(1, 192 - len(prompt))}
         if number % 4 == 3:
             options |= {"temperature": 0.9, "top_p": 0.95, "seed": number, "max_new_tokens": 24}
         goes_after = chance.randint(1, options["max_new_tokens"]) if number % 5 == 4 else None
-        made.append(Visit(prompt, options, chance.uniform(0.0, 1.0), goes_after, cancels=number % 2 == 0))
+        made.append(
+            Visit(prompt, options, chance.uniform(0.0, 1.0), goes_after, cancels=number % 2 == 0)
+        )
     return made
 
 
-async def test_random_arrivals_all_get_the_unsplit_models_tokens(site: Site, crowd: None, unsplit: Unsplit) -> None:
+async def test_random_arrivals_all_get_the_unsplit_models_tokens(
+    site: Site, crowd: None, unsplit: Unsplit
+) -> None:
     """They join, leave, cancel, retry when refused, begin alike, are preempted; sampled ones get
     the same tokens as by themselves.
     """
@@ -190,30 +210,40 @@ async def test_random_arrivals_all_get_the_unsplit_models_tokens(site: Site, cro
         for number, visit in enumerate(all_visits)
         if "seed" in visit.options
     }
-    answers = await asyncio.gather(*(visit.make(site, f"visit-{n}") for n, visit in enumerate(all_visits)))
+    answers = await asyncio.gather(
+        *(visit.make(site, f"visit-{n}") for n, visit in enumerate(all_visits))
+    )
     for visit, answer in zip(all_visits, answers, strict=True):
         assert list(answer.prompt) == visit.prompt
         if visit.goes_after is None:
-            assert (answer.reason, len(answer.tokens)) == (FinishReason.LENGTH, visit.options["max_new_tokens"])
+            assert (answer.reason, len(answer.tokens)) == (
+                FinishReason.LENGTH,
+                visit.options["max_new_tokens"],
+            )
         else:
             assert len(answer.tokens) >= visit.goes_after
     for number, tokens in alone.items():
         assert answers[number].tokens == tokens[: len(answers[number].tokens)]
-    assert not unsplit.objections([answer for number, answer in enumerate(answers) if number not in alone])
+    assert not unsplit.objections(
+        [answer for number, answer in enumerate(answers) if number not in alone]
+    )
     await site.kv_gone()
 
 
 async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(
     site: Site, crowd: None, unsplit: Unsplit
 ) -> None:
-    """Four with 12 blocks each at their end, in a pool of 24: some positions had to be run more than once."""
+    """Four with 12 blocks each at their end, in a pool of 24: some positions had to be run more
+    than once."""
     chance = random.Random(4)
 
     async def outgrew() -> bool:
         """False if they arrived so far apart that they did not all meet in the pool."""
         prompts = [story(chance, 40) for _ in range(4)]
         before = await positions_run(site)
-        answers = await asyncio.gather(*(Reader(site, CROWD, p, max_new_tokens=150).read() for p in prompts))
+        answers = await asyncio.gather(
+            *(Reader(site, CROWD, p, max_new_tokens=150).read() for p in prompts)
+        )
         ran = await positions_run(site) - before
         assert [len(answer.tokens) for answer in answers] == [150] * 4
         assert not unsplit.objections(answers)
@@ -235,13 +265,16 @@ async def test_a_shared_beginning_is_run_once(site: Site, crowd: None, unsplit: 
 async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(
     site: Site, make_spec: MakeSpec, unsplit: Unsplit
 ) -> None:
-    """Its tokens wait between it and the coordinator; its memory on the nodes does not wait for it."""
+    """Its tokens wait between it and the coordinator; its memory on the nodes does not wait for
+    it."""
     chance = random.Random(6)
     prompts = [story(chance, 12) for _ in range(4)]
     async with deployed(site, make_spec(name=PAIR, layers=TWO_NODES)):
         stalled = Reader(site, PAIR, prompts[0], max_new_tokens=300)
         await stalled.read(1)
-        others = await asyncio.gather(*(Reader(site, PAIR, p, max_new_tokens=40).read() for p in prompts[1:]))
+        others = await asyncio.gather(
+            *(Reader(site, PAIR, p, max_new_tokens=40).read() for p in prompts[1:])
+        )
         await site.kv_gone()
         assert len(stalled.answer.tokens) == 1
         answer = await stalled.read()
@@ -285,16 +318,22 @@ async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(
         assert not unsplit.objections(answers)
         return refusal is not None
 
-    async with deployed(site, make_spec(name=PAIR, layers=TWO_NODES, concurrency=2, max_context=256)):
+    async with deployed(
+        site, make_spec(name=PAIR, layers=TWO_NODES, concurrency=2, max_context=256)
+    ):
         await site.until(was_refused, LONG_S)
 
 
 async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests(
     site: Site, make_spec: MakeSpec, unsplit: Unsplit
 ) -> None:
-    """Node b is halted under three streams; another deployment with the same head continues, and then the three do."""
+    """Node b is halted under three streams; another deployment with the same head continues, and
+    then the three do."""
     chance = random.Random(8)
-    slow, other = make_spec(name=PAIR, layers=TWO_NODES), make_spec(name="other", layers="a=0:6,c=6:12")
+    slow, other = (
+        make_spec(name=PAIR, layers=TWO_NODES),
+        make_spec(name="other", layers="a=0:6,c=6:12"),
+    )
     node = site.cluster.agents["b"]
     clock = asyncio.get_running_loop().time
 
@@ -302,7 +341,8 @@ async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests
         return (await site.client.deployment(PAIR)).phase is DeploymentPhase.READY
 
     async def stood_still_under_three() -> bool:
-        """False if one had ended before the halt, or if this test itself stalled and the node counted as gone."""
+        """False if one had ended before the halt, or if this test itself stalled and the node
+        counted as gone."""
         readers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=200) for _ in range(3)]
         for reader in readers:
             await reader.read(5)

@@ -1,4 +1,5 @@
-"""A node that stands still with its connections open: lost in seconds if it stays so, not at all if it was short."""
+"""A node that stands still with its connections open: lost in seconds if it stays so, not at all if
+it was short."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ LONG_BEFORE_S = 8.0
 """A quiet machine takes 3 s; without keepalives a stalled node is lost after 10 s of silence."""
 
 
-async def test_a_node_that_stands_still_is_lost_long_before_its_silence_tells(site: Site, make_spec: MakeSpec) -> None:
+async def test_a_node_that_stands_still_is_lost_long_before_its_silence_tells(
+    site: Site, make_spec: MakeSpec
+) -> None:
     """Its request continues without it."""
     await site.client.deploy(make_spec())
     agent = site.cluster.agents["b"]
@@ -46,7 +49,9 @@ async def test_a_node_that_stands_still_is_lost_long_before_its_silence_tells(si
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
-async def test_a_node_that_stood_still_for_a_moment_keeps_its_place(site: Site, tales: Deployment, name: str) -> None:
+async def test_a_node_that_stood_still_for_a_moment_keeps_its_place(
+    site: Site, tales: Deployment, name: str
+) -> None:
     agent = site.cluster.agents[name]
     stream = site.client.generate("tales", "Once upon a time", max_new_tokens=200, ignore_eos=True)
     await anext(stream)

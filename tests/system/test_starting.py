@@ -1,4 +1,5 @@
-"""Nodes that join a real site before they have imported what computes: shown, left out, and placed on once they can."""
+"""Nodes that join a real site before they have imported what computes: shown, left out, and placed
+on once they can."""
 
 from __future__ import annotations
 
@@ -48,7 +49,14 @@ class SlowNode:
         self.name = name
         self.modules, self._go = directory / "modules.json", directory / "go"
         self.log = directory / "log"
-        options = ["--name", name, "--coordinator", site.cluster.address, "--state-dir", str(directory / "state")]
+        options = [
+            "--name",
+            name,
+            "--coordinator",
+            site.cluster.address,
+            "--state-dir",
+            str(directory / "state"),
+        ]
         environment = os.environ | {"TEST_MODULES": str(self.modules), "TEST_GO": str(self._go)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -67,12 +75,16 @@ class SlowNode:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """A site of one node, with the demo model in its store."""
-    async with Site(tmp_path_factory.mktemp("site"), ("a",), models={"fairy-tales": DEMO_MODEL}) as site:
+    async with Site(
+        tmp_path_factory.mktemp("site"), ("a",), models={"fairy-tales": DEMO_MODEL}
+    ) as site:
         yield site
 
 
 async def starting(site: Site, name: str) -> bool:
-    return any(node.name == name and node.connected and node.starting for node in await site.client.nodes())
+    return any(
+        node.name == name and node.connected and node.starting for node in await site.client.nodes()
+    )
 
 
 async def away(site: Site, name: str) -> bool:
@@ -92,7 +104,9 @@ async def test_a_starting_node_is_shown_and_left_out_until_it_has_imported_what_
         await site.until(lambda: starting(site, "b"))
         await site.until(node.modules.exists)
         plan = await site.client.plan(by_planner)
-        assert [stage.node_name for stage in plan.stages] == ["a"] and "b, still starting" in plan.note
+        assert [stage.node_name for stage in plan.stages] == [
+            "a"
+        ] and "b, still starting" in plan.note
         with pytest.raises(UnavailableError) as refusal:
             await site.client.deploy(make_spec(layers="a=0:4,b=4:12"))
         assert refusal.value.reason == "NODE_STARTING" and refusal.value.retry_after_s
@@ -101,7 +115,9 @@ async def test_a_starting_node_is_shown_and_left_out_until_it_has_imported_what_
             [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", site.cluster.address, "get", "nodes"],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        assert any(line.split()[:2] == ["b", "starting"] for line in shown.stdout.splitlines()), shown
+        assert any(line.split()[:2] == ["b", "starting"] for line in shown.stdout.splitlines()), (
+            shown
+        )
         node.go()
         await site.until(lambda: placeable(site, "b"))
         deployment = await site.client.deploy(make_spec(layers="a=0:4,b=4:12"))
@@ -116,7 +132,9 @@ async def test_a_starting_node_is_shown_and_left_out_until_it_has_imported_what_
 
 
 @pytest.mark.long
-async def test_a_node_that_dies_while_it_starts_is_away_and_may_come_again(small_site: Site, tmp_path: Path) -> None:
+async def test_a_node_that_dies_while_it_starts_is_away_and_may_come_again(
+    small_site: Site, tmp_path: Path
+) -> None:
     site = small_site
     node = SlowNode(site, "c", tmp_path)
     await site.until(lambda: starting(site, "c"))
@@ -132,7 +150,9 @@ async def test_a_node_that_dies_while_it_starts_is_away_and_may_come_again(small
         await again.ended()
 
 
-async def test_a_node_whose_import_fails_says_why_and_goes(small_site: Site, tmp_path: Path) -> None:
+async def test_a_node_whose_import_fails_says_why_and_goes(
+    small_site: Site, tmp_path: Path
+) -> None:
     site = small_site
     node = SlowNode(site, "d", tmp_path, broken=True)
     await site.until(lambda: starting(site, "d"))
@@ -142,7 +162,9 @@ async def test_a_node_whose_import_fails_says_why_and_goes(small_site: Site, tmp
     await site.until(lambda: away(site, "d"))
 
 
-async def test_a_device_that_is_not_there_ends_the_node_with_its_error(small_site: Site, tmp_path: Path) -> None:
+async def test_a_device_that_is_not_there_ends_the_node_with_its_error(
+    small_site: Site, tmp_path: Path
+) -> None:
     site = small_site
     options = [
         "--name",
@@ -155,9 +177,15 @@ async def test_a_device_that_is_not_there_ends_the_node_with_its_error(small_sit
         "cuda:77",
     ]
     ended = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-m", "edgeshard_agent", *options], capture_output=True, text=True, timeout=120
+        subprocess.run,
+        [sys.executable, "-m", "edgeshard_agent", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert ended.returncode == 2 and "error: device 'cuda:77' is not on this machine" in ended.stderr
+    assert (
+        ended.returncode == 2 and "error: device 'cuda:77' is not on this machine" in ended.stderr
+    )
     await site.until(lambda: away(site, "e"))
 
 
@@ -176,7 +204,8 @@ async def test_a_node_that_starts_while_the_coordinator_restarts_is_placeable_af
         async with Client(address) as client:
 
             async def is_placeable() -> bool:
-                # A coordinator that was killed may not have saved the node: it is known again once it registers.
+                # A coordinator that was killed may not have saved the node: it is known again once
+                # it registers.
                 try:
                     return any(node.name == "f" and node.placeable for node in await client.nodes())
                 except UnavailableError:

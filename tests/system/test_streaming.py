@@ -1,4 +1,5 @@
-"""Nodes whose memory is too small for the model: weights stream from the disk, and the tokens stay the same."""
+"""Nodes whose memory is too small for the model: weights stream from the disk, and the tokens stay
+the same."""
 
 from __future__ import annotations
 
@@ -20,28 +21,47 @@ from tests.support.site import Site
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 MEMORY = "84MiB"
-"""With a stage's needs besides its weights, this is too little for half of the demo model in float32."""
-PROMPTS = ["Once upon a time", "The old king had three sons", "In a wood there lived a fox who", '"Why," said']
+"""With a stage's needs besides its weights, this is too little for half of the demo model in
+float32."""
+PROMPTS = [
+    "Once upon a time",
+    "The old king had three sons",
+    "In a wood there lived a fox who",
+    '"Why," said',
+]
 
 
 def spec(**changes: object) -> DeploymentSpec:
-    values = {"model": "tales", "source": "a", "dtype": "float32", "concurrency": 2, "max_context": 128}
+    values = {
+        "model": "tales",
+        "source": "a",
+        "dtype": "float32",
+        "concurrency": 2,
+        "max_context": 128,
+    }
     return parse_spec({"name": "streamed", **values, **changes})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Two small nodes, which have measured themselves and their disks, and a larger one."""
-    directory, memory = tmp_path_factory.mktemp("streaming"), dict.fromkeys("ab", ("--memory", MEMORY))
+    directory, memory = (
+        tmp_path_factory.mktemp("streaming"),
+        dict.fromkeys("ab", ("--memory", MEMORY)),
+    )
     nodes = ("a", "b", "large")
-    async with Site(directory, nodes, models={"tales": DEMO_MODEL}, arguments_by_agent=memory) as site:
+    async with Site(
+        directory, nodes, models={"tales": DEMO_MODEL}, arguments_by_agent=memory
+    ) as site:
         async for _ in site.client.profile("tales", ["a", "b"], dtype=DType.FLOAT32, quick=True):
             pass
         yield site
 
 
 async def answers(client: Client, name: str) -> list[tuple[int, ...]]:
-    made = await asyncio.gather(*(client.complete(name, prompt, max_new_tokens=24) for prompt in PROMPTS))
+    made = await asyncio.gather(
+        *(client.complete(name, prompt, max_new_tokens=24) for prompt in PROMPTS)
+    )
     return [answer.token_ids for answer in made]
 
 
@@ -59,7 +79,8 @@ async def test_it_streams_when_it_may_and_gives_the_same_tokens(site: Site) -> N
         assert await answers(client, "streamed") == wanted
 
         async def reads_are_told(streaming: list[PlacedStage] = streaming) -> bool:
-            """Nodes report in turns of a heartbeat. Guessed tokens that are right need no step of their own."""
+            """Nodes report in turns of a heartbeat. Guessed tokens that are right need no step of
+            their own."""
             seen = (await client.deployment("streamed")).stages
             told = [status.streaming for status in seen if status.streaming is not None]
             assert len(told) == len(streaming)
@@ -91,8 +112,12 @@ async def test_a_trace_has_the_reads_of_nodes_that_stream(site: Site) -> None:
     assert {trace.stage for trace in traces if trace.reads} == streaming
     for trace in traces:
         first, last = trace.records[0].arrived_s, trace.records[-1].sent_s
-        assert all(read.layer in range(trace.layers.first, trace.layers.end) for read in trace.reads)
-        assert all(first - 5 < read.began_s <= read.ended_s < last + 5 for read in trace.reads), "on the steps' clock"
+        assert all(
+            read.layer in range(trace.layers.first, trace.layers.end) for read in trace.reads
+        )
+        assert all(first - 5 < read.began_s <= read.ended_s < last + 5 for read in trace.reads), (
+            "on the steps' clock"
+        )
     await client.delete_deployment("streamed")
 
 

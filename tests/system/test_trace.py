@@ -67,7 +67,9 @@ async def test_a_trace_has_the_steps_of_every_stage_on_one_clock(site: tuple[str
     first: dict[int, StepRecord] = {}
     second: dict[int, StepRecord] = {}
     async with streams(client), asyncio.timeout(60):
-        while len(first.keys() & second.keys()) <= 10:  # A machine with much else to do may run few in a second.
+        while (
+            len(first.keys() & second.keys()) <= 10
+        ):  # A machine with much else to do may run few in a second.
             traces = aligned(await client.trace("tales", 1.0))
             first, second = ({record.step: record for record in trace.records} for trace in traces)
     assert [(trace.stage, trace.node, trace.layers) for trace in traces] == [
@@ -79,7 +81,8 @@ async def test_a_trace_has_the_steps_of_every_stage_on_one_clock(site: tuple[str
         here, there = first[step], second[step]
         assert here.tokens == there.tokens and here.prompt_tokens == there.prompt_tokens
         assert here.arrived_s <= here.began_s < here.ended_s <= here.sent_s
-        # On one clock, whatever the nodes' own: a step moves from the first to the second, and returns.
+        # On one clock, whatever the nodes' own: a step moves from the first to the second, and
+        # returns.
         assert here.sent_s <= there.arrived_s
         assert here.returned_s == 0.0 or there.sent_s <= here.returned_s
     for summary in summarised(traces):
@@ -98,7 +101,10 @@ async def test_files_for_viewers(site: tuple[str, Client], tmp_path: Path) -> No
             async with asyncio.timeout(60):
                 stdout, stderr = await process.communicate()
             assert process.returncode == 0, stderr.decode()
-            assert [row.split()[:2] for row in stdout.decode().splitlines()[1:3]] == [["a", "0:6"], ["b", "6:12"]]
+            assert [row.split()[:2] for row in stdout.decode().splitlines()[1:3]] == [
+                ["a", "0:6"],
+                ["b", "6:12"],
+            ]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     computing = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in computing} == {0, 1}
@@ -112,7 +118,11 @@ async def test_the_counters_of_a_deployment_at_work(site: tuple[str, Client]) ->
         while True:
             stages = {stage.stage: stage for stage in (await client.deployment("tales")).stages}
             head, last = stages[0], stages[1]
-            if head.requests_running == STREAMS and 0 < head.busy_share <= 1 and 0 < last.busy_share <= 1:
+            if (
+                head.requests_running == STREAMS
+                and 0 < head.busy_share <= 1
+                and 0 < last.busy_share <= 1
+            ):
                 break
             await asyncio.sleep(0.05)
     assert head.tokens_done >= head.steps_done > 0 and head.kv_bytes_in_use > 0
@@ -138,7 +148,10 @@ async def test_the_live_view_shows_what_the_stages_do(site: tuple[str, Client]) 
         stages: DataTable[Text] = app.query_one("#stages", DataTable)
 
         def rates() -> list[float]:
-            rows = [[cell.plain for cell in stages.get_row_at(number)] for number in range(stages.row_count)]
+            rows = [
+                [cell.plain for cell in stages.get_row_at(number)]
+                for number in range(stages.row_count)
+            ]
             return [float(row[5]) if row[5] != "-" else 0.0 for row in rows]
 
         while len(rates()) < 2 or min(rates()) <= 0:

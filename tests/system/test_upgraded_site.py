@@ -1,4 +1,5 @@
-"""docs/upgrade.md on a site of real processes, with builds of the same and of another wire version."""
+"""docs/upgrade.md on a site of real processes, with builds of the same and of another wire
+version."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def build(tmp_path: Path) -> Build:
         init = tree / "edgeshard" / "__init__.py"
         text = init.read_text()
         text, versions = re.subn(r'version\("edgeshard"\)', f'"{version}"', text)
-        text, wires = re.subn(r"^WIRE_VERSION = .*$", f"WIRE_VERSION = {wire}", text, flags=re.MULTILINE)
+        text, wires = re.subn(
+            r"^WIRE_VERSION = .*$", f"WIRE_VERSION = {wire}", text, flags=re.MULTILINE
+        )
         assert (versions, wires) == (1, 1)
         init.write_text(text)
         return tree
@@ -78,7 +81,11 @@ class Upgrade(Site):
                 with contextlib.suppress(EdgeShardError):
                     (deployment,) = await self.client.deployments()
                     if deployment.phase is DeploymentPhase.READY:
-                        return (await self.client.complete("tales", "Once upon a time", max_new_tokens=16)).token_ids
+                        return (
+                            await self.client.complete(
+                                "tales", "Once upon a time", max_new_tokens=16
+                            )
+                        ).token_ids
                 await asyncio.sleep(0.2)
 
     async def runs(self, version: str) -> None:
@@ -86,7 +93,10 @@ class Upgrade(Site):
         async with asyncio.timeout(READY_S):
             while True:
                 nodes = await self.client.nodes()
-                if [node.condition and node.condition.version for node in nodes] == [version, version]:
+                if [node.condition and node.condition.version for node in nodes] == [
+                    version,
+                    version,
+                ]:
                     return
                 await asyncio.sleep(0.2)
 

@@ -1,4 +1,5 @@
-"""A node of a wheel and one of a checkout on one site: the same bits, and the tokens of a single node."""
+"""A node of a wheel and one of a checkout on one site: the same bits, and the tokens of a single
+node."""
 
 from __future__ import annotations
 
@@ -25,11 +26,15 @@ def forked_daemons() -> None:
 
 
 async def tokens_of(client: Client, name: str) -> list[int]:
-    stream = client.generate(name, "Once upon a time", max_new_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=7)
+    stream = client.generate(
+        name, "Once upon a time", max_new_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=7
+    )
     return [event.token async for event in stream if isinstance(event, Token)]
 
 
-async def test_a_deployment_over_both_says_what_one_box_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deployment_over_both_says_what_one_box_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel = wheel_here(sources.digest())
     if wheel is None:
         pytest.skip("there is no wheel of these sources for this machine: make wheels")
@@ -41,7 +46,9 @@ async def test_a_deployment_over_both_says_what_one_box_says(tmp_path: Path, mon
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "wheel"))
         await site.cluster.start_agent("b")
         facts = {str(node.name): node.facts for node in await client.nodes()}
-        assert "kernels clang " in facts["b"].software and sources.kernel_set() in facts["a"].software
+        assert (
+            "kernels clang " in facts["b"].software and sources.kernel_set() in facts["a"].software
+        )
         assert facts["a"].bits_fingerprint == facts["b"].bits_fingerprint != ""
         await client.add_model(DEMO_MODEL, "fairy-tales")
         await client.deploy(parse_spec({**SPEC, "name": "alone", "layers": "a=0:12"}))

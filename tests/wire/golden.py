@@ -1,4 +1,5 @@
-"""Messages as an earlier version wrote them, with the values that they mean: `python -m tests.wire.golden`.
+"""Messages as an earlier version wrote them, with the values that they mean:
+`python -m tests.wire.golden`.
 
 The file is written once and then only grows: a message that an earlier version wrote must keep its
 meaning. Run the program only to add messages that are new; it leaves those that are there.
@@ -61,5 +62,8 @@ def examples() -> dict[str, list[dict[str, Any]]]:
 if __name__ == "__main__":
     known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     found = {**examples(), **known}
-    lines = (f"{json.dumps(name)}: {json.dumps(found[name], separators=(',', ':'))}" for name in sorted(found))
+    lines = (
+        f"{json.dumps(name)}: {json.dumps(found[name], separators=(',', ':'))}"
+        for name in sorted(found)
+    )
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -97,12 +97,21 @@ TIMINGS = [common_pb2.StageTiming()]
 ENTRIES = [common_pb2.TokenLogprob()]
 TOO_MANY: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": ("tokens", {"tokens": [TOKEN] * (MAX_TOKENS + 1)}),
-    "tokens.timings": ("tokens", {"tokens": [{"timings": TIMINGS * 1000}] * (1 + MAX_TOKEN_PARTS // 1000)}),
+    "tokens.timings": (
+        "tokens",
+        {"tokens": [{"timings": TIMINGS * 1000}] * (1 + MAX_TOKEN_PARTS // 1000)},
+    ),
     "timings": ("token", {"timings": TIMINGS * (MAX_TIMINGS + 1)}),
     "top": ("token", {"top": ENTRIES * (MAX_TOP + 1)}),
     "prompt_tokens": ("accepted", {"prompt_tokens": [1] * (PROMPT_LIMIT_TOKENS + 1)}),
-    "logprobs": ("prompt_logprobs", {"prompt_logprobs": {"logprobs": [0.5] * (PROMPT_LOGPROBS_POSITIONS + 1)}}),
-    "top_tokens": ("prompt_logprobs", {"prompt_logprobs": {"logprobs": [0.5], "top_tokens": [1] * (MAX_TOP + 1)}}),
+    "logprobs": (
+        "prompt_logprobs",
+        {"prompt_logprobs": {"logprobs": [0.5] * (PROMPT_LOGPROBS_POSITIONS + 1)}},
+    ),
+    "top_tokens": (
+        "prompt_logprobs",
+        {"prompt_logprobs": {"logprobs": [0.5], "top_tokens": [1] * (MAX_TOP + 1)}},
+    ),
 }
 """A message with a list that is too long, by the list's field."""
 

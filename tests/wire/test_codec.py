@@ -42,7 +42,13 @@ from edgeshard.domain.control.commands import (
     ReleaseStage,
     TraceSteps,
 )
-from edgeshard.domain.control.site import BlobHeader, BlobRange, DeployCall, LocalFile, MeasureRequest
+from edgeshard.domain.control.site import (
+    BlobHeader,
+    BlobRange,
+    DeployCall,
+    LocalFile,
+    MeasureRequest,
+)
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedDraft, Placement, Speculation
@@ -69,7 +75,13 @@ from edgeshard.domain.nodes.kernels import KernelSpeed
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.requests.conversation import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
-from edgeshard.domain.requests.head import MAX_DIGEST_BYTES, MAX_HELD, HeadHello, HeldRequest, StartRequest
+from edgeshard.domain.requests.head import (
+    MAX_DIGEST_BYTES,
+    MAX_HELD,
+    HeadHello,
+    HeldRequest,
+    StartRequest,
+)
 from edgeshard.domain.requests.link import LinkHello, LinkSuspected
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import admin_pb2, common_pb2, inference_pb2
@@ -100,7 +112,9 @@ def test_a_message_of_an_earlier_version_means_what_it_meant(name: str) -> None:
 def _holds(now: Any, then: Any) -> bool:
     """Whether a value has all that it had then; it may have fields that are newer."""
     if isinstance(then, dict):
-        return isinstance(now, dict) and all(key in now and _holds(now[key], item) for key, item in then.items())
+        return isinstance(now, dict) and all(
+            key in now and _holds(now[key], item) for key, item in then.items()
+        )
     if isinstance(then, list):
         return isinstance(now, list) and len(now) == len(then) and all(map(_holds, now, then))
     return bool(now == then)
@@ -143,7 +157,9 @@ def numbered(message: Descriptor) -> Iterator[Any]:
     return (field for field in message.fields if field.enum_type is not None)
 
 
-@pytest.mark.parametrize("kind", [key for key in FORMS if is_dataclass(key[0])], ids=lambda key: key[1])
+@pytest.mark.parametrize(
+    "kind", [key for key in FORMS if is_dataclass(key[0])], ids=lambda key: key[1]
+)
 def test_a_number_that_is_not_known_is_taken_for_what_the_table_says(kind: tuple[Any, str]) -> None:
     form = FORMS[kind]
     for field in numbered(form.write(examples_of(kind[0])[0]).DESCRIPTOR):
@@ -172,13 +188,18 @@ TEXT = "of the future"
 
 
 def text_fields() -> Iterator[tuple[Any, str, type[Enum]]]:
-    """The fields that say a member of an enumeration as text: their class, their name, the enumeration."""
+    """The fields that say a member of an enumeration as text: their class, their name, the
+    enumeration."""
     for (kind, _), form in FORMS.items():
         if not is_dataclass(kind):
             continue
         message = form.write(examples_of(kind)[0]).DESCRIPTOR
         for name, hint in get_type_hints(kind).items():
-            enums = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Enum)]
+            enums = [
+                part
+                for part in (hint, *get_args(hint))
+                if isinstance(part, type) and issubclass(part, Enum)
+            ]
             found = message.fields_by_name.get(name)
             if enums and found is not None and found.enum_type is None:
                 yield kind, name, enums[0]
@@ -199,7 +220,9 @@ def test_a_text_that_is_not_known(kind: Any, name: str, enum: type[Enum]) -> Non
 
 def test_a_text_that_is_not_known_has_a_reason() -> None:
     with pytest.raises(InvalidArgumentError) as refused:
-        PAIRS["site_event"][1](type(PAIRS["site_event"][0](examples_of(_kind("SiteEvent"))[0]))(subject="weather"))
+        PAIRS["site_event"][1](
+            type(PAIRS["site_event"][0](examples_of(_kind("SiteEvent"))[0]))(subject="weather")
+        )
     assert refused.value.reason == "UNKNOWN_SUBJECT"
 
 
@@ -229,7 +252,16 @@ TEXTS: dict[type, tuple[str, ...]] = {
 }
 """Texts for people, which are cut and escaped."""
 FIGURES: dict[type, tuple[str, ...]] = {
-    Condition: (*("certificate_due_s", "certificate_ends_s", "clock_ahead_s", "cpu_quota", "disk_write_bps", "utc_s"),),
+    Condition: (
+        *(
+            "certificate_due_s",
+            "certificate_ends_s",
+            "clock_ahead_s",
+            "cpu_quota",
+            "disk_write_bps",
+            "utc_s",
+        ),
+    ),
     Heartbeat: ("others_share",),
     HeadHello: ("head_for_s",),
     HeartbeatChange: ("others_share",),
@@ -241,7 +273,16 @@ FIGURES: dict[type, tuple[str, ...]] = {
 }
 """Figures for people, which are 0 if JSON has no such number."""
 OF_AN_EPOCH = (
-    *(ActivateHead, Deployment, HeadHello, KeepStandby, LinkHello, LinkSuspected, PrepareStage, ReleaseStage),
+    *(
+        ActivateHead,
+        Deployment,
+        HeadHello,
+        KeepStandby,
+        LinkHello,
+        LinkSuspected,
+        PrepareStage,
+        ReleaseStage,
+    ),
     *(StageStatus, TraceSteps),
 )
 REFUSED: dict[tuple[type, str], Any] = {
@@ -284,9 +325,12 @@ REFUSED: dict[tuple[type, str], Any] = {
     (OpenToken, "id"): "Kim",
     (OpenToken, "role"): Role.COORDINATOR,
     (TraceSteps, "seconds"): math.nan,
-    (ProfileReport, "compute"): tuple(examples_of(profile.ComputeProfile)[:1]) * (MAX_REPORTED_PROFILES + 1),
-    (ProfileReport, "links"): tuple(examples_of(profile.MeasuredLink)[:1]) * (MAX_REPORTED_LINKS + 1),
-    (profile.ComputeProfile, "layers"): tuple(examples_of(profile.LayerProfile)[:1]) * (profile.MAX_LAYERS + 1),
+    (ProfileReport, "compute"): tuple(examples_of(profile.ComputeProfile)[:1])
+    * (MAX_REPORTED_PROFILES + 1),
+    (ProfileReport, "links"): tuple(examples_of(profile.MeasuredLink)[:1])
+    * (MAX_REPORTED_LINKS + 1),
+    (profile.ComputeProfile, "layers"): tuple(examples_of(profile.LayerProfile)[:1])
+    * (profile.MAX_LAYERS + 1),
     (profile.ComputeProfile, "others_share"): -1.0,
     (profile.ComputeProfile, "processor_share"): math.inf,
     (profile.ComputeProfile, "threads"): 0,
@@ -311,7 +355,11 @@ REFUSED: dict[tuple[type, str], Any] = {
 }
 """A value of each field with a check, that the check refuses."""
 TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
-    **{(kind, name): ("\x1b" + "x" * 300, "\\x1b" + "x" * 199) for kind in TEXTS for name in TEXTS[kind]},
+    **{
+        (kind, name): ("\x1b" + "x" * 300, "\\x1b" + "x" * 199)
+        for kind in TEXTS
+        for name in TEXTS[kind]
+    },
     **{(kind, name): (-math.inf, 0.0) for kind in FIGURES for name in FIGURES[kind]},
     (Heartbeat, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeartbeatChange, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
@@ -335,7 +383,9 @@ def checked() -> set[tuple[Any, str]]:
         if is_dataclass(kind):
             for name, hint in get_type_hints(kind, include_extras=True).items():
                 parts = (hint, *getattr(hint, "__args__", ()))
-                if any(checks_of(part)[1] for part in parts) and name not in UNSIGNED | {"largest_bytes"}:
+                if any(checks_of(part)[1] for part in parts) and name not in UNSIGNED | {
+                    "largest_bytes"
+                }:
                     found.add((kind, name))
     return found
 
@@ -349,7 +399,9 @@ def test_a_check_refuses(where: tuple[type, str]) -> None:
     kind, name = where
     form = form_of(kind)
     value = examples_of(kind)[0]
-    wrong = REFUSED[where] if kind is not StageTrace else getattr(value, name)[:1] * (MOST_RECORDS + 1)
+    wrong = (
+        REFUSED[where] if kind is not StageTrace else getattr(value, name)[:1] * (MOST_RECORDS + 1)
+    )
     with pytest.raises(InvalidArgumentError) as refused:
         form.read(form.write(replace(value, **{name: wrong})), "")
     assert refused.value.field
@@ -360,7 +412,10 @@ def test_a_check_turns_a_value_into_another(where: tuple[type, str]) -> None:
     kind, name = where
     form = form_of(kind)
     said, taken = TURNED[where]
-    assert getattr(form.read(form.write(replace(examples_of(kind)[0], **{name: said})), ""), name) == taken
+    assert (
+        getattr(form.read(form.write(replace(examples_of(kind)[0], **{name: said})), ""), name)
+        == taken
+    )
 
 
 @pytest.mark.parametrize("name", ["kind", "model", "software", "bits_fingerprint"])
@@ -371,15 +426,21 @@ def test_a_node_says_nothing_that_steers_a_terminal(pair: str, name: str) -> Non
     setattr(message.facts, name, "a\x1b[2J")
     with pytest.raises(InvalidArgumentError) as refused:
         from_wire(message)
-    assert refused.value.field == f"facts.{name}" and refused.value.message.startswith(f"facts.{name} holds U+001B")
+    assert refused.value.field == f"facts.{name}" and refused.value.message.startswith(
+        f"facts.{name} holds U+001B"
+    )
 
 
 def test_an_error_names_the_way_to_its_field() -> None:
-    message = command_to_wire(OperationId("op"), ProbeLinks((Peer(NodeId("b"), NodeName("b"), "b:1"),)))
+    message = command_to_wire(
+        OperationId("op"), ProbeLinks((Peer(NodeId("b"), NodeName("b"), "b:1"),))
+    )
     message.probe.peers[0].address = ""
     with pytest.raises(InvalidArgumentError) as refused:
         command_from_wire(message)
-    assert refused.value.field == "peers.address" and refused.value.message.startswith("peers.address must have")
+    assert refused.value.field == "peers.address" and refused.value.message.startswith(
+        "peers.address must have"
+    )
 
 
 def test_fields_that_must_fit_each_other_are_checked_where_they_stand() -> None:
@@ -393,7 +454,9 @@ def test_fields_that_must_fit_each_other_are_checked_where_they_stand() -> None:
 UNFIT: dict[type, dict[str, Any]] = {
     ApiKey: {"requests": 0},
     profile.ComputeProfile: {"layers": ()},
-    profile.LayerProfile: {"decode": tuple(profile.Sample(count, 0, 1.0) for count in range(1, 34))},
+    profile.LayerProfile: {
+        "decode": tuple(profile.Sample(count, 0, 1.0) for count in range(1, 34))
+    },
     DeploymentSpec: {"concurrency": 0},
     PrepareStage: {"stage": 9},
     ProfileReport: {"links": (replace(examples_of(profile.MeasuredLink)[0], sender="another"),)},
@@ -409,7 +472,9 @@ UNFIT: dict[type, dict[str, Any]] = {
 
 
 def test_each_class_with_a_check_has_a_value_that_it_refuses() -> None:
-    assert {kind for kind, _ in FORMS if is_dataclass(kind) and hasattr(kind, "check")} == set(UNFIT)
+    assert {kind for kind, _ in FORMS if is_dataclass(kind) and hasattr(kind, "check")} == set(
+        UNFIT
+    )
 
 
 @pytest.mark.parametrize("kind", UNFIT, ids=lambda kind: kind.__name__)
@@ -491,7 +556,9 @@ sys.exit(", ".join(wrong) or None)
 
 def test_each_module_converts_by_itself() -> None:
     """No other module must have been loaded before, for any nested values."""
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
 
 

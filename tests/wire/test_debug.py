@@ -47,7 +47,9 @@ def test_a_part_that_is_too_long_is_refused() -> None:
 async def test_dumps_of_several_processes_come_back_as_they_were() -> None:
     dumps = [
         ProcessDump(NodeName(""), b"c" * (2 * PART_BYTES + 1)),
-        ProcessDump(NodeName("a"), failure=UnavailableError("away", reason="NODE_AWAY", retry_after_s=1.0)),
+        ProcessDump(
+            NodeName("a"), failure=UnavailableError("away", reason="NODE_AWAY", retry_after_s=1.0)
+        ),
         ProcessDump(NodeName("b"), b"{}"),
         ProcessDump(NodeName("c"), b"x" * PART_BYTES),
         ProcessDump(NodeName("d"), failure=UnavailableError("away too")),

@@ -1,4 +1,5 @@
-"""Frames: whatever the way does to them, a step comes out once, in order and unchanged, or the frame is refused."""
+"""Frames: whatever the way does to them, a step comes out once, in order and unchanged, or the
+frame is refused."""
 
 from __future__ import annotations
 
@@ -53,7 +54,17 @@ RETURN = FrameContract("tales", 3, DType.BFLOAT16, 0, max_tokens=32, window=4)
 def forward(number: int, tokens: int = 3, seed: int = 0) -> ForwardStep:
     data = random.Random(seed + number).randbytes(tokens * WIDTH * 2)
     guide = Guide(GuideKind.REGEX, "a+")
-    span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9), guide, (6,), (1 << 64) - 3)
+    span = Span(
+        7,
+        5,
+        tokens,
+        True,
+        Sampling(0.7, 5, 0.9, 1.1, 3, True, 2),
+        (4, 9),
+        guide,
+        (6,),
+        (1 << 64) - 3,
+    )
     plan = StepPlan(
         (1, 2),
         (KvGrant(7, 0, (3,), 16), KvGrant(7, 1, (5,)), KvGrant(8, 0, (2,), 0, True)),
@@ -72,7 +83,10 @@ TIMINGS = (StageTiming(1, 0.0, 0.5),)
 def returned(number: int) -> ReturnedStep:
     top = (TokenLogprob(5, -0.5),)
     return ReturnedStep(
-        number, StepResult((SampledToken(7, 8, 5, -0.5, top),), (StageTiming(1, 0.0, 0.5),), pending=(9, 11))
+        number,
+        StepResult(
+            (SampledToken(7, 8, 5, -0.5, top),), (StageTiming(1, 0.0, 0.5),), pending=(9, 11)
+        ),
     )
 
 
@@ -89,11 +103,25 @@ def nearly(step: WireStep) -> object:
     if isinstance(step, ReturnedStep):
         return repr(step)
     sampling = [
-        (s.sampling and (s.sampling.top_k, s.sampling.seed), s.seen_tokens, s.guide, s.answer_tokens, s.party)
+        (
+            s.sampling and (s.sampling.top_k, s.sampling.seed),
+            s.seen_tokens,
+            s.guide,
+            s.answer_tokens,
+            s.party,
+        )
         for s in step.plan.spans
     ]
     copies = step.plan.saves, step.plan.restores
-    return step.number, step.hidden, step.plan.frees, step.plan.swap_outs, step.plan.grants, copies, sampling
+    return (
+        step.number,
+        step.hidden,
+        step.plan.frees,
+        step.plan.swap_outs,
+        step.plan.grants,
+        copies,
+        sampling,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +160,9 @@ def test_a_new_stream_resends_a_half_received_step() -> None:
     assert [nearly(s) for s in out] == [nearly(forward(0, 16))]
 
 
-def reseal(frame: pb.Frame, change: Callable[[pb.FrameHeader], None], payload: bytes | None = None) -> pb.Frame:
+def reseal(
+    frame: pb.Frame, change: Callable[[pb.FrameHeader], None], payload: bytes | None = None
+) -> pb.Frame:
     """A frame changed by someone who can compute a checksum."""
     header = pb.FrameHeader.FromString(frame.header)
     change(header)
@@ -167,9 +197,15 @@ FORGERIES: dict[str, tuple[str, Callable[[pb.FrameHeader], None]]] = {
     "targets before the span": ("targets", lambda h: _targets(h, 5, 1)),
     "targets beyond the span": ("targets", lambda h: _targets(h, 6, 4)),
     "no targets": ("targets", lambda h: _targets(h, 6, 0)),
-    "a guide of another version": ("guide", lambda h: setattr(h.forward.spans[0].sampling.guide, "kind", 77)),
+    "a guide of another version": (
+        "guide",
+        lambda h: setattr(h.forward.spans[0].sampling.guide, "kind", 77),
+    ),
     "no guesses": ("guesses", lambda h: _guesses(h, 0)),
-    "a confirmed position": ("guesses", lambda h: setattr(h.forward.spans[0].guesses, "confirmed", 5)),
+    "a confirmed position": (
+        "guesses",
+        lambda h: setattr(h.forward.spans[0].guesses, "confirmed", 5),
+    ),
     "only guesses": ("guesses", lambda h: _guesses(h, h.forward.spans[0].token_count)),
     "guesses that are not sampled behind": ("guesses", lambda h: _guesses(h, 1, sample=False)),
     "guesses that are confirmed": ("guesses", lambda h: _guesses(h, 1, confirmed=1)),
@@ -231,7 +267,8 @@ def test_parts_that_differ_in_size_are_refused(first: int) -> None:
 
 
 def test_small_parts_and_many_large_ones_are_refused() -> None:
-    """Neither frames of a byte each, nor more bytes than the contract's largest step, are ever kept."""
+    """Neither frames of a byte each, nor more bytes than the contract's largest step, are ever
+    kept."""
     step = forward(0, 32)
     with pytest.raises(FrameRefusedError):
         FrameReader(CONTRACT).accept(sent(step, LEAST_PART - 1)[0])
@@ -257,7 +294,8 @@ def test_no_mishap_on_the_way_changes_a_step(rng: random.Random, data: st.DataOb
     """Duplicates, reordering in the window, cuts, flipped bits, replays: the output is the steps,
     once, in order.
 
-    A damaged or refused frame ends the stream; the sender then resends from `next_step`, as its outbox does.
+    A damaged or refused frame ends the stream; the sender then resends from `next_step`, as its
+    outbox does.
     """
     reader, out, streams = FrameReader(CONTRACT), list[WireStep](), 0
     while reader.next_step < len(STEPS):
@@ -267,7 +305,9 @@ def test_no_mishap_on_the_way_changes_a_step(rng: random.Random, data: st.DataOb
         stream = [frame for step in window for frame in sent(step, rng.randint(LEAST_PART, PART))]
         if streams < 8:
             stream += rng.choices(stream, k=data.draw(st.integers(0, 4)))
-            stream += [f for step in STEPS[: reader.next_step] for f in sent(step)][: data.draw(st.integers(0, 3))]
+            stream += [f for step in STEPS[: reader.next_step] for f in sent(step)][
+                : data.draw(st.integers(0, 3))
+            ]
             if data.draw(st.booleans()):
                 rng.shuffle(stream)
             stream = [_mishap(frame, rng) for frame in stream]
@@ -296,7 +336,9 @@ def _mishap(frame: pb.Frame, rng: random.Random) -> pb.Frame:
     return damaged
 
 
-def test_without_the_checksum_a_flipped_bit_would_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_checksum_a_flipped_bit_would_go_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The property above can fail: with the checksum switched off, it does."""
     monkeypatch.setattr(wire, "_checksum", lambda header, payload: 0)
     reader = FrameReader(CONTRACT)
@@ -333,15 +375,25 @@ def test_guesses_of_a_step_travel_apart_from_it_and_do_not_count_when_they_are_d
     for place in range(8 * len(frame.header)):
         raw = bytearray(frame.header)
         raw[place // 8] ^= 1 << place % 8
-        assert wire.decode_guesses(pb.Frame(header=bytes(raw), crc32c=frame.crc32c), "tales", 3) is None
+        assert (
+            wire.decode_guesses(pb.Frame(header=bytes(raw), crc32c=frame.crc32c), "tales", 3)
+            is None
+        )
     nothing = wire._seal(pb.FrameHeader(), b"")
     no_header = b"\xff" * 9
-    assert wire.decode_guesses(pb.Frame(header=no_header, crc32c=wire._checksum(no_header, b"")), "tales", 3) is None
+    assert (
+        wire.decode_guesses(
+            pb.Frame(header=no_header, crc32c=wire._checksum(no_header, b"")), "tales", 3
+        )
+        is None
+    )
     assert wire.decode_guesses(nothing, "", 0) is None
 
 
 TOKEN = SampledToken(7, 8, 5)
-SCORES = SpanLogprobs(7, PromptLogprobs(1, (0.0,) * PROMPT_LOGPROBS_POSITIONS, ((),) * PROMPT_LOGPROBS_POSITIONS))
+SCORES = SpanLogprobs(
+    7, PromptLogprobs(1, (0.0,) * PROMPT_LOGPROBS_POSITIONS, ((),) * PROMPT_LOGPROBS_POSITIONS)
+)
 LONG_RESULTS = {
     "tokens": StepResult((TOKEN,) * (MAX_SPANS + 1)),
     "pending": StepResult(pending=tuple(range(MAX_SPANS + 1))),

@@ -1,4 +1,5 @@
-"""Profiles, links and placements across the wire: measured values arrive, impossible ones are refused."""
+"""Profiles, links and placements across the wire: measured values arrive, impossible ones are
+refused."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.domain.control.commands import (
+    CommandProgress,
+    MeasureCompute,
+    Peer,
+    ProbeLinks,
+    ProfileReport,
+)
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
@@ -38,7 +45,13 @@ from edgeshard.wire.control import (
 from edgeshard.wire.site import placement_from_wire, placement_to_wire
 
 BLOCK = LayerProfile(
-    LayerKind.BLOCK, 1000, 12, 0, 1 << 20, (Sample(64, 0, 0.01, 0.02, 5),), (Sample(1, 128, 0.001, 0.01, 9),)
+    LayerKind.BLOCK,
+    1000,
+    12,
+    0,
+    1 << 20,
+    (Sample(64, 0, 0.01, 0.02, 5),),
+    (Sample(1, 128, 0.001, 0.01, 9),),
 )
 PROFILE = ComputeProfile(
     fingerprint="f" * 16,
@@ -56,7 +69,10 @@ PROFILE = ComputeProfile(
 )
 LINK = MeasuredLink(NodeId("id-a"), NodeId("id-b"), LinkProfile(0.002, 1e8, 0.05, 30, 4 << 20))
 REPORT = ProfileReport(
-    NodeId("id-a"), None, (PROFILE, replace(PROFILE, energy=None, disk=None, quantisation=Quantisation.INT4)), (LINK,)
+    NodeId("id-a"),
+    None,
+    (PROFILE, replace(PROFILE, energy=None, disk=None, quantisation=Quantisation.INT4)),
+    (LINK,),
 )
 
 
@@ -67,9 +83,18 @@ def test_a_report_arrives_as_it_was_made() -> None:
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=0.0)), "links.profile.bandwidth_bps"),
-        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=-1.0)), "links.profile.bandwidth_bps"),
-        (replace(LINK, profile=replace(LINK.profile, latency_s=math.nan)), "links.profile.latency_s"),
+        (
+            replace(LINK, profile=replace(LINK.profile, bandwidth_bps=0.0)),
+            "links.profile.bandwidth_bps",
+        ),
+        (
+            replace(LINK, profile=replace(LINK.profile, bandwidth_bps=-1.0)),
+            "links.profile.bandwidth_bps",
+        ),
+        (
+            replace(LINK, profile=replace(LINK.profile, latency_s=math.nan)),
+            "links.profile.latency_s",
+        ),
         (replace(LINK, profile=replace(LINK.profile, samples=1)), "links.profile.samples"),
         (replace(LINK, sender=NodeId("id-c")), "links"),
         (replace(LINK, receiver=NodeId("id-a")), "links"),
@@ -87,8 +112,14 @@ def test_a_link_that_cannot_be_is_refused(wrong: MeasuredLink, field: str) -> No
         (replace(PROFILE, layers=()), "compute.layers"),
         (replace(PROFILE, threads=0), "compute.threads"),
         (replace(PROFILE, layers=(replace(BLOCK, layers=0),)), "compute.layers.layers"),
-        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, 0.0),)),)), "compute.layers.decode.seconds"),
-        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, math.inf),)),)), "compute.layers.decode.seconds"),
+        (
+            replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, 0.0),)),)),
+            "compute.layers.decode.seconds",
+        ),
+        (
+            replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, math.inf),)),)),
+            "compute.layers.decode.seconds",
+        ),
         (replace(PROFILE, overhead=StepOverhead(-1.0)), "compute.overhead.seconds"),
         (replace(PROFILE, disk=DiskProfile(0.0, 1)), "compute.disk.read_bytes_per_s"),
         (replace(PROFILE, disk=DiskProfile(1.0, 1, -1.0)), "compute.disk.write_bytes_per_s"),
@@ -104,14 +135,24 @@ def test_a_profile_that_cannot_be_is_refused(wrong: ComputeProfile, field: str) 
 @pytest.mark.parametrize(
     "command",
     [
-        MeasureCompute({"hidden_size": 64, "nested": {"a": [1, 2]}}, DType.FLOAT32, effort=Effort.QUICK, again=False),
-        MeasureCompute({}, DType.BFLOAT16, effort=Effort.FULL, again=True, quantisation=Quantisation.INT8),
+        MeasureCompute(
+            {"hidden_size": 64, "nested": {"a": [1, 2]}},
+            DType.FLOAT32,
+            effort=Effort.QUICK,
+            again=False,
+        ),
+        MeasureCompute(
+            {}, DType.BFLOAT16, effort=Effort.FULL, again=True, quantisation=Quantisation.INT8
+        ),
         ProbeLinks((Peer(NodeId("id-b"), NodeName("b"), "127.0.0.1:7001"),)),
         ProbeLinks(()),
     ],
 )
 def test_a_command_to_measure_arrives(command: MeasureCompute | ProbeLinks) -> None:
-    assert command_from_wire(command_to_wire(OperationId("op"), command)) == (OperationId("op"), command)
+    assert command_from_wire(command_to_wire(OperationId("op"), command)) == (
+        OperationId("op"),
+        command,
+    )
 
 
 def test_a_quantisation_this_version_does_not_know_is_refused() -> None:
@@ -134,4 +175,6 @@ def test_a_placement_arrives_with_what_is_expected_of_it(gap: float | None) -> N
     predicted = Prediction(0.5, 0.05, 20.0, "compute of a", gap)
     placement = Placement((stage,), 16, 4, 1, 1, predicted, "from measurements", (cost,))
     assert placement_from_wire(placement_to_wire(placement)) == placement
-    assert placement_from_wire(placement_to_wire(replace(placement, predicted=None))).predicted is None
+    assert (
+        placement_from_wire(placement_to_wire(replace(placement, predicted=None))).predicted is None
+    )

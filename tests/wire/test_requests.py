@@ -33,7 +33,10 @@ def test_a_generation_comes_back_as_it_was() -> None:
 
 def test_a_head_hears_for_whom_a_request_is() -> None:
     start = head_pb2.StartRequest(
-        request_id="r", generation=generation_to_wire(GENERATION), emitted_tokens=[5, 6], client="tenant"
+        request_id="r",
+        generation=generation_to_wire(GENERATION),
+        emitted_tokens=[5, 6],
+        client="tenant",
     )
     assert head_command_from_wire(head_pb2.AttachResponse(start=start)) == StartRequest(
         RequestId("r"), GENERATION, (5, 6), "tenant"
@@ -49,7 +52,15 @@ def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_inter_token_latency_s": 0.25, "kv_overcommit": True, "prefix_cache": True, "micro_batches": 4}],
+    [
+        {},
+        {
+            "max_inter_token_latency_s": 0.25,
+            "kv_overcommit": True,
+            "prefix_cache": True,
+            "micro_batches": 4,
+        },
+    ],
     ids=str,
 )
 def test_a_spec_comes_back_as_it_was(options: dict[str, Any]) -> None:
@@ -62,6 +73,9 @@ def test_tokens_that_name_several_epochs_are_of_none(epochs: tuple[int, ...], ep
     """No head sends this. A token of a former epoch must not count because another one in its
     message is of this epoch.
     """
-    tokens = [head_pb2.HeadToken(request_id="r", epoch=named, position=index) for index, named in enumerate(epochs)]
+    tokens = [
+        head_pb2.HeadToken(request_id="r", epoch=named, position=index)
+        for index, named in enumerate(epochs)
+    ]
     said = head_message_from_wire(head_pb2.AttachRequest(tokens=head_pb2.HeadTokens(tokens=tokens)))
     assert isinstance(said, HeadEvents) and said.epoch == epoch and len(said.events) == len(epochs)

@@ -52,7 +52,10 @@ FIELDS: dict[tuple[type, str], Any] = {
     (DeploymentSpec, "prompt_tokens"): 2,
     (DeploymentSpec, "new_tokens"): 1,
     # No rule has both names and a label.
-    (DeploymentSpec, "rule"): (Rule(RuleKind.AT_MOST, ("r1", "r2"), limit=1), Rule(RuleKind.APART, label="zone")),
+    (DeploymentSpec, "rule"): (
+        Rule(RuleKind.AT_MOST, ("r1", "r2"), limit=1),
+        Rule(RuleKind.APART, label="zone"),
+    ),
     (TokenRequest, "role"): Role.OPERATOR,
     (TokenRequest, "id"): "kim",
     (OpenToken, "role"): Role.OPERATOR,
@@ -77,7 +80,9 @@ def modules_of(package: Any) -> Iterator[Any]:
 
 def pairs() -> dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]]:
     """Each public pair of edgeshard.wire by its value's name."""
-    found: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {"error": (to_failure, from_failure)}
+    found: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+        "error": (to_failure, from_failure)
+    }
     alone: set[str] = set()
     for module in modules_of(edgeshard.wire):
         for name in vars(module):
@@ -86,7 +91,10 @@ def pairs() -> dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]]:
                 if value == name or name.startswith("_"):
                     continue
                 if hasattr(module, value + other):
-                    found[value] = getattr(module, f"{value}_to_wire"), getattr(module, f"{value}_from_wire")
+                    found[value] = (
+                        getattr(module, f"{value}_to_wire"),
+                        getattr(module, f"{value}_from_wire"),
+                    )
                 else:
                     alone.add(value)
     assert not alone - found.keys(), f"{alone - found.keys()} are converted in one direction only"
@@ -106,7 +114,9 @@ def arguments_of(to_wire: Callable[..., Any], *, bare: bool) -> list[tuple[Any, 
 def _possible(value: Any) -> Any:
     """Adjust fields that determine each other."""
     if isinstance(value, ProfileReport):
-        return replace(value, links=tuple(replace(link, sender=value.node_id) for link in value.links))
+        return replace(
+            value, links=tuple(replace(link, sender=value.node_id) for link in value.links)
+        )
     return value
 
 
@@ -163,8 +173,14 @@ def test_every_field_of_every_message_is_written() -> None:
             step = replace(step, hidden=replace(step.hidden, data=bytes(3 << 20)))
         for frame in encode_step("pipeline", 4, step):
             _note(stage_pb2.FrameHeader.FromString(frame.header), written)
-    _note(stage_pb2.FrameHeader.FromString(encode_guesses("pipeline", 4, 5, {6: (7,)}).header), written)
-    for dump in (ProcessDump(NodeName("a"), b"{}"), ProcessDump(NodeName("a"), failure=UnavailableError("away"))):
+    _note(
+        stage_pb2.FrameHeader.FromString(encode_guesses("pipeline", 4, 5, {6: (7,)}).header),
+        written,
+    )
+    for dump in (
+        ProcessDump(NodeName("a"), b"{}"),
+        ProcessDump(NodeName("a"), failure=UnavailableError("away")),
+    ):
         _note(list(dump_messages(dump)), written)
     # The service sets the version, and the interval is no longer set.
     register = "edgeshard.proto.v1.RegisterResponse"
@@ -178,7 +194,11 @@ def messages() -> Iterator[Descriptor]:
     """Every message that is a value: all but envelopes that only wrap one or two."""
     for module in modules_of(edgeshard.proto.v1):
         # A module of stubs has none.
-        for kind in module.DESCRIPTOR.message_types_by_name.values() if hasattr(module, "DESCRIPTOR") else ():
+        for kind in (
+            module.DESCRIPTOR.message_types_by_name.values()
+            if hasattr(module, "DESCRIPTOR")
+            else ()
+        ):
             is_envelope = kind.name.endswith(("Request", "Response"))
             if not (is_envelope and len(kind.fields) <= MOST_FIELDS_OF_AN_ENVELOPE):
                 yield kind

@@ -18,7 +18,9 @@ from edgeshard.wire.codec import from_failure, to_failure
 from edgeshard.wire.status import DETAILS_KEY, from_rpc_error, to_status
 
 
-def rpc_error(code: grpc.StatusCode, details: str, trailing: bytes | None = None) -> grpc.aio.AioRpcError:
+def rpc_error(
+    code: grpc.StatusCode, details: str, trailing: bytes | None = None
+) -> grpc.aio.AioRpcError:
     metadata = grpc.aio.Metadata(*([(DETAILS_KEY, trailing)] if trailing else []))
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details)
 
@@ -37,8 +39,14 @@ def test_an_error_arrives_as_it_was_raised(kind: type[EdgeShardError]) -> None:
 
 def test_a_refused_certificate_is_told_from_a_handshake_cut_short() -> None:
     refused = "SSL_ERROR_SSL: error:1000007d: CERTIFICATE_VERIFY_FAILED: self signed certificate"
-    assert isinstance(from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, refused), "x:1"), UnauthenticatedError)
-    for passing in ("Handshake read failed (Endpoint closing)", "tcp handshaker shutdown", "Socket closed"):
+    assert isinstance(
+        from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, refused), "x:1"), UnauthenticatedError
+    )
+    for passing in (
+        "Handshake read failed (Endpoint closing)",
+        "tcp handshaker shutdown",
+        "Socket closed",
+    ):
         error = from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, passing), "x:1")
         assert isinstance(error, UnavailableError) and "x:1" in error.message
     assert "--tls-cert" in error.message
@@ -57,7 +65,14 @@ def test_a_message_with_bytes_that_are_no_text_can_be_sent() -> None:
 
 @pytest.mark.parametrize(
     ("sent", "wait_s"),
-    [(1.5, 1.5), (0.0, None), (-1e30, None), (float("nan"), None), (float("inf"), None), (1e9, 86_400)],
+    [
+        (1.5, 1.5),
+        (0.0, None),
+        (-1e30, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (1e9, 86_400),
+    ],
 )
 def test_a_wait_of_a_failure_fits_into_a_status(sent: float, wait_s: float | None) -> None:
     error = from_failure(common_pb2.Failure(message="m", retry_after_s=sent))

@@ -15,15 +15,37 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import coordinator_pb2
-from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wire, command_from_wire, command_to_wire
-from edgeshard.wire.site import stage_status_from_wire, stage_status_to_wire, trace_from_wire, trace_to_wire
+from edgeshard.wire.control import (
+    agent_message_from_wire,
+    agent_message_to_wire,
+    command_from_wire,
+    command_to_wire,
+)
+from edgeshard.wire.site import (
+    stage_status_from_wire,
+    stage_status_to_wire,
+    trace_from_wire,
+    trace_to_wire,
+)
 
 NAME = DeploymentName("tales")
 RECORD = StepRecord(
-    2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0, guesses=3, right_guesses=2, came_s=1e6 + 0.9
+    2**40,
+    6,
+    5,
+    1e6,
+    1e6 + 1e-6,
+    1e6 + 0.25,
+    1e6 + 0.5,
+    1e6 + 1.0,
+    guesses=3,
+    right_guesses=2,
+    came_s=1e6 + 0.9,
 )
 READ = ReadRecord(5, 2**40, 1e6, 1e6 + 0.25)
-TRACE = StageTrace(1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40 + 1, returned_s=0.0)), (READ,))
+TRACE = StageTrace(
+    1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40 + 1, returned_s=0.0)), (READ,)
+)
 
 
 def test_a_trace_comes_back_as_it_was() -> None:
@@ -39,7 +61,9 @@ def test_the_command_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 61.0, math.nan])
 def test_a_command_to_trace_for_ever_is_refused(seconds: float) -> None:
-    message = coordinator_pb2.ControlResponse(trace=coordinator_pb2.TraceSteps(deployment="tales", seconds=seconds))
+    message = coordinator_pb2.ControlResponse(
+        trace=coordinator_pb2.TraceSteps(deployment="tales", seconds=seconds)
+    )
     with pytest.raises(InvalidArgumentError) as refused:
         command_from_wire(message)
     assert refused.value.field == "seconds"
@@ -81,7 +105,9 @@ def test_what_a_stage_counts_comes_back_as_it_was() -> None:
     assert stage_status_from_wire(stage_status_to_wire(status)) == status
 
 
-@pytest.mark.parametrize("changes", [{"began_s": math.nan}, {"ended_s": math.inf}, {"ended_s": 1e6 - 1}])
+@pytest.mark.parametrize(
+    "changes", [{"began_s": math.nan}, {"ended_s": math.inf}, {"ended_s": 1e6 - 1}]
+)
 def test_reads_at_times_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         trace_from_wire(trace_to_wire(replace(TRACE, reads=(replace(READ, **changes),))))

@@ -1,4 +1,5 @@
-"""Archives that are the same bytes in each run: sorted by name, with one time and one owner. And checksums."""
+"""Archives that are the same bytes in each run: sorted by name, with one time and one owner. And
+checksums."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Entry:
 
 
 def source_epoch() -> int:
-    """The time that everything delivered carries, in s: SOURCE_DATE_EPOCH, else the time of the last commit."""
+    """The time that everything delivered carries, in s: SOURCE_DATE_EPOCH, else the time of the
+    last commit."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given is not None:
         return int(given)
@@ -48,8 +50,11 @@ def version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
-def write_tar(file: IO[bytes] | gzip.GzipFile, entries: Iterable[Entry], epoch: int, prefix: str = "") -> None:
-    """Write the entries with the directories they lie in, which are root's. `prefix` stands before every path."""
+def write_tar(
+    file: IO[bytes] | gzip.GzipFile, entries: Iterable[Entry], epoch: int, prefix: str = ""
+) -> None:
+    """Write the entries with the directories they lie in, which are root's. `prefix` stands before
+    every path."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for entry in _with_directories(entries):
             info = tarfile.TarInfo(prefix + entry.path)
@@ -66,7 +71,8 @@ def write_tar(file: IO[bytes] | gzip.GzipFile, entries: Iterable[Entry], epoch: 
 
 
 def _with_directories(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """By name, so that a directory comes before its content. An entry without content is a directory of its own."""
+    """By name, so that a directory comes before its content. An entry without content is a
+    directory of its own."""
     by_path: dict[str, Entry] = {}
     for entry in entries:
         if entry.path in by_path:

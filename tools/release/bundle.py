@@ -1,6 +1,6 @@
 """An archive of a wheel folder, which installs without a network: `make bundle`.
 
-python -m tools.release.bundle --target x86_64-py311-cpu    dist/edgeshard-VERSION-x86_64-py311-cpu.tar
+python -m tools.release.bundle --target x86_64-py311-cpu dist/edgeshard-VERSION-x86_64-py311-cpu.tar
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from tools.release.wheel_folder import Target, add_options, make_of_folders
 
 
 def make_bundle(folder: Path, target: Target, into: Path) -> Path:
-    """The archive of a wheel folder, in the directory `into`. It is not compressed, since wheels are."""
+    """The archive of a wheel folder, in the directory `into`. It is not compressed, since wheels
+    are."""
     name = f"edgeshard-{version()}-{target.name}"
     entries = [
-        Entry(path.name, path, 0o755 if path.suffix == ".sh" else 0o644) for path in folder.iterdir() if path.is_file()
+        Entry(path.name, path, 0o755 if path.suffix == ".sh" else 0o644)
+        for path in folder.iterdir()
+        if path.is_file()
     ]
     made = into / f"{name}.tar"
     with made.open("wb") as file:

@@ -2,9 +2,10 @@
 
     python -m tools.release.deb --target x86_64-py311-cpu    dist/edgeshard_VERSION+py311_amd64.deb, of Debian 12
 
-A package is for the releases of Debian and Ubuntu whose Python its target names: Debian 12 has 3.11, Ubuntu 24.04 has
-3.12, Debian 13 has 3.13. Its environment is /opt/edgeshard/deb; units, users and programs on the path are the system's.
-Installing it fetches nothing. It is written here and not by debhelper for the reasons in
+A package is for the releases of Debian and Ubuntu whose Python its target names: Debian 12 has
+3.11, Ubuntu 24.04 has 3.12, Debian 13 has 3.13. Its environment is /opt/edgeshard/deb; units, users
+and programs on the path are the system's. Installing it fetches nothing. It is written here and not
+by debhelper for the reasons in
 docs/decisions/installing.md#choice-one-wheel-folder-makes-all-packages.
 """
 
@@ -40,7 +41,8 @@ def package_name(target: Target) -> str:
 
 
 def package_version(target: Target) -> str:
-    """A newer Python sorts after an older one, so that it replaces it when the system is upgraded."""
+    """A newer Python sorts after an older one, so that it replaces it when the system is
+    upgraded."""
     return f"{version()}+py{target.python.replace('.', '')}"
 
 
@@ -49,7 +51,9 @@ def control(target: Target, installed_kib: int) -> str:
     name = package_name(target)
     major, minor = target.python.split(".")
     other = "edgeshard" if name != "edgeshard" else "edgeshard-cuda"
-    build = "for processors alone" if target.accelerator == "cpu" else "for NVIDIA GPUs and processors"
+    build = (
+        "for processors alone" if target.accelerator == "cpu" else "for NVIDIA GPUs and processors"
+    )
     return f"""\
 Package: {name}
 Version: {package_version(target)}
@@ -87,7 +91,9 @@ def system_entries(target: Target, epoch: int) -> list[Entry]:
         *(Entry(f"usr/bin/{program}", link=f"{HOME}/bin/{program}") for program in _PROGRAMS),
     ]
     for daemon in Daemon:
-        text = unit_text(daemon, f"{HOME}/bin/{daemon.unit}", installation.config_path(daemon), _TLS)
+        text = unit_text(
+            daemon, f"{HOME}/bin/{daemon.unit}", installation.config_path(daemon), _TLS
+        )
         own = text.replace(f"Written by edgectl install {daemon}.", f"Of the package {name}.")
         entries.append(Entry(f"usr/lib/systemd/system/{daemon.unit}.service", own.encode()))
     return entries
@@ -102,7 +108,11 @@ def sums(entries: Sequence[Entry]) -> str:
     lines = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         if entry.content is not None:
-            data = io.BytesIO(entry.content) if isinstance(entry.content, bytes) else entry.content.open("rb")
+            data = (
+                io.BytesIO(entry.content)
+                if isinstance(entry.content, bytes)
+                else entry.content.open("rb")
+            )
             with data:
                 lines.append(f"{hashlib.file_digest(data, 'md5').hexdigest()}  {entry.path}\n")
     return "".join(lines)
@@ -122,7 +132,10 @@ def make_deb(folder: Path, target: Target, into: Path) -> Path:
     epoch = source_epoch()
     name = f"{package_name(target)}_{package_version(target)}_{target.architecture}.deb"
     with tempfile.TemporaryDirectory(dir=into) as scratch:
-        entries = [*lay_out(folder, target, HOME, Path(scratch) / "wheels"), *system_entries(target, epoch)]
+        entries = [
+            *lay_out(folder, target, HOME, Path(scratch) / "wheels"),
+            *system_entries(target, epoch),
+        ]
         members = [
             Entry("control", control(target, installed_kib(entries)).encode()),
             Entry("md5sums", sums(entries).encode()),
@@ -131,7 +144,10 @@ def make_deb(folder: Path, target: Target, into: Path) -> Path:
         archives = Path(scratch) / "control.tar.gz", Path(scratch) / "data.tar.gz"
         write_tar_gz(archives[0], members, epoch, "./")
         write_tar_gz(archives[1], entries, epoch, "./")
-        parts: list[tuple[str, bytes | Path]] = [("debian-binary", b"2.0\n"), *((path.name, path) for path in archives)]
+        parts: list[tuple[str, bytes | Path]] = [
+            ("debian-binary", b"2.0\n"),
+            *((path.name, path) for path in archives),
+        ]
         write_ar(into / name, parts, epoch)
     return into / name
 

@@ -16,9 +16,11 @@ from tools.release.archives import Entry
 from tools.release.wheel_folder import Target
 
 FIRST_IMPORT = (
-    "import edgeshard.client, edgeshard.cli.main, edgeshard_coordinator.daemon, edgeshard_agent.hosting.loading"
+    "import edgeshard.client, edgeshard.cli.main, edgeshard_coordinator.daemon, "
+    "edgeshard_agent.hosting.loading"
 )
-"""The modules that daemons import. Python then compiles it once, in a directory that it may write."""
+"""The modules that daemons import. Python then compiles it once, in a directory that it may
+write."""
 _DATA = re.compile(r"[^/]+\.data/(\w+)/(.+)")
 
 
@@ -35,8 +37,13 @@ def lay_out(folder: Path, target: Target, home: str, scratch: Path) -> list[Entr
         unpacked = scratch / wheel.stem
         for name, mode in _unpack(wheel, unpacked):
             match = _DATA.fullmatch(name)
-            if match is None or match[1] in ("purelib", "platlib"):  # the rest are manuals and headers
-                path = f"{root}/lib/python{target.python}/site-packages/{match[2] if match else name}"
+            if match is None or match[1] in (
+                "purelib",
+                "platlib",
+            ):  # the rest are manuals and headers
+                path = (
+                    f"{root}/lib/python{target.python}/site-packages/{match[2] if match else name}"
+                )
                 found[path] = Entry(path, unpacked / name, mode)  # as with pip, the last one has it
         if wheel.name.startswith("edgeshard-"):
             scripts = _scripts(wheel)
@@ -67,10 +74,14 @@ def _scripts(wheel: Path) -> dict[str, str]:
     """Python texts that start the wheel's programs, by their names."""
     points = configparser.ConfigParser()
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        (name,) = (
+            name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")
+        )
         points.read_string(archive.read(name).decode())
     programs = {}
     for script, point in points["console_scripts"].items():
         module, function = point.split(":")
-        programs[script] = f"import sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
+        programs[script] = (
+            f"import sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
+        )
     return programs

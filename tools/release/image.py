@@ -3,10 +3,12 @@
     mmdebstrap --variant=minbase --include=python3,libstdc++6 bookworm root.tar
     python -m tools.release.image --target x86_64-py311-cpu --base root.tar
 
-The base is a tar file of a root with the target's Python; it becomes the first layer as it is. The second one is
-EdgeShard's environment in /opt/edgeshard/deb, a user without rights, and the directory of its state. Neither a daemon
-nor a registry is needed, the machine's own platform may be another one, and two runs make the same bytes. `skopeo copy
-oci-archive:FILE docker-daemon:edgeshard`, `podman load` and `ctr image import` take it.
+The base is a tar file of a root with the target's Python; it becomes the first layer as it is. The
+second one is EdgeShard's environment in /opt/edgeshard/deb, a user without rights, and the
+directory of its state. Neither a daemon nor a registry is needed, the machine's own platform may be
+another one, and two runs make the same bytes.
+`skopeo copy oci-archive:FILE docker-daemon:edgeshard`, `podman load` and `ctr image import` take
+it.
 """
 
 from __future__ import annotations
@@ -52,12 +54,16 @@ def image_config(target: Target, diff_ids: list[str], epoch: int) -> dict[str, A
             "Env": [
                 f"PATH={HOME}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                 f"HOME={STATE}",
-                # Programs may not be written to: what Python compiles at the first start is kept with the state.
+                # Programs may not be written to: what Python compiles at the first start is kept
+                # with the state.
                 f"PYTHONPYCACHEPREFIX={STATE}/compiled",
             ],
             "Cmd": ["edgectl", "--help"],
             "WorkingDir": STATE,
-            "Labels": {"org.opencontainers.image.title": "edgeshard", "org.opencontainers.image.version": version()},
+            "Labels": {
+                "org.opencontainers.image.title": "edgeshard",
+                "org.opencontainers.image.version": version(),
+            },
         },
         "rootfs": {"type": "layers", "diff_ids": diff_ids},
     }
@@ -86,7 +92,9 @@ def make_image(folder: Path, target: Target, base: Path, into: Path) -> Path:
             }
         )
         named = {"org.opencontainers.image.ref.name": f"edgeshard:{version()}"}
-        top = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest) | {"annotations": named}
+        top = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest) | {
+            "annotations": named
+        }
         blobs = [_blob(content) for content in (base, layer, config, manifest)]
         index = _json({"schemaVersion": 2, "manifests": [top]})
         layout = Entry("oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
@@ -116,12 +124,15 @@ def _blob(content: bytes | Path) -> Entry:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="image", description="Make images for containers.")
     add_options(parser)
-    parser.add_argument("--base", type=Path, required=True, help="a tar file of a root with the target's Python")
+    parser.add_argument(
+        "--base", type=Path, required=True, help="a tar file of a root with the target's Python"
+    )
     options = parser.parse_args(arguments)
     try:
         if not options.base.is_file():
             raise ReleaseError(
-                f"--base {options.base} is no file: `mmdebstrap --include=python3 bookworm FILE` makes one"
+                f"--base {options.base} is no file: `mmdebstrap --include=python3 bookworm FILE` "
+                "makes one"
             )
         for target, folder in make_folders(options):
             made = make_image(folder, target, options.base, ROOT / "dist")

@@ -27,7 +27,14 @@ from packaging.utils import canonicalize_name
 
 from tools.inventory import Installed, InventoryError, licence_of, make_sbom
 from tools.lock import LOCK, ROOT, read_lock
-from tools.release.archives import CHECKSUMS, ReleaseError, checksums, size_text, source_epoch, version
+from tools.release.archives import (
+    CHECKSUMS,
+    ReleaseError,
+    checksums,
+    size_text,
+    source_epoch,
+    version,
+)
 from tools.release.bundle import make_bundle
 from tools.release.deb import make_deb
 from tools.release.wheel_folder import Target, add_options, headers_of, make_folders
@@ -36,22 +43,31 @@ NOTES = "NOTES.md"
 
 
 def notes(changelog: str, number: str, *, draft: bool) -> str:
-    """The section of a version, without its heading. Raises ReleaseError if there is none, or an empty one."""
+    """The section of a version, without its heading. Raises ReleaseError if there is none, or an
+    empty one."""
     for name in (number, "Unreleased") if draft else (number,):
-        section = re.search(rf"^## \[{re.escape(name)}\][^\n]*\n(.*?)(?=^## |\Z)", changelog, re.M | re.S)
+        section = re.search(
+            rf"^## \[{re.escape(name)}\][^\n]*\n(.*?)(?=^## |\Z)", changelog, re.M | re.S
+        )
         if section and section[1].strip():
             return section[1].strip() + "\n"
     raise ReleaseError(
-        f"CHANGELOG.md says nothing about {number}: give [Unreleased] its name and a date, ## [{number}] - YYYY-MM-DD"
+        f"CHANGELOG.md says nothing about {number}: give [Unreleased] its name and a date, ## "
+        f"[{number}] - YYYY-MM-DD"
     )
 
 
 def check_clean() -> None:
     """Raises ReleaseError for changes that no commit has."""
     command = ("git", "status", "--porcelain")
-    changed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    changed = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
     if changed:
-        raise ReleaseError(f"{len(changed)} files are not as committed, such as {changed[0][3:]}: commit them first")
+        raise ReleaseError(
+            f"{len(changed)} files are not as committed, such as {changed[0][3:]}: commit them "
+            "first"
+        )
 
 
 def packages_of(folder: Path) -> dict[str, Installed]:
@@ -74,7 +90,9 @@ def write_sbom(folder: Path, target: Target, into: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     when = datetime.datetime.fromtimestamp(source_epoch(), datetime.UTC)
     bill = make_sbom(project, read_lock(LOCK.read_text()), packages_of(folder), when)
-    (into / f"edgeshard-{version()}-{target.name}.cdx.json").write_text(json.dumps(bill, indent=2) + "\n")
+    (into / f"edgeshard-{version()}-{target.name}.cdx.json").write_text(
+        json.dumps(bill, indent=2) + "\n"
+    )
 
 
 def make_release(folders: Sequence[tuple[Target, Path]], text: str, into: Path) -> None:
@@ -92,9 +110,13 @@ def make_release(folders: Sequence[tuple[Target, Path]], text: str, into: Path) 
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="release", description="Make everything that is handed out of a version.")
+    parser = argparse.ArgumentParser(
+        prog="release", description="Make everything that is handed out of a version."
+    )
     add_options(parser)
-    parser.add_argument("--draft", action="store_true", help="take changes that are not committed, and [Unreleased]")
+    parser.add_argument(
+        "--draft", action="store_true", help="take changes that are not committed, and [Unreleased]"
+    )
     options = parser.parse_args(arguments)
     into = ROOT / "dist" / f"release-{version()}"
     try:

@@ -1,4 +1,5 @@
-"""A wheel folder: EdgeShard and all that it needs on one kind of machine, to be installed without a network.
+"""A wheel folder: EdgeShard and all that it needs on one kind of machine, to be installed without a
+network.
 
     python -m tools.release.wheel_folder --target x86_64-py311-cpu    into dist/folders/x86_64-py311-cpu
 
@@ -42,7 +43,8 @@ WHEELS = ROOT / "dist" / "wheels"
 FOLDERS = ROOT / "dist" / "folders"
 INSTALL_SCRIPT = ROOT / "deploy" / "install.sh"
 REQUIREMENTS = "requirements.txt"
-# The newest C library that a wheel may ask for: that of Debian 11, Ubuntu 20.04 and JetPack 5, as in the lock.
+# The newest C library that a wheel may ask for: that of Debian 11, Ubuntu 20.04 and JetPack 5, as
+# in the lock.
 _GLIBC = (2, 31)
 _OLD_NAMES = {(2, 17): "manylinux2014", (2, 12): "manylinux2010", (2, 5): "manylinux1"}
 _TARGET = re.compile(r"(x86_64|aarch64)-py3(11|12|13)-(cpu|cuda)")
@@ -70,8 +72,13 @@ class Target:
     def platforms(self) -> tuple[str, ...]:
         """Names of platforms whose wheels run there, the preferred ones first."""
         versions = [(_GLIBC[0], minor) for minor in range(_GLIBC[1], 4, -1)]
-        names = [(f"manylinux_{major}_{minor}", _OLD_NAMES.get((major, minor))) for major, minor in versions]
-        names.append(("linux", None))  # a wheel that was built for the building machine's own C library
+        names = [
+            (f"manylinux_{major}_{minor}", _OLD_NAMES.get((major, minor)))
+            for major, minor in versions
+        ]
+        names.append(
+            ("linux", None)
+        )  # a wheel that was built for the building machine's own C library
         return tuple(f"{name}_{self.machine}" for pair in names for name in pair if name)
 
     @property
@@ -107,7 +114,8 @@ def parse_target(text: str) -> Target:
     match = _TARGET.fullmatch(text)
     if match is None:
         raise ReleaseError(
-            f"--target {text!r} must be PLATFORM-PYTHON-ACCELERATOR, such as x86_64-py311-cpu or aarch64-py313-cuda"
+            f"--target {text!r} must be PLATFORM-PYTHON-ACCELERATOR, such as x86_64-py311-cpu or "
+            "aarch64-py313-cuda"
         )
     return Target(match[1], f"3.{match[2]}", match[3])
 
@@ -122,29 +130,38 @@ def own_wheel(target: Target, given: Path | None = None) -> Path:
     tags |= {*compatible_tags((3, int(target.python[2:])), platforms=target.platforms)}
     candidates = [given] if given else sorted(WHEELS.glob("edgeshard-*.whl"))
     names = {path: parse_wheel_filename(path.name) for path in candidates}
-    fitting = [path for path, (_, number, _, own) in names.items() if own & tags and str(number) == version()]
+    fitting = [
+        path
+        for path, (_, number, _, own) in names.items()
+        if own & tags and str(number) == version()
+    ]
     if len(fitting) != 1:
         where = str(given) if given else "dist/wheels"
         raise ReleaseError(
-            f"{where} has {len(fitting)} wheels of EdgeShard {version()} for {target.machine}, not one: empty it and "
+            f"{where} has {len(fitting)} wheels of EdgeShard {version()} for {target.machine}, not "
+            "one: empty it and "
             "run `make wheels`, or name the wheel with --wheel"
         )
     return fitting[0]
 
 
-def requirements_of(metadata: Sequence[str], extras: Iterable[str], target: Target) -> list[Requirement]:
+def requirements_of(
+    metadata: Sequence[str], extras: Iterable[str], target: Target
+) -> list[Requirement]:
     """Which of a package's requirements hold on the target, with these of its extras."""
     environments = [target.environment | {"extra": extra} for extra in ("", *extras)]
     found = [Requirement(text) for text in metadata]
     return [
         wanted
         for wanted in found
-        if wanted.marker is None or any(wanted.marker.evaluate(environment) for environment in environments)
+        if wanted.marker is None
+        or any(wanted.marker.evaluate(environment) for environment in environments)
     ]
 
 
 def choose(own: Sequence[str], entries: dict[str, Locked], target: Target) -> dict[str, Chosen]:
-    """The files that EdgeShard with the extra `all`, and pip, come to. `own` are the requirements of its wheel.
+    """The files that EdgeShard with the extra `all`, and pip, come to. `own` are the requirements
+    of its wheel.
 
     Raises ReleaseError if the lock lacks a package, or if the build of torch is not the target's.
     """
@@ -152,7 +169,11 @@ def choose(own: Sequence[str], entries: dict[str, Locked], target: Target) -> di
     asked: set[tuple[str, str]] = set()
     following = [Requirement("edgeshard[all]"), Requirement("pip")]
     while following:
-        pairs = {(str(canonicalize_name(wanted.name)), extra) for wanted in following for extra in ("", *wanted.extras)}
+        pairs = {
+            (str(canonicalize_name(wanted.name)), extra)
+            for wanted in following
+            for extra in ("", *wanted.extras)
+        }
         asked |= pairs
         names = {name for name, _ in pairs} - chosen.keys() - {"edgeshard"}
         chosen |= {found.name: found for found in _look(sorted(names), entries, target)}
@@ -163,7 +184,10 @@ def choose(own: Sequence[str], entries: dict[str, Locked], target: Target) -> di
         following = [
             wanted
             for wanted in following
-            if any((str(canonicalize_name(wanted.name)), extra) not in asked for extra in ("", *wanted.extras))
+            if any(
+                (str(canonicalize_name(wanted.name)), extra) not in asked
+                for extra in ("", *wanted.extras)
+            )
         ]
     return chosen
 
@@ -172,7 +196,9 @@ def _look(names: Sequence[str], entries: dict[str, Locked], target: Target) -> l
     absent = [name for name in names if name not in entries]
     if absent:
         raise ReleaseError(f"constraints.lock lacks {', '.join(absent)}; run `make lock`")
-    found = _report([f"{name}=={entries[name].version}" for name in names if name != "torch"], target)
+    found = _report(
+        [f"{name}=={entries[name].version}" for name in names if name != "torch"], target
+    )
     if "torch" in names:
         # A `cpu` target takes the build that pip leads to, whatever its label; a `cuda` target
         # takes the one without a label.
@@ -182,14 +208,17 @@ def _look(names: Sequence[str], entries: dict[str, Locked], target: Target) -> l
         has_cuda = any(text.startswith(_CUDA) for text in torch.requires)
         if has_cuda != (target.accelerator == "cuda"):
             raise ReleaseError(
-                f"pip leads to torch {torch.version} {'with' if has_cuda else 'without'} CUDA for {target.name}: set "
-                f"TORCH_INDEX_URL to an index of torch's {target.accelerator} builds, or choose another target"
+                f"pip leads to torch {torch.version} {'with' if has_cuda else 'without'} CUDA for "
+                f"{target.name}: set "
+                f"TORCH_INDEX_URL to an index of torch's {target.accelerator} builds, or choose "
+                "another target"
             )
         found.append(torch)
     for file in found:
         if f"sha256:{file.sha256}" not in entries[file.name].hashes:
             raise ReleaseError(
-                f"the file of {file.name} {file.version} that pip leads to is none of the lock's: find out why before "
+                f"the file of {file.name} {file.version} that pip leads to is none of the lock's: "
+                "find out why before "
                 "you trust it; another build of torch is locked by TORCH_INDEX_URL=... make lock"
             )
     return found
@@ -199,7 +228,16 @@ def _report(wanted: Sequence[str], target: Target, *options: str) -> list[Chosen
     if not wanted:
         return []
     with tempfile.TemporaryDirectory() as nowhere:
-        look = ("install", "--dry-run", "--ignore-installed", "--no-deps", "--target", nowhere, "--report", "-")
+        look = (
+            "install",
+            "--dry-run",
+            "--ignore-installed",
+            "--no-deps",
+            "--target",
+            nowhere,
+            "--report",
+            "-",
+        )
         text = run_pip(*look, *files_for(target), *options, *wanted)
     found = []
     for item in json.loads(text)["install"]:
@@ -213,22 +251,36 @@ def _report(wanted: Sequence[str], target: Target, *options: str) -> list[Chosen
 def files_for(target: Target) -> list[str]:
     """The options with which pip takes files of the target and not of this machine."""
     platforms = [word for name in target.platforms for word in ("--platform", name)]
-    return ["--implementation", "cp", "--python-version", target.python, "--only-binary", ":all:", *platforms]
+    return [
+        "--implementation",
+        "cp",
+        "--python-version",
+        target.python,
+        "--only-binary",
+        ":all:",
+        *platforms,
+    ]
 
 
 def run_pip(*arguments: str) -> str:
     """The output of pip on stdout. Raises ReleaseError if it fails."""
     command = (sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments)
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode:
-        raise ReleaseError(f"pip found no wheels of `{arguments[-1]}` or what goes with it; its words are above")
+        raise ReleaseError(
+            f"pip found no wheels of `{arguments[-1]}` or what goes with it; its words are above"
+        )
     return done.stdout
 
 
 def headers_of(wheel: Path) -> Message:
     """A wheel's own metadata."""
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        (name,) = (
+            name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
+        )
         return HeaderParser().parsestr(archive.read(name).decode())
 
 
@@ -236,12 +288,17 @@ def requirements_text(wheel: Path, chosen: Iterable[Chosen]) -> str:
     """requirements.txt: exact versions and the hash of the one file of each, by name."""
     rows = [("edgeshard[all]", version(), sha256_of(wheel))]
     rows += [(file.name, file.version, file.sha256) for file in chosen]
-    return "".join(f"{name}=={version} \\\n    --hash=sha256:{digest}\n" for name, version, digest in sorted(rows))
+    return "".join(
+        f"{name}=={version} \\\n    --hash=sha256:{digest}\n"
+        for name, version, digest in sorted(rows)
+    )
 
 
 def make_folder(target: Target, wheel: Path, into: Path) -> None:
     """Fill `into` with the target's folder, replacing its content. Raises ReleaseError."""
-    chosen = choose(headers_of(wheel).get_all("Requires-Dist", []), read_lock(LOCK.read_text()), target)
+    chosen = choose(
+        headers_of(wheel).get_all("Requires-Dist", []), read_lock(LOCK.read_text()), target
+    )
     staged = into.with_name(f".{into.name}.new")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
@@ -260,9 +317,13 @@ def make_folder(target: Target, wheel: Path, into: Path) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", action="append", help="PLATFORM-PYTHON-ACCELERATOR, several times; otherwise this machine's for cpu"
+        "--target",
+        action="append",
+        help="PLATFORM-PYTHON-ACCELERATOR, several times; otherwise this machine's for cpu",
     )
-    parser.add_argument("--wheel", type=Path, help="EdgeShard's own wheel, in place of the one in dist/wheels")
+    parser.add_argument(
+        "--wheel", type=Path, help="EdgeShard's own wheel, in place of the one in dist/wheels"
+    )
 
 
 def make_folders(options: argparse.Namespace) -> list[tuple[Target, Path]]:
@@ -272,12 +333,18 @@ def make_folders(options: argparse.Namespace) -> list[tuple[Target, Path]]:
         target = parse_target(text)
         folder = FOLDERS / target.name
         make_folder(target, own_wheel(target, options.wheel), folder)
-        print(f"{folder.relative_to(ROOT)}: {len(list(folder.glob('*.whl')))} wheels, {size_text(folder)}", flush=True)
+        print(
+            f"{folder.relative_to(ROOT)}: {len(list(folder.glob('*.whl')))} wheels, "
+            f"{size_text(folder)}",
+            flush=True,
+        )
         made.append((target, folder))
     return made
 
 
-def make_of_folders(program: str, options: argparse.Namespace, make: Callable[[Path, Target, Path], Path]) -> int:
+def make_of_folders(
+    program: str, options: argparse.Namespace, make: Callable[[Path, Target, Path], Path]
+) -> int:
     """Make one file in dist from each folder that the options select, and print it with its size.
     Returns the exit code: 1 after an error, which is printed."""
     try:
@@ -291,7 +358,9 @@ def make_of_folders(program: str, options: argparse.Namespace, make: Callable[[P
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="wheel_folder", description="Gather the wheels of one kind of machine.")
+    parser = argparse.ArgumentParser(
+        prog="wheel_folder", description="Gather the wheels of one kind of machine."
+    )
     add_options(parser)
     try:
         make_folders(parser.parse_args(arguments))

@@ -65,4 +65,13 @@ class ActionStarted:
 
 
 StageEvent = StageLoaded | StageLoadFailed | HeadActivated | StageBroke
-Event = Started | CommandReceived | StageEvent | StageClosed | StandbySet | MeasuringEvent | TraceEnded | ActionStarted
+Event = (
+    Started
+    | CommandReceived
+    | StageEvent
+    | StageClosed
+    | StandbySet
+    | MeasuringEvent
+    | TraceEnded
+    | ActionStarted
+)

@@ -1,4 +1,5 @@
-"""Measurements that the coordinator asks of this node: one thing at a time, and no layers while a stage loads. Pure.
+"""Measurements that the coordinator asks of this node: one thing at a time, and no layers while a
+stage loads. Pure.
 
 A measurement of layers has the memory that loaded stages leave, so loading a stage first ends one
 under way. While stages are loaded, it yields to their steps
@@ -42,7 +43,8 @@ class MeasuringStopped:
 
 @dataclass(frozen=True, slots=True)
 class ControlLost:
-    """The control stream is lost, so a measurement cannot be answered. The coordinator asks again, by the same id."""
+    """The control stream is lost, so a measurement cannot be answered. The coordinator asks again,
+    by the same id."""
 
 
 MeasuringEvent = MeasuringEnded | MeasuringStopped | ControlLost
@@ -65,7 +67,8 @@ class StopMeasuring:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """`pending_task` is still to be answered; `running` is the executor's, which may be an earlier one that is ending.
+    """`pending_task` is still to be answered; `running` is the executor's, which may be an earlier
+    one that is ending.
 
     `stopping`: the executor has been ordered to end it.
     """
@@ -89,16 +92,24 @@ class Measuring:
         return self.running is not None and self.running != self.pending_task and not self.stopping
 
     def refusal(self, task: MeasuringTask, loads: bool) -> EdgeShardError | None:
-        """Why the node cannot do this now, None when it can. `loads`: a stage loads or is about to load."""
+        """Why the node cannot do this now, None when it can. `loads`: a stage loads or is about to
+        load."""
         if self.pending_task is not None:
-            what = "its layers" if isinstance(self.pending_task.command, MeasureCompute) else "its links"
+            what = (
+                "its layers"
+                if isinstance(self.pending_task.command, MeasureCompute)
+                else "its links"
+            )
             return ResourceExhaustedError(
-                f"the node is measuring {what}; try again when that is done", reason="NODE_MEASURES", retry_after_s=5.0
+                f"the node is measuring {what}; try again when that is done",
+                reason="NODE_MEASURES",
+                retry_after_s=5.0,
             )
         return stage_came() if isinstance(task.command, MeasureCompute) and loads else None
 
     def ended(self, task: MeasuringTask) -> tuple[Measuring, bool]:
-        """The state after a measurement's own end, and whether its operation is still to be answered."""
+        """The state after a measurement's own end, and whether its operation is still to be
+        answered."""
         if self.running != task or self.stopping:
             return self, False  # MeasuringStopped follows
         return Measuring(), True
@@ -107,5 +118,6 @@ class Measuring:
 def stage_came() -> EdgeShardError:
     """The answer to a measurement that a stage displaced."""
     return AbortedError(
-        "the node received a stage and loads it first; measure again when it is loaded", reason="STAGE_CAME"
+        "the node received a stage and loads it first; measure again when it is loaded",
+        reason="STAGE_CAME",
     )

@@ -1,4 +1,5 @@
-"""Actions that the agent's state requests. An executor performs them and reports the results as events."""
+"""Actions that the agent's state requests. An executor performs them and reports the results as
+events."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class ReportStarted:
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """Fetch and open this stage; it replaces the stage of a lower epoch, whose weights may be reused."""
+    """Fetch and open this stage; it replaces the stage of a lower epoch, whose weights may be
+    reused."""
 
     prepare: PrepareStage
 

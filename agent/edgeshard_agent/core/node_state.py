@@ -17,7 +17,12 @@ from edgeshard.debugging.codec import Codec
 from edgeshard.debugging.dump import StateMachine
 from edgeshard.domain.control import commands
 from edgeshard.domain.control.commands import CommandResult
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    StaleEpochError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
 from edgeshard_agent.core import events, standby
@@ -33,7 +38,14 @@ from edgeshard_agent.core.measuring import (
     StopMeasuring,
     stage_came,
 )
-from edgeshard_agent.core.node_actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
+from edgeshard_agent.core.node_actions import (
+    Action,
+    CloseStage,
+    LoadStage,
+    OpenHead,
+    ReportStarted,
+    SendResults,
+)
 from edgeshard_agent.core.standby import SetStandby, Standby, StandbySet
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, WantedTrace, no_stage, replaced
 
@@ -55,7 +67,8 @@ class SlotPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One deployment on this node: `command` is the newest prepare, None once released; `epoch` is the held stage's."""
+    """One deployment on this node: `command` is the newest prepare, None once released; `epoch` is
+    the held stage's."""
 
     command: commands.PrepareStage | None = None
     activate: bool = False
@@ -74,7 +87,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """`facts` are None while the node starts: it answers commands, but loads and measures nothing before."""
+    """`facts` are None while the node starts: it answers commands, but loads and measures nothing
+    before."""
 
     facts: DeviceFacts | None = None
     reported: bool = False
@@ -105,7 +119,12 @@ def apply(state: AgentState, event: events.Event) -> AgentState:
             return _traced(state, event)
         case StandbySet():
             return _with_standbys(state, *standby.ended(state.standbys, event))
-        case events.StageLoaded() | events.StageLoadFailed() | events.HeadActivated() | events.StageBroke():
+        case (
+            events.StageLoaded()
+            | events.StageLoadFailed()
+            | events.HeadActivated()
+            | events.StageBroke()
+        ):
             slot = state.slots.get(event.deployment)
             if slot is None or slot.epoch != event.epoch:
                 return state  # of an epoch that was superseded while the action ran
@@ -115,7 +134,8 @@ def apply(state: AgentState, event: events.Event) -> AgentState:
 
 
 def reconcile(state: AgentState) -> list[Action]:
-    """The actions to start now. Each is answered by an event, and not named again once `ActionStarted` was applied."""
+    """The actions to start now. Each is answered by an event, and not named again once
+    `ActionStarted` was applied."""
     actions: list[Action] = []
     if state.facts is not None and not state.reported:
         actions.append(ReportStarted(state.facts))
@@ -125,12 +145,18 @@ def reconcile(state: AgentState) -> list[Action]:
         action = _slot_action(deployment, slot)
         if action is not None and (may_load or not isinstance(action, LoadStage)):
             actions.append(action)
-    actions += [action for action in standby.due(state.standbys) if may_load or action.command.layers is None]
+    actions += [
+        action
+        for action in standby.due(state.standbys)
+        if may_load or action.command.layers is None
+    ]
     if state.measuring.superfluous:
         actions.append(StopMeasuring())
     if state.facts is not None and state.measuring.startable is not None:
         actions.append(StartMeasuring(state.measuring.startable))
-    actions += [StartTrace(t.operation_id, t.command) for t in state.traces.values() if not t.started]
+    actions += [
+        StartTrace(t.operation_id, t.command) for t in state.traces.values() if not t.started
+    ]
     if state.unsent:
         actions.append(SendResults(state.unsent))
     return actions
@@ -158,7 +184,9 @@ def _command(state: AgentState, event: events.CommandReceived) -> AgentState:
         case commands.TraceSteps():
             return _trace(state, WantedTrace(event.operation_id, event.command))
         case commands.KeepStandby():
-            return _with_standbys(state, *standby.asked(state.standbys, event.operation_id, event.command))
+            return _with_standbys(
+                state, *standby.asked(state.standbys, event.operation_id, event.command)
+            )
         case _:
             return _stage_command(state, event.operation_id, event.command)
 
@@ -178,17 +206,27 @@ def _trace(state: AgentState, trace_request: WantedTrace) -> AgentState:
     slot, former = state.slots.get(command.deployment), state.traces.get(command.deployment)
     if former is not None and former.operation_id == trace_request.operation_id:
         return state  # being worked on; answered when done
-    has_stage = slot is not None and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE)
+    has_stage = slot is not None and slot.phase in (
+        SlotPhase.READY,
+        SlotPhase.ACTIVATING,
+        SlotPhase.ACTIVE,
+    )
     if slot is None or not has_stage or slot.epoch != command.epoch:
-        return _answer(state, trace_request.operation_id, error=no_stage(command.deployment, command.epoch))
+        return _answer(
+            state, trace_request.operation_id, error=no_stage(command.deployment, command.epoch)
+        )
     if former is not None:
         state = _answer(state, former.operation_id, error=replaced(command.deployment))
     return replace(state, traces={**state.traces, command.deployment: trace_request})
 
 
-def _stage_command(state: AgentState, operation_id: OperationId, command: commands.StageCommand) -> AgentState:
+def _stage_command(
+    state: AgentState, operation_id: OperationId, command: commands.StageCommand
+) -> AgentState:
     if isinstance(command, commands.ReleaseStage):
-        state = _with_standbys(state, *standby.released(state.standbys, command.deployment, command.epoch))
+        state = _with_standbys(
+            state, *standby.released(state.standbys, command.deployment, command.epoch)
+        )
     slot = state.slots.get(command.deployment, Slot())
     if operation_id in (*slot.prepares, *slot.activates, *slot.releases):
         return state  # being worked on; answered when done
@@ -205,15 +243,23 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: comman
             if slot.phase is SlotPhase.EMPTY and slot.command is None:
                 return _answer(state, operation_id)
             state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
-            released = Slot(phase=slot.phase, epoch=slot.epoch, releases=(*slot.releases, operation_id))
+            released = Slot(
+                phase=slot.phase, epoch=slot.epoch, releases=(*slot.releases, operation_id)
+            )
             return _with_slot(state, command.deployment, released)
         case _:
             assert_never(command)
 
 
-def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.PrepareStage) -> AgentState:
+def _prepare(
+    state: AgentState, slot: Slot, operation_id: OperationId, command: commands.PrepareStage
+) -> AgentState:
     if slot.command is not None and slot.command.epoch == command.epoch:
-        if slot.epoch == command.epoch and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE):
+        if slot.epoch == command.epoch and slot.phase in (
+            SlotPhase.READY,
+            SlotPhase.ACTIVATING,
+            SlotPhase.ACTIVE,
+        ):
             return _answer(state, operation_id)
         if slot.epoch == command.epoch and slot.phase is SlotPhase.BROKEN:
             return _answer(state, operation_id, error=_broken())
@@ -228,10 +274,13 @@ def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: 
     return _with_slot(state, command.deployment, slot)
 
 
-def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.ActivateHead) -> AgentState:
+def _activate(
+    state: AgentState, slot: Slot, operation_id: OperationId, command: commands.ActivateHead
+) -> AgentState:
     if slot.command is None or slot.command.epoch != command.epoch or slot.command.stage != 0:
         error = FailedPreconditionError(
-            f"no first stage of {command.deployment} is prepared at epoch {command.epoch}", reason="NOT_PREPARED"
+            f"no first stage of {command.deployment} is prepared at epoch {command.epoch}",
+            reason="NOT_PREPARED",
         )
         return _answer(state, operation_id, error=error)
     if slot.phase is SlotPhase.ACTIVE and slot.epoch == command.epoch:
@@ -254,7 +303,9 @@ def _started(state: AgentState, action: Action) -> AgentState:
             return _with_slot(state, action.prepare.deployment, loading)
         case OpenHead() | CloseStage():
             phase = SlotPhase.ACTIVATING if isinstance(action, OpenHead) else SlotPhase.CLOSING
-            return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=phase))
+            return _with_slot(
+                state, action.deployment, replace(state.slots[action.deployment], phase=phase)
+            )
         case SetStandby():
             return replace(state, standbys=standby.begun(state.standbys, action))
         case StartMeasuring():
@@ -274,7 +325,9 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
         case MeasuringEnded():
             after, unanswered = state.measuring.ended(event.task)
             state = replace(state, measuring=after)
-            return _answer(state, event.task.operation_id, error=event.error) if unanswered else state
+            return (
+                _answer(state, event.task.operation_id, error=event.error) if unanswered else state
+            )
         case MeasuringStopped():
             return replace(state, measuring=Measuring(state.measuring.pending_task))  # which begins
         case ControlLost():
@@ -300,11 +353,15 @@ def _progressed(state: AgentState, slot: Slot, event: events.StageEvent) -> Agen
     match event:
         case events.StageLoaded():
             state = _answer(state, *slot.prepares, status=event.status)
-            return _with_slot(state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=()))
+            return _with_slot(
+                state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=())
+            )
         case events.StageLoadFailed():
             # The node holds no stage and has no order: the coordinator decides the next step.
             state = _answer(state, *slot.prepares, *slot.activates, error=event.error)
-            return _with_slot(state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch))
+            return _with_slot(
+                state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch)
+            )
         case events.HeadActivated():
             if slot.phase is not SlotPhase.ACTIVATING:
                 return state  # the stage broke meanwhile, which was the answer
@@ -326,23 +383,31 @@ def _closed(state: AgentState, deployment: DeploymentName) -> AgentState:
         return state
     state = _answer(state, *slot.releases)
     if slot.command is None:
-        return replace(state, slots={name: other for name, other in state.slots.items() if name != deployment})
+        return replace(
+            state, slots={name: other for name, other in state.slots.items() if name != deployment}
+        )
     return _with_slot(state, deployment, replace(slot, phase=SlotPhase.EMPTY, releases=()))
 
 
 def _superseded() -> EdgeShardError:
-    return StaleEpochError("a newer command for this deployment took its place", reason="SUPERSEDED")
+    return StaleEpochError(
+        "a newer command for this deployment took its place", reason="SUPERSEDED"
+    )
 
 
 def _broken() -> EdgeShardError:
-    return UnavailableError("the stage failed at this epoch; see the node's log", reason="STAGE_FAILED")
+    return UnavailableError(
+        "the stage failed at this epoch; see the node's log", reason="STAGE_FAILED"
+    )
 
 
 def _with_slot(state: AgentState, deployment: DeploymentName, slot: Slot) -> AgentState:
     return replace(state, slots={**state.slots, deployment: slot})
 
 
-def _with_standbys(state: AgentState, standbys: dict[DeploymentName, Standby], answers: standby.Answers) -> AgentState:
+def _with_standbys(
+    state: AgentState, standbys: dict[DeploymentName, Standby], answers: standby.Answers
+) -> AgentState:
     state = replace(state, standbys=standbys)
     for operation_id, error in answers:
         state = _answer(state, operation_id, error=error)
@@ -350,13 +415,20 @@ def _with_standbys(state: AgentState, standbys: dict[DeploymentName, Standby], a
 
 
 def _answer(
-    state: AgentState, *operations: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
+    state: AgentState,
+    *operations: OperationId,
+    error: EdgeShardError | None = None,
+    status: StageStatus | None = None,
 ) -> AgentState:
     """The state with the same answer to each of some operations."""
     for operation_id in operations:
         result = commands.CommandResult(operation_id, error, status)
         retained_results = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
-        state = replace(state, results={**retained_results, operation_id: result}, unsent=(*state.unsent, result))
+        state = replace(
+            state,
+            results={**retained_results, operation_id: result},
+            unsent=(*state.unsent, result),
+        )
     return state
 
 
@@ -367,13 +439,18 @@ def machine() -> StateMachine[AgentState, Event]:
 
 
 def worth_keeping(event: Event) -> Event:
-    """The event without large parts that do not change the state: the steps of a trace, which are sent at once."""
+    """The event without large parts that do not change the state: the steps of a trace, which are
+    sent at once."""
     if isinstance(event, TraceEnded) and event.trace is not None:
         return replace(event, trace=replace(event.trace, records=()))
     if isinstance(event, ActionStarted) and isinstance(event.action, SendResults):
-        return ActionStarted(SendResults(tuple(_without_steps(result) for result in event.action.results)))
+        return ActionStarted(
+            SendResults(tuple(_without_steps(result) for result in event.action.results))
+        )
     return event
 
 
 def _without_steps(result: CommandResult) -> CommandResult:
-    return result if result.trace is None else replace(result, trace=replace(result.trace, records=()))
+    return (
+        result if result.trace is None else replace(result, trace=replace(result.trace, records=()))
+    )

@@ -1,5 +1,5 @@
-"""Weights that a node keeps in memory for stages that other nodes may lose: one range of layers for each deployment.
-Pure.
+"""Weights that a node keeps in memory for stages that other nodes may lose: one range of layers for
+each deployment. Pure.
 
 The executor makes the held weights equal to the newest command, so a command may be repeated or
 replaced.
@@ -16,7 +16,8 @@ from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """`command` is the newest command, `begun` the newest that the executor was given. `operations` wait for it."""
+    """`command` is the newest command, `begun` the newest that the executor was given. `operations`
+    wait for it."""
 
     command: KeepStandby
     begun: KeepStandby | None = None
@@ -46,7 +47,9 @@ Standbys = dict[DeploymentName, Standby]
 Answers = tuple[tuple[OperationId, EdgeShardError | None], ...]
 
 
-def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -> tuple[Standbys, Answers]:
+def asked(
+    standbys: Standbys, operation_id: OperationId, command: KeepStandby
+) -> tuple[Standbys, Answers]:
     """A command arrived: the standbys with it, and the immediate answers."""
     standby = standbys.get(command.deployment)
     if standby is None:
@@ -58,25 +61,40 @@ def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -
         return standbys, ((operation_id, StaleEpochError(low, field="epoch")),)
     if standby.is_done and command == standby.command:
         return standbys, ((operation_id, None),)
-    superseded = StaleEpochError("a newer command for this standby took its place", reason="SUPERSEDED")
+    superseded = StaleEpochError(
+        "a newer command for this standby took its place", reason="SUPERSEDED"
+    )
     if command == standby.command:
-        return {**standbys, command.deployment: replace(standby, operations=(*standby.operations, operation_id))}, ()
+        return {
+            **standbys,
+            command.deployment: replace(standby, operations=(*standby.operations, operation_id)),
+        }, ()
     changed = Standby(command, standby.begun, (operation_id,))
-    return {**standbys, command.deployment: changed}, tuple((former, superseded) for former in standby.operations)
+    return {**standbys, command.deployment: changed}, tuple(
+        (former, superseded) for former in standby.operations
+    )
 
 
-def released(standbys: Standbys, deployment: DeploymentName, epoch: Epoch) -> tuple[Standbys, Answers]:
+def released(
+    standbys: Standbys, deployment: DeploymentName, epoch: Epoch
+) -> tuple[Standbys, Answers]:
     """The deployment is released up to this epoch, and so are the weights kept for it."""
     standby = standbys.get(deployment)
     if standby is None or standby.command.epoch > epoch or standby.command.layers is None:
         return standbys, ()
     error = StaleEpochError(f"deployment {deployment} was released", reason="SUPERSEDED")
     nothing = replace(standby, command=replace(standby.command, layers=None), operations=())
-    return {**standbys, deployment: nothing}, tuple((operation, error) for operation in standby.operations)
+    return {**standbys, deployment: nothing}, tuple(
+        (operation, error) for operation in standby.operations
+    )
 
 
 def due(standbys: Standbys) -> list[SetStandby]:
-    return [SetStandby(standby.command) for standby in standbys.values() if standby.begun != standby.command]
+    return [
+        SetStandby(standby.command)
+        for standby in standbys.values()
+        if standby.begun != standby.command
+    ]
 
 
 def begun(standbys: Standbys, action: SetStandby) -> Standbys:
@@ -85,12 +103,15 @@ def begun(standbys: Standbys, action: SetStandby) -> Standbys:
 
 
 def ended(standbys: Standbys, event: StandbySet) -> tuple[Standbys, Answers]:
-    """The executor has finished a command. If the command was replaced meanwhile, nothing changes."""
+    """The executor has finished a command. If the command was replaced meanwhile, nothing
+    changes."""
     command = event.command
     standby = standbys.get(command.deployment)
     if standby is None or standby.command != command:
         return standbys, ()
     answers = tuple((operation, event.error) for operation in standby.operations)
     if event.error is not None or command.layers is None:
-        return {name: other for name, other in standbys.items() if name != command.deployment}, answers
+        return {
+            name: other for name, other in standbys.items() if name != command.deployment
+        }, answers
     return {**standbys, command.deployment: replace(standby, operations=())}, answers

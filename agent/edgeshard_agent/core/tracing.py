@@ -1,6 +1,7 @@
 """Traces that the coordinator wants of this node's stages: one at a time of each, the newest. Pure.
 
-A trace changes nothing, so its answer is not kept: a command that is repeated after its answer traces once more.
+A trace changes nothing, so its answer is not kept: a command that is repeated after its answer
+traces once more.
 """
 
 from __future__ import annotations
@@ -47,4 +48,6 @@ def replaced(deployment: DeploymentName) -> EdgeShardError:
 
 def no_stage(deployment: DeploymentName, epoch: Epoch) -> EdgeShardError:
     """The answer when no such stage runs, or when it ended during the trace."""
-    return FailedPreconditionError(f"no stage of {deployment} runs at epoch {epoch}", reason="NO_STAGE")
+    return FailedPreconditionError(
+        f"no stage of {deployment} runs at epoch {epoch}", reason="NO_STAGE"
+    )

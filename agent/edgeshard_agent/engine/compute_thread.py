@@ -1,7 +1,7 @@
 """The compute thread of a node, its hang check, and a thread next to it for slow work.
 
-Every torch call of every stage runs on the compute thread, never on the event loop. The thread imports torch when it
-begins. This module does not: a node imports it before it joins its site.
+Every torch call of every stage runs on the compute thread, never on the event loop. The thread
+imports torch when it begins. This module does not: a node imports it before it joins its site.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ log = structlog.get_logger()
 
 def step_hangs() -> UnavailableError:
     return UnavailableError(
-        "a step hangs in the compute thread of this node, and nothing else can compute there; restart its agent",
+        "a step hangs in the compute thread of this node, and nothing else can compute there; "
+        "restart its agent",
         reason="STAGE_HUNG",
     )
 
 
 class CallOnThread:
-    """Made by the compute thread when it begins the call. No other call of its kind has its `number`."""
+    """Made by the compute thread when it begins the call. No other call of its kind has its
+    `number`."""
 
     def __init__(self, number: int, now: float) -> None:
         self._number = number
@@ -127,7 +129,8 @@ class ComputeThread:
         torch.set_num_threads(self._threads)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call on the thread and wait for it. Cancelling the wait does not stop a call that has begun.
+        """Run a call on the thread and wait for it. Cancelling the wait does not stop a call that
+        has begun.
 
         Raises UnavailableError while the thread hangs.
         """
@@ -152,19 +155,23 @@ class ComputeThread:
         return await asyncio.wrap_future(done)
 
     def running(self) -> RunningStep | None:
-        """The call of `run` that the thread has now, such as the loading of a stage. Stages tell of their steps."""
+        """The call of `run` that the thread has now, such as the loading of a stage. Stages tell of
+        their steps."""
         call = self._on_thread
         return None if call is None else call.so_far(self._clock.now())
 
     def submit(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run a call on the thread and do not wait. The call itself must report its result and its errors."""
+        """Run a call on the thread and do not wait. The call itself must report its result and its
+        errors."""
         self._put(partial(function, *args, **kwargs))
 
-    def submit_steps(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def submit_steps(
+        self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         """`submit` for a stage's steps; on the event loop.
 
-        Waiting for them with `run` costs two more turns of the event loop, a tenth of a millisecond each while the
-        caches hold weights instead of Python.
+        Waiting for them with `run` costs two more turns of the event loop, a tenth of a millisecond
+        each while the caches hold weights instead of Python.
         """
 
         def call() -> None:
@@ -179,7 +186,8 @@ class ComputeThread:
         self._put(call)
 
     def without_steps_s(self) -> float:
-        """Seconds since the last step ended; 0 while one waits or runs, infinite if there was no step."""
+        """Seconds since the last step ended; 0 while one waits or runs, infinite if there was no
+        step."""
         if self._steps_given != self._steps_over:
             return 0.0
         return self._clock.now() - self._steps_ended_s
@@ -236,7 +244,8 @@ class BackgroundThread:
     async def run(self, work: Callable[[Callable[[], None]], T]) -> T:
         """`work` gets a function that it must call now and then."""
         if self._executor is None:
-            # The number of torch's threads goes over from the newest thread that set it to threads that begin after.
+            # The number of torch's threads goes over from the newest thread that set it to threads
+            # that begin after.
             await self._worker.run(lambda: None)
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="aside", initializer=_prepare)
         stopped = threading.Event()
@@ -269,12 +278,16 @@ class Stage(Protocol):
 
 
 class HangCheck:
-    """Watches the compute thread: if its call hangs, the node's stages fail, and their site continues without the node.
+    """Watches the compute thread: if its call hangs, the node's stages fail, and their site
+    continues without the node.
 
-    `run` looks at the stages of the node, on the event loop. They share one thread: when a step hangs, all fail.
+    `run` looks at the stages of the node, on the event loop. They share one thread: when a step
+    hangs, all fail.
     """
 
-    def __init__(self, stages: Callable[[], Sequence[Stage]], worker: ComputeThread, clock: Clock) -> None:
+    def __init__(
+        self, stages: Callable[[], Sequence[Stage]], worker: ComputeThread, clock: Clock
+    ) -> None:
         self._stages = stages
         self._worker = worker
         self._clock = clock
@@ -294,7 +307,9 @@ class HangCheck:
         self._watched = {one: looked_at(self._watched.get(one), step, now) for one, step in running}
         hanging = [step for one, step in running if hangs(self._watched[one], step)]
         if hanging and not self._worker.hangs:
-            log.error("step_stalled", age_s=round(hanging[0].age_s), cpu_s=round(hanging[0].cpu_s, 3))
+            log.error(
+                "step_stalled", age_s=round(hanging[0].age_s), cpu_s=round(hanging[0].cpu_s, 3)
+            )
             self._worker.give_up()
             for stage in stages:
                 stage.fail(step_hangs())

@@ -1,4 +1,5 @@
-"""The draft at work: a smaller model, whole in this process, that guesses tokens for the head's steps.
+"""The draft at work: a smaller model, whole in this process, that guesses tokens for the head's
+steps.
 
 It runs on the compute thread before a step, so that its guesses take no turn of the event loop.
 Each guess is drawn as the token itself will be: by the request's own sampling and with the same
@@ -17,10 +18,18 @@ import torch
 
 from edgeshard.domain.requests.step import DRAFT_TOKENS, GuessedTokens, StepPlan
 from edgeshard_agent.model.draft_steps import DraftSteps
-from edgeshard_agent.scheduler.drafting import FIRST_GUESSES, DraftAsk, Prices, Trust, goes_on, is_kept
+from edgeshard_agent.scheduler.drafting import (
+    FIRST_GUESSES,
+    DraftAsk,
+    Prices,
+    Trust,
+    goes_on,
+    is_kept,
+)
 
 MOST_NEW = 2
-"""Tokens that are read before the first guess if all guesses before were right: more take longer than a step."""
+"""Tokens that are read before the first guess if all guesses before were right: more take longer
+than a step."""
 
 
 @dataclass(slots=True)
@@ -53,15 +62,19 @@ class _Known:
 
 
 class Drafter:
-    """A draft for as many requests at once as `steps` has `places`; the one that was asked for longest ago gives its
-    place to another. All calls are made on the compute thread.
+    """A draft for as many requests at once as `steps` has `places`; the one that was asked for
+    longest ago gives its place to another. All calls are made on the compute thread.
 
-    It guesses tokens below `vocab_size`, the vocabulary of the model that it guesses for. `now` is a steady clock in
-    seconds.
+    It guesses tokens below `vocab_size`, the vocabulary of the model that it guesses for. `now` is
+    a steady clock in seconds.
     """
 
     def __init__(
-        self, steps: DraftSteps, places: int, vocab_size: int, now: Callable[[], float] = time.perf_counter
+        self,
+        steps: DraftSteps,
+        places: int,
+        vocab_size: int,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._steps = steps
         self._places = places
@@ -80,7 +93,10 @@ class Drafter:
             self._forget(request)
         requests = {ask.request for ask in asks}
         for span in plan.spans:
-            if span.request not in requests and (state := self._known.get(span.request)) is not None:
+            if (
+                span.request not in requests
+                and (state := self._known.get(span.request)) is not None
+            ):
                 state.answered_s = None
 
     @torch.inference_mode()
@@ -88,7 +104,9 @@ class Drafter:
         """The guesses that follow the tokens of each request, in the order of the tokens. Empty if
         guessing does not pay, or while the draft still reads the request."""
         began_s, asks = self._now(), asks[: self._places]
-        drafts = {ask.request: tuple(guesses) for ask in asks if (guesses := self._of_one(ask, began_s))}
+        drafts = {
+            ask.request: tuple(guesses) for ask in asks if (guesses := self._of_one(ask, began_s))
+        }
         ended_s = self._now()
         for ask in asks:
             if (state := self._known.get(ask.request)) is not None:
@@ -114,7 +132,10 @@ class Drafter:
         self._known.move_to_end(ask.request)
         self._learn(state, ask, now_s)
         state.guesses, state.probabilities = [], []
-        if state.trust.begins(self.prices) and max(ask.tokens[state.certain :], default=0) < self._steps.vocab_size:
+        if (
+            state.trust.begins(self.prices)
+            and max(ask.tokens[state.certain :], default=0) < self._steps.vocab_size
+        ):
             self._draw(ask, state, min(ask.most, room))
         return state.guesses
 
@@ -124,12 +145,16 @@ class Drafter:
         while right < min(len(state.guesses), len(came)) and state.guesses[right] == came[right]:
             right += 1
         state.trust.noted(state.probabilities, right)
-        # With more tokens than one step brings there were steps between that had nothing to do with the draft.
+        # With more tokens than one step brings there were steps between that had nothing to do with
+        # the draft.
         if state.answered_s is not None and 0 < len(came) <= len(state.guesses) + 1:
-            self.prices.passed(len(state.guesses), len(came), now_s - state.answered_s, self._drafting_s)
+            self.prices.passed(
+                len(state.guesses), len(came), now_s - state.answered_s, self._drafting_s
+            )
 
     def _draw(self, ask: DraftAsk, state: _Known, most: int) -> None:
-        """Draw guesses until no other pays. If it has not read a text yet, it first reads a part of it."""
+        """Draw guesses until no other pays. If it has not read a text yet, it first reads a part of
+        it."""
         began_s, tokens = self._now(), ask.tokens
         read = state.read_of(tokens)
         end = min(len(tokens), read + DRAFT_TOKENS)
@@ -143,7 +168,9 @@ class Drafter:
             position = len(tokens) + len(state.guesses)
             token, probability = self._steps.draw(logits, sampler, position)
             chance *= state.trust.chance(probability)
-            if not (self._takes(ask, state, token, probability, chance) and len(state.guesses) < most):
+            if not (
+                self._takes(ask, state, token, probability, chance) and len(state.guesses) < most
+            ):
                 break
             sampler.note(token)
             state.assumed.append(token)
@@ -151,7 +178,9 @@ class Drafter:
         if end - read <= MOST_NEW:
             self.prices.drew((self._now() - began_s) / (1 + len(state.assumed)))
 
-    def _takes(self, ask: DraftAsk, state: _Known, token: int, probability: float, chance: float) -> bool:
+    def _takes(
+        self, ask: DraftAsk, state: _Known, token: int, probability: float, chance: float
+    ) -> bool:
         """Add a guess if it pays; return whether to draw another."""
         trust, prices = state.trust, self.prices
         trust.drawn(probability)
@@ -162,7 +191,11 @@ class Drafter:
         state.probabilities.append(probability)
         if trust.is_trial:
             return False
-        return goes_on(chance, trust.expected, prices) if prices.are_known else len(state.guesses) < FIRST_GUESSES
+        return (
+            goes_on(chance, trust.expected, prices)
+            if prices.are_known
+            else len(state.guesses) < FIRST_GUESSES
+        )
 
     def _taken(self, request: int) -> _Known:
         """A place for a request that has none."""

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import PromptLogprobs, Token
-from edgeshard.domain.requests.head import HeadEvent, HeldRequest, RequestAccepted, RequestEnd, StartRequest
+from edgeshard.domain.requests.head import (
+    HeadEvent,
+    HeldRequest,
+    RequestAccepted,
+    RequestEnd,
+    StartRequest,
+)
 
 KEPT_S = 600.0
 """How long the outputs of an ended request are kept for a coordinator that is away."""
@@ -25,7 +31,8 @@ next one that the request was admitted."""
 
 @dataclass(slots=True, eq=False)
 class JournalEntry:
-    """One request and its emitted outputs. `followed`: whether further outputs go to the current stream."""
+    """One request and its emitted outputs. `followed`: whether further outputs go to the current
+    stream."""
 
     start: StartRequest
     arrival: int
@@ -48,21 +55,28 @@ class JournalEntry:
 
     @property
     def scored(self) -> int:
-        """The position after the last one whose prompt log-probability was sent, here or by another head."""
+        """The position after the last one whose prompt log-probability was sent, here or by another
+        head."""
         return self.scores[-1].end if self.scores else self.start.scored
 
     @property
     def held(self) -> HeldRequest:
         """The request as it is reported to a coordinator."""
         start, tokens = self.start, max(len(self.tokens), len(self.start.emitted_tokens))
-        return HeldRequest(start.request_id, start.instance, start.client, start.digest, tokens, self.scored)
+        return HeldRequest(
+            start.request_id, start.instance, start.client, start.digest, tokens, self.scored
+        )
 
     def has_all(self, emitted: tuple[int, ...], scored: int) -> bool:
-        """Whether all outputs after these tokens, and from this position of the prompt, were or will be emitted."""
-        return self.token_ids[: len(emitted)] == emitted and self.start.scored <= scored <= self.scored
+        """Whether all outputs after these tokens, and from this position of the prompt, were or
+        will be emitted."""
+        return (
+            self.token_ids[: len(emitted)] == emitted and self.start.scored <= scored <= self.scored
+        )
 
     def events_behind(self, count: int, scored: int = 1) -> Iterator[HeadEvent]:
-        """All emitted outputs, except the first `count` tokens and the prompt's log-probabilities before `scored`."""
+        """All emitted outputs, except the first `count` tokens and the prompt's log-probabilities
+        before `scored`."""
         scores = (part.behind(scored) for part in self.scores)
         for event in (self.accepted, *scores, *self.tokens[count:], self.end):
             if event is not None:
@@ -70,7 +84,8 @@ class JournalEntry:
 
 
 class Journal:
-    """The requests of one head, in the order in which they came. `now` are seconds of a steady clock."""
+    """The requests of one head, in the order in which they came. `now` are seconds of a steady
+    clock."""
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, JournalEntry] = {}
@@ -81,8 +96,13 @@ class Journal:
         return self._entries.get(request_id)
 
     def open(self, start: StartRequest, now: float) -> JournalEntry:
-        """A new request. Those that have ended, and whose coordinator has stayed away for too long, are forgotten."""
-        late = [key for key, entry in self._entries.items() if entry.end is not None and now > entry.ended_at + KEPT_S]
+        """A new request. Those that have ended, and whose coordinator has stayed away for too long,
+        are forgotten."""
+        late = [
+            key
+            for key, entry in self._entries.items()
+            if entry.end is not None and now > entry.ended_at + KEPT_S
+        ]
         for request_id in late:
             del self._entries[request_id]
         self._over.pop(start.request_id, None)
@@ -92,7 +112,8 @@ class Journal:
         return entry
 
     def record(self, head_event: HeadEvent, now: float) -> bool:
-        """Keep an event; return whether it goes to the stream. One of a request that is forgotten goes nowhere."""
+        """Keep an event; return whether it goes to the stream. One of a request that is forgotten
+        goes nowhere."""
         entry = self._entries.get(head_event.request_id)
         if entry is None or entry.end is not None:
             return False
@@ -128,4 +149,8 @@ class Journal:
 
     def unfinished(self) -> list[JournalEntry]:
         """Requests that were accepted and have no end."""
-        return [entry for entry in self._entries.values() if entry.accepted is not None and entry.end is None]
+        return [
+            entry
+            for entry in self._entries.values()
+            if entry.accepted is not None and entry.end is None
+        ]

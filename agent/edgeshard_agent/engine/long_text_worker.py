@@ -1,4 +1,5 @@
-"""The process that tokenises long prompts (`edgeshard.chat.serving`). It has one tokenizer, and reads it once."""
+"""The process that tokenises long prompts (`edgeshard.chat.serving`). It has one tokenizer, and
+reads it once."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 
 
 class LongTextWorker:
-    """Answers what `edgeshard_agent.engine.long_texts` asks, as the tokenizer would in the head's own process."""
+    """Answers what `edgeshard_agent.engine.long_texts` asks, as the tokenizer would in the head's
+    own process."""
 
     def __init__(self) -> None:
         self._tokenizer: Tokenizer | None = None
@@ -25,7 +27,9 @@ class LongTextWorker:
         text = parts["text"].decode("utf-8", "surrogatepass")
         with limited_memory(question["memory_bytes"]), limited_time(question["seconds"]):
             tokens = self._tokenizer.encode(text)
-            check_prompt_size(tokens)  # a list that no message can hold would only take memory at the other end
+            check_prompt_size(
+                tokens
+            )  # a list that no message can hold would only take memory at the other end
             return {}, packed(tokens)
 
 

@@ -8,7 +8,8 @@ from edgeshard.chat.lane import Lane, text_too_costly
 from edgeshard.chat.serving import TOKENISE_LIMIT_S, unpacked
 
 LEAST_BYTES, MOST_BYTES = 256 << 20, 1 << 30
-"""For one text. The library takes 130 for each byte that it looks for tokens in: 2 MiB of them, and 8."""
+"""For one text. The library takes 130 for each byte that it looks for tokens in: 2 MiB of them, and
+8."""
 _PART = 4
 _NICENESS = 5
 """The steps of this node go before long texts."""

@@ -16,7 +16,13 @@ import structlog
 
 from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
+from edgeshard.domain.requests.generation import (
+    PROMPT_LOGPROBS_LIMIT,
+    FinishReason,
+    Generation,
+    Guide,
+    Token,
+)
 from edgeshard.domain.requests.head import (
     HeadEvent,
     HeldRequest,
@@ -69,14 +75,21 @@ class Epoch:
 
 
 class Head:
-    """Tokenizer, journal, and the way in and out of a scheduler. `now` is a steady clock in seconds."""
+    """Tokenizer, journal, and the way in and out of a scheduler. `now` is a steady clock in
+    seconds."""
 
     def __init__(
-        self, epoch: Epoch, tokenizer: Tokenizer | None, limits: HeadLimits, now: Callable[[], float] = time.monotonic
+        self,
+        epoch: Epoch,
+        tokenizer: Tokenizer | None,
+        limits: HeadLimits,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._epoch = epoch
         self._tokenizer = tokenizer
-        long_texts = LongTexts(tokenizer.file, limits.text_memory_bytes) if tokenizer is not None else None
+        long_texts = (
+            LongTexts(tokenizer.file, limits.text_memory_bytes) if tokenizer is not None else None
+        )
         self._prompts = Tokenising(tokenizer, limits.max_context, long_texts)
         self._limits = limits
         self._now = now
@@ -138,7 +151,9 @@ class Head:
             return
         for entry in self._journal.unfinished():
             assert entry.accepted is not None
-            await asyncio.to_thread(slices.prepare, len(entry.accepted.prompt_tokens) + len(entry.tokens))
+            await asyncio.to_thread(
+                slices.prepare, len(entry.accepted.prompt_tokens) + len(entry.tokens)
+            )
 
     def open(self) -> None:
         """Begin to compute: the pipeline is linked."""
@@ -175,11 +190,14 @@ class Head:
         entry = self._journal.find(start.request_id)
         if entry is not None:
             # An id is no secret between clients: naming it must not reveal what another one asked.
-            if entry.start.client == start.client and entry.has_all(start.emitted_tokens, start.scored):
+            if entry.start.client == start.client and entry.has_all(
+                start.emitted_tokens, start.scored
+            ):
                 entry.start = replace(entry.start, instance=start.instance, digest=start.digest)
                 self._follow(entry, start)
                 return
-            # It is another client's, or another head had it meanwhile; then the coordinator's version counts.
+            # It is another client's, or another head had it meanwhile; then the coordinator's
+            # version counts.
             self._scheduler.cancel(start.request_id)
             self._journal.forget(start.request_id, self._now())
         # It is registered from now on: the next message may concern it.
@@ -241,7 +259,13 @@ class Head:
         self._pump()
 
     def _submit(
-        self, entry: JournalEntry, prompt: list[int], emitted: tuple[int, ...], text: TextStream, *, resumed: bool
+        self,
+        entry: JournalEntry,
+        prompt: list[int],
+        emitted: tuple[int, ...],
+        text: TextStream,
+        *,
+        resumed: bool,
     ) -> RequestEnd | None:
         start = entry.start
         return self._scheduler.submit(
@@ -263,7 +287,8 @@ class Head:
         self._say(HeadEvent(request_id, error))
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a request; its KV is freed on every stage by the next step. Unknown ids are ignored."""
+        """End a request; its KV is freed on every stage by the next step. Unknown ids are
+        ignored."""
         if (entry := self._journal.find(request_id)) is not None and entry.accepted is None:
             entry.cancelled = True
         self._say(*self._scheduler.cancel(request_id))
@@ -286,9 +311,12 @@ class Head:
         except errors.InternalError as error:
             self.fail(error)
         except Exception as error:
-            # The link has delivered the step and will not bring it again: without it the pipeline stands still.
+            # The link has delivered the step and will not bring it again: without it the pipeline
+            # stands still.
             log.error("result_crashed", step=step.number, error=type(error).__name__)
-            self.fail(errors.InternalError(f"the head failed to take a token: {type(error).__name__}"))
+            self.fail(
+                errors.InternalError(f"the head failed to take a token: {type(error).__name__}")
+            )
 
     def fail(self, error: errors.EdgeShardError) -> None:
         """Compute nothing until the next epoch: the pipeline is broken. Requests stay."""
@@ -298,16 +326,26 @@ class Head:
 
     def _pump(self) -> None:
         try:
-            while self._is_open and self._failure is None and (steps := self._scheduler.next_sweep()):
+            while (
+                self._is_open and self._failure is None and (steps := self._scheduler.next_sweep())
+            ):
                 for step in steps:
                     self._epoch.offer(step)
         except Exception as error:
-            # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
+            # Stages run steps in order: if a formed step were never offered, every later one would
+            # wait for it.
             log.error("step_crashed", error=type(error).__name__)
-            self.fail(errors.InternalError(f"the head failed to form a step: {type(error).__name__}"))
+            self.fail(
+                errors.InternalError(f"the head failed to form a step: {type(error).__name__}")
+            )
         for request_id in self._scheduler.newly_admitted():
             self._say(HeadEvent(request_id, RequestAdmitted()))
-        if self._asking is None and self._is_open and self._failure is None and self._scheduler.must_ask:
+        if (
+            self._asking is None
+            and self._is_open
+            and self._failure is None
+            and self._scheduler.must_ask
+        ):
             self._asking = asyncio.get_running_loop().call_later(self._ask_s, self._ask)
 
     def _ask(self) -> None:
@@ -322,10 +360,17 @@ class Head:
             if self._journal.record(head_event, self._now()):
                 self._epoch.emit(head_event)
             if isinstance(head_event.event, RequestEnd):
-                log.info("request_ended", request=head_event.request_id, reason=head_event.event.reason.value)
+                log.info(
+                    "request_ended",
+                    request=head_event.request_id,
+                    reason=head_event.event.reason.value,
+                )
 
-    def _read(self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream) -> list[Token]:
-        """The request's tokens that were emitted before, with the texts that `text` gave them then."""
+    def _read(
+        self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream
+    ) -> list[Token]:
+        """The request's tokens that were emitted before, with the texts that `text` gave them
+        then."""
         tokens = []
         for index, token in enumerate(emitted):
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
@@ -341,10 +386,15 @@ class Head:
         return replace(generation, max_new_tokens=min(generation.max_new_tokens, most))
 
     def _ending(self, generation: Generation) -> Generation:
-        """The generation with stop strings that are special tokens among its stop tokens: no text contains them."""
+        """The generation with stop strings that are special tokens among its stop tokens: no text
+        contains them."""
         special = {} if self._tokenizer is None else self._tokenizer.special_tokens
         ends = tuple(special[text] for text in generation.stop_strings if text in special)
-        return replace(generation, stop_tokens=(*generation.stop_tokens, *ends)) if ends else generation
+        return (
+            replace(generation, stop_tokens=(*generation.stop_tokens, *ends))
+            if ends
+            else generation
+        )
 
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:
@@ -356,15 +406,18 @@ class Head:
         biased = [token for token, _ in generation.sampling.logit_bias]
         if biased and max(biased) >= self._limits.vocab_size:
             raise errors.InvalidArgumentError(
-                f"logit_bias has token {max(biased)}; the model's tokens are 0 to {self._limits.vocab_size - 1}",
+                f"logit_bias has token {max(biased)}; the model's tokens are 0 to "
+                f"{self._limits.vocab_size - 1}",
                 field="logit_bias",
                 reason="TOKEN_OUT_OF_RANGE",
             )
         figures = len(prompt) * (1 + generation.sampling.top_logprobs)
         if generation.prompt_logprobs and figures > PROMPT_LOGPROBS_LIMIT:
             raise errors.InvalidArgumentError(
-                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs "
-                f"each are {figures} values; the limit is {PROMPT_LOGPROBS_LIMIT}: request fewer top_logprobs",
+                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} "
+                "top_logprobs "
+                f"each are {figures} values; the limit is {PROMPT_LOGPROBS_LIMIT}: request fewer "
+                "top_logprobs",
                 field="prompt_logprobs",
                 reason="TOO_MANY_LOGPROBS",
             )
@@ -376,11 +429,12 @@ class Head:
             )
 
     def _check_emitted(self, emitted: tuple[int, ...]) -> None:
-        """Raises InvalidArgumentError for a token outside the vocabulary: a client or an earlier head sent them, and
-        the first stage fails with a step that has one."""
+        """Raises InvalidArgumentError for a token outside the vocabulary: a client or an earlier
+        head sent them, and the first stage fails with a step that has one."""
         if emitted and max(emitted) >= self._limits.vocab_size:
             raise errors.InvalidArgumentError(
-                f"resume.tokens has token {max(emitted)}; the model's tokens are 0 to {self._limits.vocab_size - 1}: "
+                f"resume.tokens has token {max(emitted)}; the model's tokens are 0 to "
+                f"{self._limits.vocab_size - 1}: "
                 "send the request again without the tokens of its answer",
                 field="resume.tokens",
                 reason="TOKEN_OUT_OF_RANGE",
@@ -397,7 +451,8 @@ class Head:
             )
         if not self._scheduler.has_end:
             raise errors.FailedPreconditionError(
-                "guide: the model names no token that ends a text, so a guided answer could not end; name it as "
+                "guide: the model names no token that ends a text, so a guided answer could not "
+                "end; name it as "
                 "eos_token_id in its generation_config.json",
                 field="guide",
                 reason="NO_END",

@@ -14,7 +14,8 @@ BUSY_WINDOW_S = 1.0
 
 
 class BusyMeter:
-    """The fraction of the last one to two seconds that was spent computing; all times are from one clock."""
+    """The fraction of the last one to two seconds that was spent computing; all times are from one
+    clock."""
 
     def __init__(self, now: float) -> None:
         self._busy_s = 0.0
@@ -51,8 +52,9 @@ class StepCounts:
 
 
 class StepRecorder:
-    """The newest steps of a stage, in their order, at most `most`, and as many reads of its weights. Calls about
-    other steps are ignored. `read` may be called on another thread than the others."""
+    """The newest steps of a stage, in their order, at most `most`, and as many reads of its
+    weights. Calls about other steps are ignored. `read` may be called on another thread than the
+    others."""
 
     def __init__(self, clock: Clock, most: int = MOST_RECORDS) -> None:
         self._clock = clock
@@ -70,26 +72,37 @@ class StepRecorder:
     def reads(self) -> tuple[ReadRecord, ...]:
         return tuple(self._reads)
 
-    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None:
-        """Weights of a layer, or of one of its experts, were read; times are from the recorder's clock."""
+    def read(
+        self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None
+    ) -> None:
+        """Weights of a layer, or of one of its experts, were read; times are from the recorder's
+        clock."""
         self._reads.append(ReadRecord(layer, size_bytes, began_s, ended_s, expert))
 
-    def ran(self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float) -> None:
-        """A step was computed, and is about to be sent. A span of one token, and the guesses after it, is a decode."""
-        prompt_tokens = sum(span.token_count for span in plan.spans if span.token_count > 1 + span.guesses)
+    def ran(
+        self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float
+    ) -> None:
+        """A step was computed, and is about to be sent. A span of one token, and the guesses after
+        it, is a decode."""
+        prompt_tokens = sum(
+            span.token_count for span in plan.spans if span.token_count > 1 + span.guesses
+        )
         guesses = sum(span.guesses for span in plan.spans)
         if len(self._records) >= self._most:
             del self._records[next(iter(self._records))]
         times = arrived_s, began_s, ended_s, ended_s
         came_s = self._came.pop(step, 0.0)
-        record = StepRecord(step, plan.token_count, prompt_tokens, *times, guesses=guesses, came_s=came_s)
+        record = StepRecord(
+            step, plan.token_count, prompt_tokens, *times, guesses=guesses, came_s=came_s
+        )
         self._records[step] = record
 
     def now(self) -> float:
         return self._clock.now()
 
     def came(self, step: int, at_s: float) -> None:
-        """The last frame of the step, or of its result, was there at `at_s` of the recorder's clock."""
+        """The last frame of the step, or of its result, was there at `at_s` of the recorder's
+        clock."""
         record = self._records.get(step)
         if record is not None:
             self._records[step] = replace(record, came_s=at_s)

@@ -1,6 +1,7 @@
 """A stage at work: steps in, one by one through the compute thread, steps out.
 
-It keeps the draft tokens of steps that the head sent to the sampling stage until each step is computed.
+It keeps the draft tokens of steps that the head sent to the sampling stage until each step is
+computed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.generation import StageTiming
-from edgeshard.domain.requests.step import ForwardStep, GuessedTokens, ReturnedStep, StepPlan, Tensor, WireStep
+from edgeshard.domain.requests.step import (
+    ForwardStep,
+    GuessedTokens,
+    ReturnedStep,
+    StepPlan,
+    Tensor,
+    WireStep,
+)
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.compute_thread import ComputeThread, StepOnThread
@@ -87,10 +95,12 @@ class StageObserver(Protocol):
 
 
 class Pace(Protocol):
-    """Holds computed steps back. The lab has one, for nodes that pretend to be others (`edgeshard_agent.emulation`)."""
+    """Holds computed steps back. The lab has one, for nodes that pretend to be others
+    (`edgeshard_agent.emulation`)."""
 
     def hold(self, plan: StepPlan, arrived_s: float, on_thread: StepOnThread | None) -> None:
-        """Return when a step that came at `arrived_s` may be done; on the compute thread, after it was computed."""
+        """Return when a step that came at `arrived_s` may be done; on the compute thread, after it
+        was computed."""
 
 
 _Offered = tuple[HeadStep | ForwardStep, float]
@@ -99,7 +109,8 @@ _Offered = tuple[HeadStep | ForwardStep, float]
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """A computed step that is to be sent; the compute thread worked on it from `began_s` to `ended_s`."""
+    """A computed step that is to be sent; the compute thread worked on it from `began_s` to
+    `ended_s`."""
 
     result: WireStep
     frames: list[Frame]
@@ -111,9 +122,9 @@ class _Ran:
 class StageRunner:
     """One stage of one epoch.
 
-    A step goes straight to the compute thread's queue, so that the next one begins there without a turn of the event
-    loop between them. The head keeps at most a window of steps in flight, so at most a window wait here, and
-    `offer` never blocks. A step that cannot be run fails the stage.
+    A step goes straight to the compute thread's queue, so that the next one begins there without a
+    turn of the event loop between them. The head keeps at most a window of steps in flight, so at
+    most a window wait here, and `offer` never blocks. A step that cannot be run fails the stage.
     """
 
     deployment: DeploymentName
@@ -133,7 +144,8 @@ class StageRunner:
 
     def __post_init__(self) -> None:
         self.part_bytes: Callable[[], int] = lambda: PART_BYTES
-        """The most bytes that frames of a step may have; asked on the compute thread for each step."""
+        """The most bytes that frames of a step may have; asked on the compute thread for each
+        step."""
         self.told = ToldGuesses()
         self._waiting: list[_Offered] = []
         """Steps of a sweep whose others are still on their way."""
@@ -174,7 +186,11 @@ class StageRunner:
         if self.failure is None:
             self.failure = error
             log.error(
-                "stage_failed", deployment=self.deployment, stage=self.index, reason=error.reason, why=error.message
+                "stage_failed",
+                deployment=self.deployment,
+                stage=self.index,
+                reason=error.reason,
+                why=error.message,
             )
             self.around.broke(error)
 
@@ -235,7 +251,8 @@ class StageRunner:
             steps = steps[len(ran) :]
 
     def _drafted(self, step: HeadStep | ForwardStep) -> HeadStep | ForwardStep:
-        """The step with guesses from the draft, made on the compute thread; without guesses if that fails."""
+        """The step with guesses from the draft, made on the compute thread; without guesses if that
+        fails."""
         if not isinstance(step, HeadStep) or (self.drafter is None and not step.asks):
             return step
         guesses: GuessedTokens = {}
@@ -249,12 +266,18 @@ class StageRunner:
             log.warning("draft_failed", deployment=self.deployment, reason=reason)
         return step.with_drafted(guesses) if step.asks else step
 
-    def _tell(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
+    def _tell(
+        self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError
+    ) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the daemon is ending
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop was closed meanwhile: the daemon is ending
             self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
 
-    def _ended(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
+    def _ended(
+        self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError
+    ) -> None:
         """Send the result of a step, or fail; on the event loop."""
         if self._has_ended:
             return
@@ -275,7 +298,9 @@ class StageRunner:
 
     def _crashed(self, error: Exception) -> InternalError:
         log.error("stage_crashed", deployment=self.deployment, stage=self.index, exc_info=error)
-        return InternalError(f"stage {self.index} crashed: {type(error).__name__}", reason="STAGE_CRASHED")
+        return InternalError(
+            f"stage {self.index} crashed: {type(error).__name__}", reason="STAGE_CRASHED"
+        )
 
     def _note(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran) -> None:
         self._steps_done += 1
@@ -292,7 +317,9 @@ class StageRunner:
         """
         began = self.clock.now()
         guess_sources = [partial(self.told.take, step.number) for step, _ in steps]
-        outputs = self.model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps], guess_sources)
+        outputs = self.model.execute_sweep(
+            [(step.plan, self._inputs(step)) for step, _ in steps], guess_sources
+        )
         results, share = [], 0.0
         for (step, arrived_s), output in zip(steps, outputs, strict=False):
             waited_s = began - arrived_s
@@ -303,9 +330,12 @@ class StageRunner:
                 share = (self.clock.now() - began) / len(outputs)
             timing = StageTiming(self.index, waited_s, share)
             result = self._result(step, output, hidden, timing)
-            # The only stage of a pipeline hands its result to the head in its own process: nothing travels.
+            # The only stage of a pipeline hands its result to the head in its own process: nothing
+            # travels.
             alone = self.model.is_first and self.model.is_last
-            frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
+            frames = (
+                [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
+            )
             results.append((result, frames))
         part = (self.clock.now() - began) / len(results)
         return [
@@ -314,14 +344,20 @@ class StageRunner:
         ]
 
     def _result(
-        self, step: HeadStep | ForwardStep, output: StageOutput, hidden: Tensor | None, timing: StageTiming
+        self,
+        step: HeadStep | ForwardStep,
+        output: StageOutput,
+        hidden: Tensor | None,
+        timing: StageTiming,
     ) -> WireStep:
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
         if self.model.is_last:
             return ReturnedStep(step.number, replace(output.result, timings=timings))
         return ForwardStep(step.number, step.plan, hidden, timings)
 
-    def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:
+    def _inputs(
+        self, step: HeadStep | ForwardStep
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:
         if isinstance(step, HeadStep):
             return np.array(step.tokens, dtype=np.int64) if step.tokens else None
         if step.hidden is None:

@@ -17,7 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from edgeshard.domain.errors import CancelledRequestError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    CancelledRequestError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
 from edgeshard.domain.requests.generation import Generation, check_prompt_size, text_bytes
 from edgeshard.domain.requests.head import StartRequest
 from edgeshard_agent.scheduler.fairness import ServedTokens
@@ -28,8 +32,9 @@ LONG_BYTES = 256 << 10
 second for a text of this size. Most prompts stay below: 128 KB of them with GPT-2's steps, 43 with
 Qwen's, 21 with Llama 2's. So most heads never have the process."""
 SHRINKING = 4
-"""Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4. No other
-mapping of characters shortens more: composed by NFC, three letters of Hangul become one of a third of their bytes."""
+"""Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical
+one of 4. No other mapping of characters shortens more: composed by NFC, three letters of Hangul
+become one of a third of their bytes."""
 
 
 class AnyTokenizer(Protocol):
@@ -56,7 +61,8 @@ class AnyLongTexts(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A prompt that waits for or is in the tokenizer. `client`, `priority` and `arrival` decide whose turn it is."""
+    """A prompt that waits for or is in the tokenizer. `client`, `priority` and `arrival` decide
+    whose turn it is."""
 
     text: str
     size: int
@@ -65,12 +71,14 @@ class _Text:
     priority: int
     arrival: int
     has_left: Callable[[], bool]
-    tokens: asyncio.Future[list[int]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    tokens: asyncio.Future[list[int]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Tokenising:
-    """Takes the prompts of one head, whose requests have `max_context` positions. All but `encode` is on the loop.
-    Without `long_texts` all go to threads.
+    """Takes the prompts of one head, whose requests have `max_context` positions. All but `encode`
+    is on the loop. Without `long_texts` all go to threads.
 
     By priority, then clients get equal shares of the bytes, then in the order they came. A running
     text keeps its place until it is done, even if others wait: a short one cannot be stopped, and a
@@ -78,7 +86,10 @@ class Tokenising:
     """
 
     def __init__(
-        self, tokenizer: AnyTokenizer | None, max_context: int, long_texts: AnyLongTexts | None = None
+        self,
+        tokenizer: AnyTokenizer | None,
+        max_context: int,
+        long_texts: AnyLongTexts | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._long_texts = long_texts
@@ -109,7 +120,9 @@ class Tokenising:
         self._check_fits(tokenizer, size, _least_new_tokens(start.generation))
         self._arrivals += 1
         is_long = size * tokenizer.growth > LONG_BYTES
-        text = _Text(prompt, size, is_long, start.client, start.generation.priority, self._arrivals, has_left)
+        text = _Text(
+            prompt, size, is_long, start.client, start.generation.priority, self._arrivals, has_left
+        )
         self._served_bytes.open(text.client)
         self._waiting.append(text)
         try:
@@ -139,7 +152,8 @@ class Tokenising:
         room = self._max_context - new_tokens
         if room <= 0:
             raise InvalidArgumentError(
-                f"max_new_tokens: {new_tokens} new tokens leave no room for a prompt in the deployment's "
+                f"max_new_tokens: {new_tokens} new tokens leave no room for a prompt in the "
+                "deployment's "
                 f"context of {self._max_context}; request fewer",
                 field="max_new_tokens",
                 reason="CONTEXT_EXCEEDED",
@@ -147,21 +161,27 @@ class Tokenising:
         most = SHRINKING * room * tokenizer.longest_token_bytes
         if size > most:
             raise InvalidArgumentError(
-                f"prompt: a text of {size} bytes does not fit the deployment's context of {self._max_context} tokens, "
+                f"prompt: a text of {size} bytes does not fit the deployment's context of "
+                f"{self._max_context} tokens, "
                 f"{new_tokens} of which are for the answer; shorten it",
                 field="prompt",
                 reason="CONTEXT_EXCEEDED",
             )
 
     def _begin(self, tokenizer: AnyTokenizer) -> None:
-        """Begin the texts that may begin now. Texts whose clients have left go first: they need no turn."""
+        """Begin the texts that may begin now. Texts whose clients have left go first: they need no
+        turn."""
         for text in [text for text in self._waiting if text.has_left()]:
             self._waiting.remove(text)
             if not text.tokens.done():
-                text.tokens.set_exception(CancelledRequestError("the request was cancelled before it was tokenised"))
+                text.tokens.set_exception(
+                    CancelledRequestError("the request was cancelled before it was tokenised")
+                )
         while len(self._running) < AT_ONCE:
             one_is_long = any(text.is_long for text in self._running)
-            following = self._served_bytes.first(text for text in self._waiting if not (one_is_long and text.is_long))
+            following = self._served_bytes.first(
+                text for text in self._waiting if not (one_is_long and text.is_long)
+            )
             if following is None:
                 return
             self._waiting.remove(following)
@@ -190,14 +210,19 @@ class Tokenising:
 
 def _least_new_tokens(generation: Generation) -> int:
     """The number of new tokens that must fit after the prompt."""
-    return min(1, generation.max_new_tokens) if generation.clip_new_tokens else generation.max_new_tokens
+    return (
+        min(1, generation.max_new_tokens)
+        if generation.clip_new_tokens
+        else generation.max_new_tokens
+    )
 
 
 class Decoding:
     """The text of one request's tokens. If the tokenizer fails on them, `failed` is called and no
     more text follows.
 
-    A fault must not come out of it: the scheduler would lose the tokens of other requests that came with this one's.
+    A fault must not come out of it: the scheduler would lose the tokens of other requests that came
+    with this one's.
     """
 
     def __init__(self, tokenizer: AnyTokenizer | None, failed: Callable[[Exception], None]) -> None:

@@ -28,14 +28,18 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         added = tokenizer.get_added_tokens_decoder()
-        self.special_tokens = {token.content: number for number, token in added.items() if token.special}
+        self.special_tokens = {
+            token.content: number for number, token in added.items() if token.special
+        }
         self.growth = loaded_growth(tokenizer)
-        self.longest_token_bytes = max(map(text_bytes, tokenizer.get_vocab(with_added_tokens=True)), default=0)
+        self.longest_token_bytes = max(
+            map(text_bytes, tokenizer.get_vocab(with_added_tokens=True)), default=0
+        )
 
     @classmethod
     def load(cls, path: Path, *, checked: bool = False) -> Tokenizer:
-        """Raises DataLossError when the file is not a tokenizer. `checked`: another process has found its form good,
-        and this one may end."""
+        """Raises DataLossError when the file is not a tokenizer. `checked`: another process has
+        found its form good, and this one may end."""
         try:
             data = path.read_bytes()
             if not checked:
@@ -45,7 +49,9 @@ class Tokenizer:
         except BaseException as error:
             if not _is_fault(error):
                 raise
-            raise DataLossError(f"tokenizer.json cannot be read: {error}", field="tokenizer.json") from None
+            raise DataLossError(
+                f"tokenizer.json cannot be read: {error}", field="tokenizer.json"
+            ) from None
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens the model expects.
@@ -55,31 +61,37 @@ class Tokenizer:
         MemoryError.
         """
         try:
-            # `encode` would hold the interpreter's lock until it is done. The fast form keeps no offsets.
+            # `encode` would hold the interpreter's lock until it is done. The fast form keeps no
+            # offsets.
             ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids
         except BaseException as error:
             if not _is_fault(error):
                 raise
             # Not its text: it could quote the prompt.
             raise InternalError(
-                f"prompt: the model's tokenizer failed on this text ({type(error).__name__}); send token ids, or "
+                f"prompt: the model's tokenizer failed on this text ({type(error).__name__}); send "
+                "token ids, or "
                 "another text",
                 field="prompt",
                 reason="TOKENIZER_FAILED",
             ) from None
         if not ids:
-            raise InvalidArgumentError("prompt has no tokens", field="prompt", reason="EMPTY_PROMPT")
+            raise InvalidArgumentError(
+                "prompt has no tokens", field="prompt", reason="EMPTY_PROMPT"
+            )
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Text without special tokens; an incomplete character is U+FFFD. Raises InternalError as `encode` does."""
+        """Text without special tokens; an incomplete character is U+FFFD. Raises InternalError as
+        `encode` does."""
         try:
             return self._tokenizer.decode(ids, skip_special_tokens=True)
         except BaseException as error:
             if not _is_fault(error):
                 raise
             raise InternalError(
-                f"tokenizer.json: the model's tokenizer failed to make text of tokens ({type(error).__name__}); mend "
+                "tokenizer.json: the model's tokenizer failed to make text of tokens "
+                f"({type(error).__name__}); mend "
                 "its decoder and add the model again",
                 field="tokenizer.json",
                 reason="TOKENIZER_FAILED",
@@ -94,4 +106,6 @@ def _is_fault(error: BaseException) -> bool:
     """
     if isinstance(error, MemoryError):
         return False
-    return isinstance(error, Exception) or any(kind.__name__ == "PanicException" for kind in type(error).__mro__)
+    return isinstance(error, Exception) or any(
+        kind.__name__ == "PanicException" for kind in type(error).__mro__
+    )

@@ -1,4 +1,5 @@
-"""Messages between a node and its process of matchers: a request as a line of JSON, an answer as bytes."""
+"""Messages between a node and its process of matchers: a request as a line of JSON, an answer as
+bytes."""
 
 from __future__ import annotations
 

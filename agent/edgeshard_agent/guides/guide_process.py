@@ -42,12 +42,13 @@ SETUP_S = 120.0
 MEMORY_BYTES = 1 << 30
 """Limit of address space, in addition to what the tokens take."""
 STACK_BYTES = 256 << 20
-"""Hardly ever touched: the library recurses once for each rule that names the next, and a text of the largest size has
-16,000 of them."""
+"""Hardly ever touched: the library recurses once for each rule that names the next, and a text of
+the largest size has 16,000 of them."""
 MESSAGE_CHARACTERS = 600
 NOTHING = "no text satisfies it"
 DEAR_S = 0.01
-"""A request whose forced tokens took this long to find gets no more: a long text is cut again as a whole each time."""
+"""A request whose forced tokens took this long to find gets no more: a long text is cut again as a
+whole each time."""
 MANY_STATES = 50_000
 """States of a lexer, with 1 to 2 kB each; the library's own limit is five times as large."""
 
@@ -68,7 +69,8 @@ class Matchers:
         """Why there are none: every guide is refused with it."""
         self._matchers: dict[int, LLMatcher] = {}
         self._forced: dict[int, list[int] | None] = {}
-        """The forced tokens that were found and not drawn yet; None if they are too expensive to find."""
+        """The forced tokens that were found and not drawn yet; None if they are too expensive to
+        find."""
 
     def answer(self, message: Message) -> guide_messages.Path | None:
         """The path that a message requests; None if it requests no path. Raises RefusedError."""
@@ -97,10 +99,13 @@ class Matchers:
         except (OSError, InvalidArgumentError) as error:
             self._no_tokens = f"tokenizer.json cannot be read: {type(error).__name__}"
         except ValueError as error:
-            self._no_tokens = f"the model's tokenizer is of a kind that guides do not work with: {error}"
+            self._no_tokens = (
+                f"the model's tokenizer is of a kind that guides do not work with: {error}"
+            )
 
     def _path(self, matcher: LLMatcher, message: Open | Advance) -> guide_messages.Path:
-        """The masks for the next token and after forced ones; the matcher then returns to its former state."""
+        """The masks for the next token and after forced ones; the matcher then returns to its
+        former state."""
         masks = [_mask(matcher)]
         forced = self._next_forced(matcher, message)[: message.forced]
         for token in forced[:-1]:
@@ -128,7 +133,9 @@ class Matchers:
     def _open(self, message: Open) -> guide_messages.Path:
         if self._tokens is None:
             raise RefusedError(self._no_tokens)
-        limits = LLParserLimits(max_lexer_states=MANY_STATES, verbose_errors=False)  # verbose ones hold the answer
+        limits = LLParserLimits(
+            max_lexer_states=MANY_STATES, verbose_errors=False
+        )  # verbose ones hold the answer
         matcher = LLMatcher(self._tokens, _grammar(message.guide), log_level=0, limits=limits)
         if message.answer and not matcher.is_error():
             matcher.consume_tokens(list(message.answer))
@@ -192,7 +199,11 @@ def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
                 continue
             is_path, forced, answer = True, len(path.forced), path.to_bytes()
         except Exception as error:  # the library's own are plain ones
-            is_path, forced, answer = False, 0, str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace")
+            is_path, forced, answer = (
+                False,
+                0,
+                str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace"),
+            )
         # The time of the set-up is charged to no request.
         used_s = time.process_time() - began_s
         answers.write(ANSWER.pack(is_path, used_s, len(answer), forced) + answer)

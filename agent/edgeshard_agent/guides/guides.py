@@ -1,11 +1,13 @@
-"""The guides of a stage's requests, or of a head's checks: each next mask is made while the next step travels.
+"""The guides of a stage's requests, or of a head's checks: each next mask is made while the next
+step travels.
 
 A matcher's state is a function of the answer's tokens. So a request can continue from them on
 another node or in another matcher process.
 
-The processor time of guides is limited. A request may use a grace, for reading its guide, plus a fixed time for each
-token after it. Each requester (party) has a share of a core for everything that is not cheap. A party over its share
-waits until the share has refilled, and others continue meanwhile.
+The processor time of guides is limited. A request may use a grace, for reading its guide, plus a
+fixed time for each token after it. Each requester (party) has a share of a core for everything that
+is not cheap. A party over its share waits until the share has refilled, and others continue
+meanwhile.
 """
 
 from __future__ import annotations
@@ -77,7 +79,10 @@ class _Share:
     at_s: float
 
     def come_in(self, now_s: float) -> float:
-        self.left_s, self.at_s = min(BURST_S, self.left_s + SHARE * max(0.0, now_s - self.at_s)), now_s
+        self.left_s, self.at_s = (
+            min(BURST_S, self.left_s + SHARE * max(0.0, now_s - self.at_s)),
+            now_s,
+        )
         return self.left_s
 
 
@@ -113,7 +118,8 @@ WAIT_S = 20.0
 counts as hanging.
 """
 ANSWER_S = 15.0
-"""How long the process may take to answer. It ends itself by the processor time that it uses, long before."""
+"""How long the process may take to answer. It ends itself by the processor time that it uses, long
+before."""
 MOST_FREE = 3
 """After this many tokens without a forced one, the scheduler does not wait for a guide. Within free
 text each wait would cost time. At its end, forced tokens become known one step later, when the next
@@ -144,7 +150,13 @@ class Guided:
     """One request: `banned` and `advance` take turns, and are called by one thread."""
 
     def __init__(
-        self, guides: Guides, number: int, guide: Guide, answer: Sequence[int], party: int, forced: int
+        self,
+        guides: Guides,
+        number: int,
+        guide: Guide,
+        answer: Sequence[int],
+        party: int,
+        forced: int,
     ) -> None:
         self.number = number
         self.guide = guide
@@ -164,7 +176,8 @@ class Guided:
         self._begin()
 
     def is_due(self, wait_s: float = 0.0) -> bool:
-        """Whether `banned` knows by now, or shall wait no longer. One that was late last time is not waited for."""
+        """Whether `banned` knows by now, or shall wait no longer. One that was late last time is
+        not waited for."""
         if not self._making.future.done() and not self._was_late and wait_s > 0:
             wait([self._making.future], wait_s)
         is_due = self._making.future.done() or time.monotonic() - self._began_s > WAIT_S
@@ -175,7 +188,9 @@ class Guided:
         """The banned tokens at the position after the answer so far. Raises GuideError if no token
         is allowed there."""
         try:
-            path: Path = self._making.future.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
+            path: Path = self._making.future.result(
+                max(0.0, self._began_s + WAIT_S - time.monotonic())
+            )
         except FutureTimeoutError:
             raise GuideError("it took too long; make it simpler") from None
         return self._guides.banned(path.masks[self._drawn])
@@ -194,7 +209,11 @@ class Guided:
             return
         self.budget.tokens += 1
         path = self._known(0.0)
-        if path is not None and path.forced[self._drawn] == token and self._drawn + 1 < len(path.masks):
+        if (
+            path is not None
+            and path.forced[self._drawn] == token
+            and self._drawn + 1 < len(path.masks)
+        ):
             self._drawn += 1
         else:
             self._begin()
@@ -218,10 +237,11 @@ class Guided:
 
 
 class Guides:
-    """All guides of one stage or head, with a thread and a process that begin with the first of them.
+    """All guides of one stage or head, with a thread and a process that begin with the first of
+    them.
 
-    The processor time of a guide is charged to its request and its party (`RequestBudget`, `Shares`); parties take
-    turns.
+    The processor time of a guide is charged to its request and its party (`RequestBudget`,
+    `Shares`); parties take turns.
     """
 
     def __init__(self, setup: Setup = Setup()) -> None:  # noqa: B008 - frozen
@@ -239,7 +259,9 @@ class Guides:
         self._last_number = 0
         self._closed = False
 
-    def open(self, guide: Guide, answer: Sequence[int] = (), party: int = 0, forced: int = 0) -> Guided:
+    def open(
+        self, guide: Guide, answer: Sequence[int] = (), party: int = 0, forced: int = 0
+    ) -> Guided:
         """The guide of an answer that has these tokens so far; `party` is the requester, 0 if
         unknown. At most `forced` forced tokens are searched. So many tokens that are `forced` are
         found at most."""
@@ -247,7 +269,8 @@ class Guides:
         return Guided(self, self._last_number, guide, answer, party, forced)
 
     def check(self, guide: Guide, party: str = "") -> Future[None]:
-        """Done when the library has taken the guide; it raises InvalidArgumentError naming `guide` otherwise."""
+        """Done when the library has taken the guide; it raises InvalidArgumentError naming `guide`
+        otherwise."""
         return self._put(_Making(party, partial(self._check, guide))).future
 
     def close(self) -> None:
@@ -265,7 +288,9 @@ class Guides:
         return self._put(_Making(guided.party, partial(self._path_of, guided)))
 
     def banned(self, mask: bytes) -> Banned:
-        allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: self._setup.vocab_size]
+        allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[
+            : self._setup.vocab_size
+        ]
         banned: Banned = allowed == 0
         return banned
 
@@ -310,7 +335,9 @@ class Guides:
                 ended, self._ended = self._ended, deque()
                 if not ended:
                     now_s = time.monotonic()
-                    if turn := self._turns.take(lambda party: not self._shares.wait_s(party, now_s)):  # noqa: B023
+                    if turn := self._turns.take(
+                        lambda party: not self._shares.wait_s(party, now_s)  # noqa: B023
+                    ):
                         return turn[1]
                     waits = [self._shares.wait_s(party, now_s) for party in self._turns.waiting()]
                     self._changed.wait(min(waits, default=None))
@@ -324,7 +351,9 @@ class Guides:
             self._ask(Open(0, guide.kind, guide.text))
         except GuideError as error:
             raise InvalidArgumentError(
-                f"guide: the {guide.kind} is refused: {error}", field="guide", reason="GUIDE_INVALID"
+                f"guide: the {guide.kind} is refused: {error}",
+                field="guide",
+                reason="GUIDE_INVALID",
             ) from None
         self._forget(0)
         self._accepted.append(guide)
@@ -340,7 +369,9 @@ class Guides:
                 path = self._ask(Advance(guided.number, more, guided.most_forced))
             else:
                 guide, answer = guided.guide, tuple(guided.answer)
-                path = self._ask(Open(guided.number, guide.kind, guide.text, answer, guided.most_forced))
+                path = self._ask(
+                    Open(guided.number, guide.kind, guide.text, answer, guided.most_forced)
+                )
                 self._known.add(guided.number)
         finally:
             guided.budget.used_s += self._used_s
@@ -356,7 +387,9 @@ class Guides:
             log.warning("guides_ended", why=str(error))
             # The process that knew its processor time is gone. On a busy node it differs much from
             # the elapsed time.
-            self._used_s = min(time.monotonic() - began_s, OPEN_S if isinstance(message, Open) else ADVANCE_S)
+            self._used_s = min(
+                time.monotonic() - began_s, OPEN_S if isinstance(message, Open) else ADVANCE_S
+            )
             self._drop()
             raise GuideError(TOO_MUCH) from None
         if forced is None:
@@ -382,9 +415,11 @@ class _Process:
     def __init__(self, setup: Setup) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "edgeshard_agent.guides.guide_process"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,  # it could quote an answer
+            # it could quote an answer
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, whose end ends this process
+            # a Ctrl-C at the agent's terminal is for the agent, whose end ends this process
+            start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
         self._answers = select.poll()

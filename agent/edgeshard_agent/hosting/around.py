@@ -34,12 +34,21 @@ if TYPE_CHECKING:
     from edgeshard_agent.model.weights.weights import StageWeights
 
 WeightsKey = tuple[Digest, DType, Quantisation | None]
-ModelKey = tuple[WeightsKey, LayerRange, KvFormat, tuple[int, int, int, int], int, tuple[int, bool], PlacedDraft | None]
+ModelKey = tuple[
+    WeightsKey,
+    LayerRange,
+    KvFormat,
+    tuple[int, int, int, int],
+    int,
+    tuple[int, bool],
+    PlacedDraft | None,
+]
 
 
 @dataclass(slots=True)
 class LoadProgress:
-    """The progress of a load: bytes fetched, of all that were missing; then of filling memory, None before that.
+    """The progress of a load: bytes fetched, of all that were missing; then of filling memory, None
+    before that.
 
     The loader calls `fetched` on the event loop and `filled` in a thread; each only sets values.
     """
@@ -82,7 +91,8 @@ class HeldWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A stage's weights and, on the first stage, the head's parts of the model. Reusable while `key` is the same."""
+    """A stage's weights and, on the first stage, the head's parts of the model. Reusable while
+    `key` is the same."""
 
     key: ModelKey
     model: StageModel
@@ -105,7 +115,8 @@ class LoadedModel:
             self.drafter.release()
 
     def retired(self, layers: LayerRange) -> HeldWeights:
-        """Its weights of these layers for another stage; the memory of all else goes back. It runs no more."""
+        """Its weights of these layers for another stage; the memory of all else goes back. It runs
+        no more."""
         if self.drafter is not None:
             self.drafter.release()
         weights = self.model.retire()
@@ -120,7 +131,15 @@ def model_key(prepare: PrepareStage) -> ModelKey:
     pool = placement.kv_blocks, prepare.spec.max_context, *slots
     swap = prepare.spec.kv_swap_bytes, prepare.spec.kv_swap_on_disk
     draft = None if prepare.stage else placement.draft
-    return weights_key(prepare), placed.layers, kv_dtype, pool, placed.weight_budget_bytes, swap, draft
+    return (
+        weights_key(prepare),
+        placed.layers,
+        kv_dtype,
+        pool,
+        placed.weight_budget_bytes,
+        swap,
+        draft,
+    )
 
 
 def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:
@@ -156,15 +175,19 @@ class HostServices:
     """Memory that a long prompt may take in the tokenizer process of a head."""
 
 
-LoadStandby = Callable[[KeepStandby, LayerRange, LoadProgress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
-"""Fetches and loads a standby while this node computes steps, except the weights that are in memory already."""
+LoadStandby = Callable[
+    [KeepStandby, LayerRange, LoadProgress, Sequence[HeldWeights]], Awaitable[HeldWeights]
+]
+"""Fetches and loads a standby while this node computes steps, except the weights that are in memory
+already."""
 Broken = Callable[[DeploymentName, Epoch], None]
 """Told when a stage breaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.loading`)."""
+    """Functions that need torch. A node gets its tools when it has joined
+    (`edgeshard_agent.hosting.loading`)."""
 
     load: Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
     """Fetches and loads a stage, except the weights that are in memory already."""
@@ -173,10 +196,13 @@ class Tools:
     """Measures and reports; cancelled, it leaves nothing in memory. The number is the bytes that
     the node's stages and standbys hold, None if it has no stage and no standby."""
     wire: Callable[[PrepareStage, LoadedModel, HostServices, Broken, Head | None], HostedStage]
-    """Makes a stage of loaded weights, and does not start it. The head is the one of the former epoch."""
+    """Makes a stage of loaded weights, and does not start it. The head is the one of the former
+    epoch."""
 
 
-MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools]
+MakeTools = Callable[
+    [MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools
+]
 """`edgeshard_agent.hosting.loading.make_tools`"""
 ReadFacts = Callable[[str, int | None], DeviceFacts]
 """`edgeshard_agent.measuring.facts.read_facts`"""

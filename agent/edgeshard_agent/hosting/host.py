@@ -1,4 +1,5 @@
-"""The stages this node hosts; carries out the core's actions on them, and answers operator requests.
+"""The stages this node hosts; carries out the core's actions on them, and answers operator
+requests.
 
 Operator requests are dumps of the node's state and newest events, and its packed files.
 """
@@ -30,7 +31,14 @@ from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.process.logs import debug_logged
 from edgeshard_agent.core import events, measuring
-from edgeshard_agent.core.node_actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
+from edgeshard_agent.core.node_actions import (
+    Action,
+    CloseStage,
+    LoadStage,
+    OpenHead,
+    ReportStarted,
+    SendResults,
+)
 from edgeshard_agent.core.node_state import AgentState, apply, machine, reconcile, worth_keeping
 from edgeshard_agent.core.standby import SetStandby, StandbySet
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
@@ -82,8 +90,8 @@ class _Loading:
 class Hosting:
     """Owns the agent's state: `post` folds an event in and starts what follows from it.
 
-    Everything runs on the event loop, and `post` never waits, so one event is folded at a time. Before `start` it
-    computes nothing.
+    Everything runs on the event loop, and `post` never waits, so one event is folded at a time.
+    Before `start` it computes nothing.
     """
 
     around: HostServices
@@ -98,7 +106,8 @@ class Hosting:
         self._ring: EventRing[AgentState, events.Event] = EventRing()
         self._stages: dict[DeploymentName, HostedStage] = {}
         self._heads: dict[DeploymentName, Head] = {}
-        """The heads of first stages: their requests outlive an epoch, and the stage itself when its layers change."""
+        """The heads of first stages: their requests outlive an epoch, and the stage itself when its
+        layers change."""
         self._loading: dict[DeploymentName, _Loading] = {}
         self._standbys = Standbys(self.around.changed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -116,7 +125,9 @@ class Hosting:
 
     def statuses(self) -> tuple[StageStatus, ...]:
         loading = [entry.status() for entry in self._loading.values()]
-        stages = [stage.status() for name, stage in self._stages.items() if name not in self._loading]
+        stages = [
+            stage.status() for name, stage in self._stages.items() if name not in self._loading
+        ]
         return (*loading, *stages, *self._standbys.statuses())
 
     def stages(self) -> tuple[HostedStage, ...]:
@@ -163,7 +174,9 @@ class Hosting:
             case LoadStage():
                 self._run(action.prepare.deployment, partial(self._load_stage, action.prepare))
             case OpenHead():
-                self._run(action.deployment, partial(self._open_head, action.deployment, action.epoch))
+                self._run(
+                    action.deployment, partial(self._open_head, action.deployment, action.epoch)
+                )
             case CloseStage():
                 self._run(action.deployment, partial(self._close_stage, action.deployment))
             case measuring.StartMeasuring():
@@ -171,12 +184,16 @@ class Hosting:
             case measuring.StopMeasuring():
                 self._run(_MEASURING, self._stop_measuring)
             case SetStandby():
-                self._run(_standby_task(action.command.deployment), partial(self._set_standby, action.command))
+                self._run(
+                    _standby_task(action.command.deployment),
+                    partial(self._set_standby, action.command),
+                )
             case StartTrace():
                 self._run(f"(trace) {action.command.deployment}", partial(self._trace, action))
 
     def _run(self, subject: str, work: Callable[[], Awaitable[events.Event]]) -> None:
-        """Do one thing at a time per deployment, and for the measuring; a newer action ends an older one first."""
+        """Do one thing at a time per deployment, and for the measuring; a newer action ends an
+        older one first."""
         former = self._tasks.get(subject)
 
         async def run() -> None:
@@ -194,10 +211,14 @@ class Hosting:
     async def _load_stage(self, prepare: PrepareStage) -> events.Event:
         deployment, epoch = prepare.deployment, prepare.epoch
         what = f"loading stage {prepare.stage}"
-        stage = await _tried(lambda: self._open_stage(prepare), "stage_load_crashed", what, deployment=deployment)
+        stage = await _tried(
+            lambda: self._open_stage(prepare), "stage_load_crashed", what, deployment=deployment
+        )
         if isinstance(stage, EdgeShardError):
             return events.StageLoadFailed(deployment, epoch, stage)
-        log.info("stage_ready", deployment=deployment, epoch=epoch, layers=str(prepare.placed.layers))
+        log.info(
+            "stage_ready", deployment=deployment, epoch=epoch, layers=str(prepare.placed.layers)
+        )
         return events.StageLoaded(deployment, epoch, stage.status())
 
     async def _open_stage(self, prepare: PrepareStage) -> HostedStage:
@@ -211,24 +232,30 @@ class Hosting:
             del self._loading[deployment]
         # Registered before it starts: a failed start is followed by a close, which must find it.
         head = self._heads.get(deployment) if prepare.stage == 0 else None
-        stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self.around, self._broke, head)
+        stage = self._stages[deployment] = self._tools.wire(
+            prepare, loaded, self.around, self._broke, head
+        )
         await self._keep_head(deployment, stage.head)
         stage.start()
         return stage
 
     async def _load(self, prepare: PrepareStage, loading: _Loading) -> LoadedModel:
-        """Load the parts that this node has not in memory yet, neither in its former stage nor as a standby."""
+        """Load the parts that this node has not in memory yet, neither in its former stage nor as a
+        standby."""
         former = await self._retired(prepare)
         try:
             await _end(self._tasks.get(_standby_task(prepare.deployment)))
-            held_weights = [item for item in (former, self._standbys.usable(prepare)) if item is not None]
+            held_weights = [
+                item for item in (former, self._standbys.usable(prepare)) if item is not None
+            ]
             return await self._tools.load(prepare, loading.progress, held_weights)
         finally:
             if former is not None:
                 former.pin.release()
 
     async def _retired(self, prepare: PrepareStage) -> HeldWeights | None:
-        """Weights of the former stage that the new one can share; the memory of all others is free afterwards."""
+        """Weights of the former stage that the new one can share; the memory of all others is free
+        afterwards."""
         former = self._stages.get(prepare.deployment)
         # Weights that stream are not shared.
         streams = prepare.placed.weight_budget_bytes > 0
@@ -240,7 +267,9 @@ class Hosting:
         pin = former.loaded.pin
         try:
             # To its end, though this be called off: what streams has threads that only that ends.
-            retired = await asyncio.shield(self.around.worker.run(former.loaded.retired, prepare.placed.layers))
+            retired = await asyncio.shield(
+                self.around.worker.run(former.loaded.retired, prepare.placed.layers)
+            )
             del former
             await self.around.worker.run(gc.collect)
         except BaseException:
@@ -251,13 +280,21 @@ class Hosting:
     async def _set_standby(self, command: KeepStandby) -> events.Event:
         what, deployment = "loading a standby", command.deployment
         load = self._tools.load_standby
-        error = await _tried(lambda: self._standbys.set(command, load), "standby_crashed", what, deployment=deployment)
+        error = await _tried(
+            lambda: self._standbys.set(command, load),
+            "standby_crashed",
+            what,
+            deployment=deployment,
+        )
         return StandbySet(command, error)
 
     async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> events.Event:
         what = "activating the head"
         error = await _tried(
-            lambda: self._stages[deployment].activate(), "activate_crashed", what, deployment=deployment
+            lambda: self._stages[deployment].activate(),
+            "activate_crashed",
+            what,
+            deployment=deployment,
         )
         return events.HeadActivated(deployment, epoch, error)
 
@@ -269,7 +306,9 @@ class Hosting:
 
     async def _run_measuring(self, task: measuring.MeasuringTask) -> events.Event:
         held_bytes = self._held_bytes()
-        error = await _tried(lambda: self._tools.measure(task, held_bytes), "measuring_crashed", "measuring")
+        error = await _tried(
+            lambda: self._tools.measure(task, held_bytes), "measuring_crashed", "measuring"
+        )
         return measuring.MeasuringEnded(task, error)
 
     def _held_bytes(self) -> int | None:
@@ -293,9 +332,11 @@ class Hosting:
         return TraceEnded(action.operation_id, command.deployment, error=error)
 
     async def _keep_weights(self, prepare: PrepareStage) -> LoadedModel | None:
-        """Stop the stage of the former epoch; returns its weights, with KV emptied, when they serve this epoch too.
+        """Stop the stage of the former epoch; returns its weights, with KV emptied, when they serve
+        this epoch too.
 
-        The stage stays in `_stages`: if this is cancelled, the next action stops it again and finds its weights.
+        The stage stays in `_stages`: if this is cancelled, the next action stops it again and finds
+        its weights.
         """
         former = self._stages.get(prepare.deployment)
         if former is None:
@@ -333,8 +374,11 @@ class Hosting:
         self.post(events.StageBroke(deployment, epoch))
 
 
-async def _tried(work: Callable[[], Awaitable[T]], event: str, what: str, **about: str) -> T | EdgeShardError:
-    """The result of the work, or the error that it raised. An error without a type is logged as this event."""
+async def _tried(
+    work: Callable[[], Awaitable[T]], event: str, what: str, **about: str
+) -> T | EdgeShardError:
+    """The result of the work, or the error that it raised. An error without a type is logged as
+    this event."""
     try:
         return await work()
     except EdgeShardError as error:
@@ -400,7 +444,13 @@ class DumpRequests(_Requests):
             text = await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
         except Exception:
             log.exception("dump_crashed")
-            self.refuse((CommandResult(operation_id, InternalError("the dump crashed; see the node's log")),))
+            self.refuse(
+                (
+                    CommandResult(
+                        operation_id, InternalError("the dump crashed; see the node's log")
+                    ),
+                )
+            )
         else:
             self.send(operation_id, text)
 
@@ -427,7 +477,8 @@ class PackedRequests(_Requests):
         except Exception as error:
             log.exception("packed_request_crashed")
             failure = InternalError(
-                f"the packed files could not be reached ({type(error).__name__}); see the node's log"
+                f"the packed files could not be reached ({type(error).__name__}); see the node's "
+                "log"
             )
             result = CommandResult(operation_id, failure)
         else:

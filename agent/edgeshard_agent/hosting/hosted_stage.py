@@ -1,4 +1,5 @@
-"""One stage of one epoch, wired: the link in, the stage at work, the link out, and on the first stage the head."""
+"""One stage of one epoch, wired: the link in, the stage at work, the link out, and on the first
+stage the head."""
 
 from __future__ import annotations
 
@@ -29,10 +30,11 @@ from edgeshard_agent.scheduler.setup import make_scheduler, make_slices
 
 @dataclass(eq=False)
 class HostedStage:
-    """Made when the weights are there; `start` opens the links, `activate` the head; `stop` closes all of it.
+    """Made when the weights are there; `start` opens the links, `activate` the head; `stop` closes
+    all of it.
 
-    A pipeline of one stage has no links: its finished steps go straight back into the head. The head outlives the
-    stage.
+    A pipeline of one stage has no links: its finished steps go straight back into the head. The
+    head outlives the stage.
     """
 
     prepare: PrepareStage
@@ -53,7 +55,14 @@ class HostedStage:
         guesses = prepare.placement.speculation is Speculation.GUESSES
         loaded.model.take_forced(MOST_ROWS - 1 if guesses else 0)
         self._runner = StageRunner(
-            prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
+            prepare.deployment,
+            prepare.epoch,
+            prepare.stage,
+            loaded.model,
+            around.worker,
+            self,
+            around.clock,
+            pace,
         )
         self._runner.drafter = loaded.drafter
         if (sender := self.sender) is not None:
@@ -73,10 +82,13 @@ class HostedStage:
             self.sender.start()
 
     async def activate(self) -> None:
-        """Open the head: returns once the next stage is linked and the coordinator has taken the attach."""
+        """Open the head: returns once the next stage is linked and the coordinator has taken the
+        attach."""
         prepare = self.prepare
         if self.head is None:
-            raise FailedPreconditionError(f"stage {prepare.stage} is not the first", reason="NOT_HEAD")
+            raise FailedPreconditionError(
+                f"stage {prepare.stage} is not the first", reason="NOT_HEAD"
+            )
         await self.head.prepare()
         if self.sender is not None:
             await self.sender.connected.wait()
@@ -118,7 +130,8 @@ class HostedStage:
 
     @property
     def coordinator_suspicions(self) -> int | None:
-        """The number of times that its head found the coordinator silent; None if it has no head."""
+        """The number of times that its head found the coordinator silent; None if it has no
+        head."""
         return None if self._stream is None else self._stream.suspicions
 
     @property
@@ -151,7 +164,9 @@ class HostedStage:
             if self._recorder is recorder:
                 self._record_with(None)
         placed = self.prepare.placed
-        return StageTrace(self.prepare.stage, placed.node_name, placed.layers, recorder.records, recorder.reads)
+        return StageTrace(
+            self.prepare.stage, placed.node_name, placed.layers, recorder.records, recorder.reads
+        )
 
     def _record_with(self, recorder: StepRecorder | None) -> None:
         self._recorder = self._runner.recorder = recorder
@@ -185,9 +200,12 @@ class HostedStage:
         self._runner.offer(step)
 
     def _tell(self, step: HeadStep) -> None:
-        """Send the guessed tokens to the stage that samples, whose link leads here, and to no other stage."""
+        """Send the guessed tokens to the stage that samples, whose link leads here, and to no other
+        stage."""
         if self._receiver is not None and (guessed := step.guessed):
-            self._receiver.tell(encode_guesses(self.prepare.deployment, self.prepare.epoch, step.number, guessed))
+            self._receiver.tell(
+                encode_guesses(self.prepare.deployment, self.prepare.epoch, step.number, guessed)
+            )
 
     def _told(self, frame: Frame) -> None:
         step_guesses = decode_guesses(frame, self.prepare.deployment, self.prepare.epoch)
@@ -220,10 +238,23 @@ class HostedStage:
         prepare = self.prepare
         to_stage = (prepare.stage + 1) % self._stage_count
         receiver = prepare.placement.stages[to_stage]
-        hop = Hop(prepare.deployment, prepare.epoch, prepare.stage, to_stage, receiver.address, receiver.node_name)
+        hop = Hop(
+            prepare.deployment,
+            prepare.epoch,
+            prepare.stage,
+            to_stage,
+            receiver.address,
+            receiver.node_name,
+        )
         around, window = self.around, self._window
-        carrier = None if around.emulation is None else around.emulation.carrier(receiver.node_name, window)
-        on_timing = partial(around.links.heard, receiver.node_id) if around.links else lambda sample: None
+        carrier = (
+            None
+            if around.emulation is None
+            else around.emulation.carrier(receiver.node_name, window)
+        )
+        on_timing = (
+            partial(around.links.heard, receiver.node_id) if around.links else lambda sample: None
+        )
         return LinkSender(
             hop,
             window,
@@ -239,7 +270,9 @@ class HostedStage:
         prepare, shape = self.prepare, self.loaded.model.shape
         dtype, width = prepare.spec.dtype, 0 if prepare.stage == 0 else shape.frame_width
         passed = prepare.stage or self._stage_count
-        contract = FrameContract(prepare.deployment, prepare.epoch, dtype, width, MAX_STEP_TOKENS, self._window, passed)
+        contract = FrameContract(
+            prepare.deployment, prepare.epoch, dtype, width, MAX_STEP_TOKENS, self._window, passed
+        )
         from_stage = (prepare.stage - 1) % self._stage_count
         sender = prepare.placement.stages[from_stage].node_name
         return LinkReceiver(from_stage, sender, contract, self._received, self._repeated)
@@ -257,5 +290,7 @@ class HostedStage:
             return former
         max_context = prepare.spec.max_context or shape.max_context
         most_new_tokens = prepare.spec.most_new_tokens(max_context)
-        limits = HeadLimits(shape.vocab_size, most_new_tokens, max_context, around.text_memory_bytes)
+        limits = HeadLimits(
+            shape.vocab_size, most_new_tokens, max_context, around.text_memory_bytes
+        )
         return Head(epoch, for_head.tokenizer, limits, around.clock.now)

@@ -1,8 +1,8 @@
 """From a prepare command to weights in memory: fetch only what the stage needs, and load it off the
 loop.
 
-`make_tools` returns all tools that a node computes with. Importing this imports torch, so a node does it when it has
-joined.
+`make_tools` returns all tools that a node computes with. Importing this imports torch, so a node
+does it when it has joined.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from edgeshard.architectures.units import UnitForm, tensors_of_units
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.deployments.deployment import draft_spec
 from edgeshard.domain.deployments.placement import Placement, Speculation
-from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    DataLossError,
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+)
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.models.residency import DISK_BLOCK_BYTES
@@ -82,7 +87,8 @@ _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 
 @dataclass(eq=False)
 class StageLoader:
-    """Loads stages through the node's cache; only what the cache lacks is fetched from the coordinator."""
+    """Loads stages through the node's cache; only what the cache lacks is fetched from the
+    coordinator."""
 
     cache: BlobCache
     store: grpc.aio.Channel
@@ -93,16 +99,21 @@ class StageLoader:
     device: str
     idle_spin_s: float
     packs: bool
-    """Whether loaded weights are kept packed, so that the next load only reads them; only on the CPU."""
+    """Whether loaded weights are kept packed, so that the next load only reads them; only on the
+    CPU."""
 
     def __post_init__(self) -> None:
         self._fetcher = Fetcher(self.cache, self.store)
         self.packs = self.packs and self.device == "cpu"
 
     async def load(
-        self, prepare: PrepareStage, progress: LoadProgress, held_weights: Sequence[HeldWeights] = ()
+        self,
+        prepare: PrepareStage,
+        progress: LoadProgress,
+        held_weights: Sequence[HeldWeights] = (),
     ) -> LoadedModel:
-        """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
+        """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or
+        in memory."""
         began, layers = time.monotonic(), prepare.placed.layers
 
         async def fill(fetched: _Fetched) -> StageModel:
@@ -132,9 +143,16 @@ class StageLoader:
 
         try:
             layers = command.placed.layers
-            model, _, draft_pin = await self._load(command, layers, (), LoadProgress(), fill, with_files=False)
+            model, _, draft_pin = await self._load(
+                command, layers, (), LoadProgress(), fill, with_files=False
+            )
         except EdgeShardError as error:
-            log.warning("draft_not_loaded", deployment=prepare.deployment, reason=error.reason, why=error.message)
+            log.warning(
+                "draft_not_loaded",
+                deployment=prepare.deployment,
+                reason=error.reason,
+                why=error.message,
+            )
             return None
         pin.join(draft_pin)
         assert prepare.placement.draft is not None
@@ -152,12 +170,16 @@ class StageLoader:
     ) -> StageModel:
         """A stage with its weights, made on the compute thread."""
         filling = asyncio.ensure_future(
-            self.worker.run(self._load_stage, prepare, fetched, reuse, guides, progress, idle_spin_s)
+            self.worker.run(
+                self._load_stage, prepare, fetched, reuse, guides, progress, idle_spin_s
+            )
         )
         try:
             return await asyncio.shield(filling)
         except asyncio.CancelledError:
-            filling.add_done_callback(self._release)  # the thread continues, and only this callback releases its result
+            filling.add_done_callback(
+                self._release
+            )  # the thread continues, and only this callback releases its result
             raise
 
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
@@ -166,10 +188,14 @@ class StageLoader:
                 self.worker.submit(filling.result().release)
 
     async def load_standby(
-        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held_weights: Sequence[HeldWeights] = ()
+        self,
+        command: KeepStandby,
+        layers: LayerRange,
+        progress: LoadProgress,
+        held_weights: Sequence[HeldWeights] = (),
     ) -> HeldWeights:
-        """Load weights as `load` does, but without memory for keys and values; cancelled, it stops at the next
-        tensor."""
+        """Load weights as `load` does, but without memory for keys and values; cancelled, it stops
+        at the next tensor."""
         began = time.monotonic()
         reuse = [item.weights for item in held_weights]
 
@@ -195,8 +221,8 @@ class StageLoader:
         fill: Callable[[_Fetched], Awaitable[T]],
         with_files: bool = True,
     ) -> tuple[T, ForHead | None, Pin]:
-        """A stage that `fill` makes, with the parts of the model for its head, or without its files. Sources that do
-        not serve are chosen again."""
+        """A stage that `fill` makes, with the parts of the model for its head, or without its
+        files. Sources that do not serve are chosen again."""
         needs = await self._needs(command, layers, held_weights, with_files)
         damaged, most = set[str](), None
         while True:
@@ -213,10 +239,17 @@ class StageLoader:
                 if error.reason == PACKED_DAMAGED and error.message not in damaged:
                     # The file is gone: its unit is loaded from blobs now, and packed again.
                     damaged.add(error.message)
-                    log.warning("packed_file_damaged", deployment=command.deployment, why=error.message)
-                elif error.reason == CACHE_LIMIT and any(size > blobs[unit] for unit, size in sources.sizes.items()):
-                    most = blobs  # files that take more room than the blobs of their units make way, once
-                    log.info("packed_files_dropped", deployment=command.deployment, why=error.message)
+                    log.warning(
+                        "packed_file_damaged", deployment=command.deployment, why=error.message
+                    )
+                elif error.reason == CACHE_LIMIT and any(
+                    size > blobs[unit] for unit, size in sources.sizes.items()
+                ):
+                    # files that take more room than the blobs of their units make way, once
+                    most = blobs
+                    log.info(
+                        "packed_files_dropped", deployment=command.deployment, why=error.message
+                    )
                 else:
                     raise
 
@@ -267,7 +300,9 @@ class StageLoader:
             if unit_of(shape.architecture, tensor.name, manifest.config) not in there
         }
         units = tensors_of_units(manifest.config, layers, quantisation)
-        units = {unit: names for unit, names in units.items() if not names.isdisjoint(missing_tensors)}
+        units = {
+            unit: names for unit, names in units.items() if not names.isdisjoint(missing_tensors)
+        }
         budget = command.placed.weight_budget_bytes if isinstance(command, PrepareStage) else 0
         at_end = with_files and (layers.first == 0 or layers.end == shape.layer_count)
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if at_end else []
@@ -277,7 +312,15 @@ class StageLoader:
             files += [file for file in manifest.files if file.name == forms.EXPERT_TABLE]
         form = UnitForm(digest, command.spec.dtype, quantisation, shape)
         return _Needs(
-            manifest, layers, command.spec.max_context, tensors, missing_tensors, files, form, units, budget or None
+            manifest,
+            layers,
+            command.spec.max_context,
+            tensors,
+            missing_tensors,
+            files,
+            form,
+            units,
+            budget or None,
         )
 
     def _load_stage(
@@ -304,7 +347,10 @@ class StageLoader:
         return StageModel.with_kv(weights, kv, idle_spin_s=idle_spin_s, guides=guides)
 
     def _load_weights(
-        self, fetched: _Fetched, reuse: Sequence[StageWeights], progress: Callable[[StageFilling], None]
+        self,
+        fetched: _Fetched,
+        reuse: Sequence[StageWeights],
+        progress: Callable[[StageFilling], None],
     ) -> StageWeights:
         needs = fetched.needs
         return StageWeights.load(
@@ -322,10 +368,11 @@ class StageLoader:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """The parts of a model that a stage needs: its tensors, the ones in no memory yet, and the head's files.
+    """The parts of a model that a stage needs: its tensors, the ones in no memory yet, and the
+    head's files.
 
-    `missing_tensors` are by canonical name; `units` are the units that have some of them. `budget` is given
-    for a stage that streams.
+    `missing_tensors` are by canonical name; `units` are the units that have some of them. `budget`
+    is given for a stage that streams.
     """
 
     manifest: ModelManifest
@@ -342,32 +389,47 @@ class _Needs:
     def blob_bytes(self) -> dict[str, int]:
         """Bytes of each unit's tensors."""
         return {
-            unit: sum(self.missing_tensors[name].stored_bytes for name in names if name in self.missing_tensors)
+            unit: sum(
+                self.missing_tensors[name].stored_bytes
+                for name in names
+                if name in self.missing_tensors
+            )
             for unit, names in self.units.items()
         }
 
     def from_blobs(self, sources: UnitSources) -> list[TensorInfo]:
-        return [tensor for name, tensor in self.missing_tensors.items() if name in sources.from_blobs]
+        return [
+            tensor for name, tensor in self.missing_tensors.items() if name in sources.from_blobs
+        ]
 
     def packed_bytes(self, tensors: Sequence[TensorInfo], sources: UnitSources) -> int:
-        """Bytes that these tensors take in packed files: rows are padded, and so are the parts of each file."""
+        """Bytes that these tensors take in packed files: rows are padded, and so are the parts of
+        each file."""
         size = self._held_bytes(tensors)
         return size + size // 16 + _PADDING_BYTES * (len(sources.tensors) - len(sources.sizes))
 
     def blobs_in(self, packed: frozenset[str]) -> frozenset[Digest]:
         """Blobs whose numbers only these units need."""
-        others = frozenset[str]().union(*(names for unit, names in self.units.items() if unit not in packed))
-        kept_blobs = {tensor.sha256 for name, tensor in self.missing_tensors.items() if name in others}
+        others = frozenset[str]().union(
+            *(names for unit, names in self.units.items() if unit not in packed)
+        )
+        kept_blobs = {
+            tensor.sha256 for name, tensor in self.missing_tensors.items() if name in others
+        }
         kept_blobs |= {file.sha256 for file in self.files}
         return frozenset(tensor.sha256 for tensor in self.missing_tensors.values()) - kept_blobs
 
     def check_size(self, size: int) -> None:
         expected = self._held_bytes(self.tensors)
         if size != expected:
-            raise InternalError(f"layers {self.layers} hold {size} parameter bytes, their manifest {expected}")
+            raise InternalError(
+                f"layers {self.layers} hold {size} parameter bytes, their manifest {expected}"
+            )
 
     def _held_bytes(self, tensors: Sequence[TensorInfo]) -> int:
-        return held_bytes(self.manifest.config, tensors, self.layers, self.form.dtype, self.form.quantisation)
+        return held_bytes(
+            self.manifest.config, tensors, self.layers, self.form.dtype, self.form.quantisation
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +486,9 @@ def _draft_command(prepare: PrepareStage) -> PrepareStage | None:
 
 
 def _expert_table(path: Path) -> dict[str, list[Any]]:
-    return forms.expert_table_of(forms.parse_json_object(path.read_text(encoding="utf-8"), forms.EXPERT_TABLE))
+    return forms.expert_table_of(
+        forms.parse_json_object(path.read_text(encoding="utf-8"), forms.EXPERT_TABLE)
+    )
 
 
 def _guides(fetched: _Fetched) -> Guides | None:
@@ -439,7 +503,8 @@ def _guides(fetched: _Fetched) -> Guides | None:
 def _eos_tokens(fetched: _Fetched) -> frozenset[int]:
     """The ids of the tokens that end an answer: those that any of the model's files names.
 
-    The default of a family counts only if neither config.json nor generation_config.json names a token.
+    The default of a family counts only if neither config.json nor generation_config.json names a
+    token.
     """
     needs = fetched.needs
     shape = needs.form.shape
@@ -447,12 +512,16 @@ def _eos_tokens(fetched: _Fetched) -> frozenset[int]:
     ends.update(named_eos_tokens(needs.manifest.config) if ends else shape.eos_tokens)
     text = _small_file(fetched, forms.TOKENIZER_SETTINGS, forms.end_text_of)
     if text is not None:
-        token_id = _small_file(fetched, forms.TOKENIZER, lambda tokenizer: forms.token_id(tokenizer, text))
+        token_id = _small_file(
+            fetched, forms.TOKENIZER, lambda tokenizer: forms.token_id(tokenizer, text)
+        )
         ends.update(() if token_id is None else (token_id,))
     return frozenset(token for token in ends if token < shape.vocab_size)
 
 
-def _small_file(fetched: _Fetched, name: str, read: Callable[[dict[str, Any]], R | None]) -> R | None:
+def _small_file(
+    fetched: _Fetched, name: str, read: Callable[[dict[str, Any]], R | None]
+) -> R | None:
     """The result of `read` for the JSON object of one of the model's files; None without the file.
 
     Raises DataLossError naming the file.
@@ -478,9 +547,12 @@ def make_tools(
     idle_spin_s: float,
     packs: bool,
 ) -> Tools:
-    """The tools of this node, whose `node.facts` are complete. `store` is a channel to the coordinator's models.
+    """The tools of this node, whose `node.facts` are complete. `store` is a channel to the
+    coordinator's models.
 
     With `packs`, weights are kept packed once they were loaded.
     """
-    loader = StageLoader(cache, store, worker, BackgroundThread(worker), node.device, idle_spin_s, packs)
+    loader = StageLoader(
+        cache, store, worker, BackgroundThread(worker), node.device, idle_spin_s, packs
+    )
     return Tools(loader.load, loader.load_standby, Measurer(node, reports, worker).run, HostedStage)

@@ -23,7 +23,11 @@ _STAGE = ("deployment", "stage")
 _HOP = ("deployment", "from_stage", "to_stage")
 _HEAD: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
     ("prompt_tokens", "Positions of prompts that were run.", lambda stats: stats.prompt_tokens),
-    ("prefix_hit_tokens", "Positions that the prefix cache had.", lambda stats: stats.prefix_hit_tokens),
+    (
+        "prefix_hit_tokens",
+        "Positions that the prefix cache had.",
+        lambda stats: stats.prefix_hit_tokens,
+    ),
     ("guesses", "Draft tokens, each a row of a step.", lambda stats: stats.guesses),
     ("right_guesses", "Those that were drawn.", lambda stats: stats.right_guesses),
     ("preemptions", "Requests that were set back for memory.", lambda stats: stats.preemptions),
@@ -31,8 +35,16 @@ _HEAD: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
 )
 _STEPS: tuple[tuple[str, str, Callable[[StepCounts], Histogram]], ...] = (
     ("step", "What a step took to compute.", lambda counts: counts.steps),
-    ("step_wait", "How long a step that had arrived waited for its turn.", lambda counts: counts.waits),
-    ("step_bubble", "How long the stage idled before a step, because none was there.", lambda counts: counts.bubbles),
+    (
+        "step_wait",
+        "How long a step that had arrived waited for its turn.",
+        lambda counts: counts.waits,
+    ),
+    (
+        "step_bubble",
+        "How long the stage idled before a step, because none was there.",
+        lambda counts: counts.bubbles,
+    ),
 )
 
 
@@ -44,10 +56,23 @@ class AgentMetrics:
         self._cache = cache
 
     def collect(self) -> Iterable[Metric]:
-        versions, meaning = (__version__, str(WIRE_VERSION)), "Always 1; the labels say which version runs."
+        versions, meaning = (
+            (__version__, str(WIRE_VERSION)),
+            "Always 1; the labels say which version runs.",
+        )
         yield gauge("edgeshard_build_info", meaning, ("version", "wire_version"), [(versions, 1)])
-        yield gauge("edgeshard_cache_bytes", "Fetched weights on the disk.", (), [((), self._cache.used_bytes)])
-        yield gauge("edgeshard_cache_limit_bytes", "What they may take.", (), [((), self._cache.limit_bytes)])
+        yield gauge(
+            "edgeshard_cache_bytes",
+            "Fetched weights on the disk.",
+            (),
+            [((), self._cache.used_bytes)],
+        )
+        yield gauge(
+            "edgeshard_cache_limit_bytes",
+            "What they may take.",
+            (),
+            [((), self._cache.limit_bytes)],
+        )
         packed = self._cache.packed.used_bytes
         yield gauge("edgeshard_packed_bytes", "Packed units on the disk.", (), [((), packed)])
         stages = self._hosting.stages()
@@ -58,25 +83,45 @@ class AgentMetrics:
         meaning = "Of this epoch's head: how often its coordinator was silent amid requests."
         samples = [(of, float(count)) for of, count in silent if count is not None]
         yield counter("edgeshard_coordinator_suspected", meaning, ("deployment",), samples)
-        heads = [((stage.prepare.deployment,), stage.head.stats) for stage in stages if stage.head is not None]
+        heads = [
+            ((stage.prepare.deployment,), stage.head.stats)
+            for stage in stages
+            if stage.head is not None
+        ]
         for name, meaning, figure in _HEAD:
             samples = [(of, figure(stats)) for of, stats in heads]
-            yield counter(f"edgeshard_head_{name}", f"Of this epoch's head: {meaning}", ("deployment",), samples)
+            yield counter(
+                f"edgeshard_head_{name}",
+                f"Of this epoch's head: {meaning}",
+                ("deployment",),
+                samples,
+            )
 
 
 def _steps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
-    counts_by_stage = [((stage.prepare.deployment, str(stage.prepare.stage)), stage.counts) for stage in stages]
+    counts_by_stage = [
+        ((stage.prepare.deployment, str(stage.prepare.stage)), stage.counts) for stage in stages
+    ]
     for name, meaning, figure in _STEPS:
         yield histogram(
-            f"edgeshard_{name}_seconds", meaning, _STAGE, [(of, figure(counts)) for of, counts in counts_by_stage]
+            f"edgeshard_{name}_seconds",
+            meaning,
+            _STAGE,
+            [(of, figure(counts)) for of, counts in counts_by_stage],
         )
 
 
 def _tiers(stages: Sequence[HostedStage]) -> Iterator[Metric]:
     """Metrics of stages whose weights, experts or KV are not all in memory."""
-    yield from STREAMING.metrics("edgeshard_weights", _STAGE, _parts(stages, lambda model: model.streaming))
-    yield from EXPERTS.metrics("edgeshard_experts", _STAGE, _parts(stages, lambda model: model.experts))
-    yield from SWAP.metrics("edgeshard_kv", _STAGE, _parts(stages, lambda model: model.pool.swapped))
+    yield from STREAMING.metrics(
+        "edgeshard_weights", _STAGE, _parts(stages, lambda model: model.streaming)
+    )
+    yield from EXPERTS.metrics(
+        "edgeshard_experts", _STAGE, _parts(stages, lambda model: model.experts)
+    )
+    yield from SWAP.metrics(
+        "edgeshard_kv", _STAGE, _parts(stages, lambda model: model.pool.swapped)
+    )
 
 
 def _parts(
@@ -101,6 +146,15 @@ def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:
         sent_bytes.append((out, float(sender.sent_bytes)))
         suspected.append((out, float(sender.suspicions)))
         received.append((into, float(stage.received_bytes)))
-    yield counter("edgeshard_link_sent_bytes", "Payload that went to the next stage.", _HOP, sent_bytes)
-    yield counter("edgeshard_link_received_bytes", "Payload that came from the stage before.", _HOP, received)
-    yield counter("edgeshard_link_suspected", "How often the link to the next stage became suspect.", _HOP, suspected)
+    yield counter(
+        "edgeshard_link_sent_bytes", "Payload that went to the next stage.", _HOP, sent_bytes
+    )
+    yield counter(
+        "edgeshard_link_received_bytes", "Payload that came from the stage before.", _HOP, received
+    )
+    yield counter(
+        "edgeshard_link_suspected",
+        "How often the link to the next stage became suspect.",
+        _HOP,
+        suspected,
+    )

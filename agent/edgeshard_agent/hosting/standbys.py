@@ -45,15 +45,25 @@ class Standbys:
         if layers is None:
             self.drop(deployment)
             return
-        if entry is not None and entry.held_weights is not None and entry.held_weights.serves(command, layers):
+        if (
+            entry is not None
+            and entry.held_weights is not None
+            and entry.held_weights.serves(command, layers)
+        ):
             entry.command, entry.layers = command, layers
             self._changed()
             return
-        former = self._taken(deployment, layers) if entry is not None and _same_weights(entry, command) else None
+        former = (
+            self._taken(deployment, layers)
+            if entry is not None and _same_weights(entry, command)
+            else None
+        )
         self.drop(deployment)
         entry = self._entries[deployment] = _Entry(command, layers)
         try:
-            entry.held_weights = await load(command, layers, entry.progress, [former] if former is not None else [])
+            entry.held_weights = await load(
+                command, layers, entry.progress, [former] if former is not None else []
+            )
         finally:
             if former is not None:
                 former.pin.release()
@@ -61,7 +71,10 @@ class Standbys:
                 self._entries.pop(deployment, None)
             self._changed()
         log.info(
-            "standby_ready", deployment=deployment, layers=str(layers), seconds=round(entry.held_weights.load_s, 3)
+            "standby_ready",
+            deployment=deployment,
+            layers=str(layers),
+            seconds=round(entry.held_weights.load_s, 3),
         )
 
     def usable(self, prepare: PrepareStage) -> HeldWeights | None:
@@ -73,7 +86,10 @@ class Standbys:
         entry = self._entries.get(prepare.deployment)
         if entry is None or entry.held_weights is None:
             return None
-        same = entry.held_weights.key == weights_key(prepare) and not prepare.placed.weight_budget_bytes
+        same = (
+            entry.held_weights.key == weights_key(prepare)
+            and not prepare.placed.weight_budget_bytes
+        )
         if same and entry.held_weights.weights.shareable(prepare.placed.layers):
             entry.is_lent = True
             return entry.held_weights

@@ -1,1 +1,2 @@
-"""Measuring a node: its layers' times, its memory, the engine's own cost of a step, and its links."""
+"""Measuring a node: its layers' times, its memory, the engine's own cost of a step, and its
+links."""

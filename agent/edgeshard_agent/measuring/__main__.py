@@ -1,4 +1,5 @@
-"""`python -m edgeshard_agent.measuring`: measure this node for a model, which needs only its config.json."""
+"""`python -m edgeshard_agent.measuring`: measure this node for a model, which needs only its
+config.json."""
 
 from __future__ import annotations
 
@@ -39,19 +40,36 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m edgeshard_agent.measuring", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="config.json of a model, or the folder it is in")
+    parser = argparse.ArgumentParser(
+        prog="python -m edgeshard_agent.measuring", description=__doc__
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, help="config.json of a model, or the folder it is in"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float16 or float32")
     parser.add_argument("--quantise", help="int8 or int4: the weights as small integers")
-    parser.add_argument("--head-quantisation", help="of the LM head then: int8 (default), int4 or none")
+    parser.add_argument(
+        "--head-quantisation", help="of the LM head then: int8 (default), int4 or none"
+    )
     parser.add_argument("--device", default="cpu", help="device to compute on: cpu, cuda or cuda:N")
-    parser.add_argument("--threads", type=_count, help="cores that computing may use; all of them when absent")
-    parser.add_argument("--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again")
+    parser.add_argument(
+        "--threads", type=_count, help="cores that computing may use; all of them when absent"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again"
+    )
     less = parser.add_mutually_exclusive_group()
-    for effort, what in ((Effort.QUICK, "fewer points and repeats: seconds, and less exact"), (Effort.FIRST, _FIRST)):
-        less.add_argument(f"--{effort}", dest="effort", action="store_const", const=effort, help=what)
+    for effort, what in (
+        (Effort.QUICK, "fewer points and repeats: seconds, and less exact"),
+        (Effort.FIRST, _FIRST),
+    ):
+        less.add_argument(
+            f"--{effort}", dest="effort", action="store_const", const=effort, help=what
+        )
     parser.set_defaults(effort=Effort.FULL)
-    parser.add_argument("--again", action="store_true", help="measure even when a profile of this node is kept")
+    parser.add_argument(
+        "--again", action="store_true", help="measure even when a profile of this node is kept"
+    )
     parser.add_argument("--json", action="store_true", help="print the profile itself on stdout")
     return parser
 
@@ -83,13 +101,21 @@ def _run(options: argparse.Namespace) -> None:
     store = None if options.state_dir is None else ProfileStore(options.state_dir)
     profile = None
     if store is not None and not options.again:
-        profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.effort)
+        profile = store.find(
+            fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.effort
+        )
     if profile is None:
-        profile = _measured(MeasuringJob(config, dtype, options.device, threads, options.effort, None, quantisation))
+        profile = _measured(
+            MeasuringJob(config, dtype, options.device, threads, options.effort, None, quantisation)
+        )
         if store is not None:
-            profile = replace(profile, disk=measure_disk(options.state_dir, EXTENTS[options.effort]))
+            profile = replace(
+                profile, disk=measure_disk(options.state_dir, EXTENTS[options.effort])
+            )
             store.keep(profile)
-    sys.stdout.write((profile_text(profile) if options.json else "\n".join(profile_lines(profile))) + "\n")
+    sys.stdout.write(
+        (profile_text(profile) if options.json else "\n".join(profile_lines(profile))) + "\n"
+    )
 
 
 def _measured(job: MeasuringJob) -> ComputeProfile:
@@ -97,7 +123,12 @@ def _measured(job: MeasuringJob) -> ComputeProfile:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<40}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
 

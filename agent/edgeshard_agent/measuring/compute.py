@@ -35,7 +35,13 @@ from edgeshard_agent.measuring.rotation import (
     kv_bytes,
 )
 from edgeshard_agent.measuring.stops import Stops, no_stops
-from edgeshard_agent.measuring.stopwatch import CpuQuota, Measurement, Stopwatch, is_steady, summarise
+from edgeshard_agent.measuring.stopwatch import (
+    CpuQuota,
+    Measurement,
+    Stopwatch,
+    is_steady,
+    summarise,
+)
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weights import check_weights
@@ -49,8 +55,8 @@ Progress = Callable[[str, int, int], None]
 
 
 def fingerprint(facts: DeviceFacts, threads: int) -> str:
-    """The fingerprint of this node with `threads` threads. On a processor it includes which native kernels there
-    are, and the quota of its control group."""
+    """The fingerprint of this node with `threads` threads. On a processor it includes which native
+    kernels there are, and the quota of its control group."""
     details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
     if facts.kind == "cpu":
         details["kernels"] = kernel_names()[0] if native_available() else "torch"
@@ -61,7 +67,8 @@ def fingerprint(facts: DeviceFacts, threads: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockSort:
-    """Blocks that do the same work: `first` is one of them, `layers` how many there are, `parameters` of one."""
+    """Blocks that do the same work: `first` is one of them, `layers` how many there are,
+    `parameters` of one."""
 
     kind: profile.LayerKind
     first: int
@@ -72,8 +79,11 @@ class BlockSort:
     """Bytes of the matrices that have formats of their own."""
 
 
-def block_sorts(model: ModelSpec, quantisation: Quantisation | None = None) -> tuple[BlockSort, ...]:
-    """The distinct blocks of a model: dense or of experts, and by their size, their window and their formats."""
+def block_sorts(
+    model: ModelSpec, quantisation: Quantisation | None = None
+) -> tuple[BlockSort, ...]:
+    """The distinct blocks of a model: dense or of experts, and by their size, their window and
+    their formats."""
     is_stored = quantisation is Quantisation.STORED
     members: dict[tuple[profile.LayerKind, int, int, int], list[int]] = {}
     for index, block in enumerate(model.blocks):
@@ -88,7 +98,8 @@ def block_sorts(model: ModelSpec, quantisation: Quantisation | None = None) -> t
 
 @dataclass(slots=True)
 class Point:
-    """A sample in the making: `batch` sequences of `tokens` tokens, and the seconds of its repeats so far."""
+    """A sample in the making: `batch` sequences of `tokens` tokens, and the seconds of its repeats
+    so far."""
 
     count: int
     context: int
@@ -121,7 +132,10 @@ class Profiler:
         self._shape: ModelShape = self._model.shape
         limit = self._shape.max_context
         self._grid = self.grid.within(limit)
-        self._prefill, self._decode = self._grid.prefill_points(limit), self._grid.decode_points(limit)
+        self._prefill, self._decode = (
+            self._grid.prefill_points(limit),
+            self._grid.decode_points(limit),
+        )
         self._is_first = self._grid.effort is profile.Effort.FIRST
         self._room_bytes = 0
         self._quota = CpuQuota(cpu_quota(), self.threads)
@@ -132,13 +146,15 @@ class Profiler:
 
     @torch.inference_mode()
     def run(self) -> profile.ComputeProfile:
-        """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
-        when not even one layer fits into memory."""
+        """Raises UnsupportedModelError for the config, InvalidArgumentError for the device,
+        ResourceExhaustedError when not even one layer fits into memory."""
         form, device = self.form, self.form.device
         check_weights(self._shape, device, form.quantisation)
         facts = read_facts(device, self.memory_limit_bytes, known_bits="")
         own_bytes = psutil.Process().memory_info().rss
-        memory = profile.MemoryProfile(facts.memory_total_bytes, _free_bytes(device), own_bytes, facts.unified_memory)
+        memory = profile.MemoryProfile(
+            facts.memory_total_bytes, _free_bytes(device), own_bytes, facts.unified_memory
+        )
         self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
         cache = self.cache if self.cache is not None else cache_bytes(device)
         rotated = min(self._grid.caches * cache, self._model_bytes())
@@ -182,20 +198,28 @@ class Profiler:
         prefill, decode = self._prefill, self._decode
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
-        kv = kv_bytes(block.kv, self.form.dtype, room) + requests * block.state_bytes(self.form.dtype)
+        kv = kv_bytes(block.kv, self.form.dtype, room) + requests * block.state_bytes(
+            self.form.dtype
+        )
         copies = self._copies(sort.kind, copies_needed(size, rotated), sort.parameters, size, kv)
         rotation = BlockRotation(self.form, sort.first, copies, room, requests)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
         for number in range(self._grid.repeats.passes):
             for point in points:
-                self._tell(f"{sort.kind}: {point.batch} x {point.tokens} tokens behind {point.context}")
+                self._tell(
+                    f"{sort.kind}: {point.batch} x {point.tokens} tokens behind {point.context}"
+                )
                 if not is_steady(point.seconds):
                     self._time(rotation, point, first=number == 0)
-        samples = [_sample(point.count, point.context, summarise(point.seconds)) for point in points]
+        samples = [
+            _sample(point.count, point.context, summarise(point.seconds)) for point in points
+        ]
         both = tuple(samples[: len(prefill)]), tuple(samples[len(prefill) :])
         own = size if sort.stored_bytes else 0
         rotated_bytes = rotation.rotated_bytes
-        return profile.LayerProfile(sort.kind, sort.parameters, sort.layers, sort.window, rotated_bytes, *both, own)
+        return profile.LayerProfile(
+            sort.kind, sort.parameters, sort.layers, sort.window, rotated_bytes, *both, own
+        )
 
     def _model_bytes(self) -> int:
         """No node has more weights to go through between two uses of a layer."""
@@ -203,12 +227,17 @@ class Profiler:
         blocks = sum(block.weight_bytes(form.dtype, form.quantisation) for block in model.blocks)
         return blocks + model.head_bytes(form.dtype, form.quantisation)
 
-    def _copies(self, what: str, copies: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
+    def _copies(
+        self, what: str, copies: int, parameters: int, weights_bytes: int, kv_bytes: int = 0
+    ) -> int:
         """Copies that together exceed the caches, or as many as fit."""
         # Until they are packed, the weights of one copy exist in the dtype as well.
         whole_bytes = parameters * self.form.dtype.itemsize + kv_bytes
         if whole_bytes > self._room_bytes:
-            raise _no_memory(f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
+            raise _no_memory(
+                f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} "
+                "MiB"
+            )
         return min(copies, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
 
     def _time(self, rotation: BlockRotation, point: Point, first: bool) -> None:
@@ -221,9 +250,12 @@ class Profiler:
 
         copies = 1
         once = self._watch.once(lap)  # also finds the kernels and their buffers
-        # If it is cheap, one round through all copies; long layers are timed one copy after the other.
+        # If it is cheap, one round through all copies; long layers are timed one copy after the
+        # other.
         repeats = self._grid.repeats
-        copies = max(1, min(rotation.copies, int(repeats.limit_s / (2 * repeats.least) / max(once, 1e-6))))
+        copies = max(
+            1, min(rotation.copies, int(repeats.limit_s / (2 * repeats.least) / max(once, 1e-6)))
+        )
         if first and copies == rotation.copies:
             lap()
         point.seconds += self._watch.collect(lap, repeats, copies)
@@ -234,7 +266,9 @@ class Profiler:
         parameters = model.head_parameters if head else model.embedding_parameters
         size_of = model.head_bytes if head else model.embedding_bytes
         size = size_of(form.dtype, form.quantisation)
-        if self._is_first and not head:  # it takes microseconds, and its size many times as long to make
+        if (
+            self._is_first and not head
+        ):  # it takes microseconds, and its size many times as long to make
             form, copies = form.with_few_tokens(), 1
         else:
             copies = self._copies(kind, copies_needed(size, rotated), parameters, size)
@@ -252,7 +286,9 @@ class Profiler:
         self._tell(f"embedding: {rows} tokens")
         generator = torch.Generator().manual_seed(3)
         device = self._watch.device
-        positions = torch.arange(rows, device=device).remainder(self._shape.max_context).unsqueeze(0)
+        positions = (
+            torch.arange(rows, device=device).remainder(self._shape.max_context).unsqueeze(0)
+        )
 
         def work() -> None:
             tokens = torch.randint(rotation.vocab_size, (1, rows), generator=generator).to(device)
@@ -269,7 +305,9 @@ class Profiler:
         for request in range(rows):
             sampler.open(request, Sampling(), ())
         row_places = [(request, 1) for request in range(rows)]
-        return self._warm_measure(lambda: sampler.draw(rotation.take().head(hidden), row_places), len(rotation))
+        return self._warm_measure(
+            lambda: sampler.draw(rotation.take().head(hidden), row_places), len(rotation)
+        )
 
     def _warm_measure(self, work: Callable[[], object], copies: int) -> Measurement:
         for _ in range(copies + 1):
@@ -291,7 +329,8 @@ def _sample(count: int, context: int, measured: Measurement) -> profile.Sample:
 
 def _no_memory(why: str) -> ResourceExhaustedError:
     return ResourceExhaustedError(
-        f"no memory to measure one layer of this model: {why}; free some, or measure a smaller model",
+        f"no memory to measure one layer of this model: {why}; free some, or measure a smaller "
+        "model",
         field="config",
         reason="NO_MEMORY_TO_MEASURE",
     )

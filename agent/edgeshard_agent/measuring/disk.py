@@ -1,4 +1,5 @@
-"""The rates at which weights stream from a directory's disk, and at which it is written and flushed.
+"""The rates at which weights stream from a directory's disk, and at which it is written and
+flushed.
 
 Weights are read past the page cache, two units at once in chunks by several threads, and their
 checksums are computed. Sequential reads gave a third of the rate that stages reach, so streaming
@@ -29,14 +30,16 @@ from edgeshard_agent.store.direct import CHUNK_BYTES, ChunkReader
 PIECE_BYTES = 8 << 20
 """Written and flushed at once."""
 UNIT_BYTES = 16 << 20
-"""The size that is read as one unit, as a layer is. The size matters little, since two are read at once."""
+"""The size that is read as one unit, as a layer is. The size matters little, since two are read at
+once."""
 LEFT_FREE = 8
 """A disk is written to only if its free space is at least this many times the bytes to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The most bytes, and the longest that writing them may take; they are read again and again for as long."""
+    """The most bytes, and the longest that writing them may take; they are read again and again for
+    as long."""
 
     most_bytes: int = 256 << 20
     longest_s: float = 1.5
@@ -81,11 +84,15 @@ def _write(descriptor: int, extent: Extent) -> tuple[int, float]:
         written += os.write(descriptor, piece)
         os.fsync(descriptor)  # else the page cache takes all of it in no time
         seconds += time.monotonic() - began
-    return written // extent.piece_bytes * extent.piece_bytes, written / seconds if seconds > 0 else 0.0
+    return (
+        written // extent.piece_bytes * extent.piece_bytes,
+        written / seconds if seconds > 0 else 0.0,
+    )
 
 
 def _read(path: Path, size: int, longest_s: float) -> float:
-    """Bytes a second of reading the file's first `size` bytes, once at the least. OSError without direct reading."""
+    """Bytes a second of reading the file's first `size` bytes, once at the least. OSError without
+    direct reading."""
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
     reader = ChunkReader(unit_checksum)
     units = [unit_memory(min(size, UNIT_BYTES)).fill_(0).numpy().data for _ in range(UNITS_AT_ONCE)]

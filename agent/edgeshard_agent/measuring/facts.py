@@ -8,13 +8,21 @@ import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import DeviceFacts
-from edgeshard_agent.measuring.machine_facts import available_bytes, budget_bytes, machine_facts, no_device
+from edgeshard_agent.measuring.machine_facts import (
+    available_bytes,
+    budget_bytes,
+    machine_facts,
+    no_device,
+)
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
 from edgeshard_agent.ops.kernel_speed import kernel_speed
 
 
-def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | None = None) -> DeviceFacts:
-    """Facts of `cpu` or of a CUDA device; raises InvalidArgumentError for a device that is not there.
+def read_facts(
+    device: str, memory_limit_bytes: int | None, known_bits: str | None = None
+) -> DeviceFacts:
+    """Facts of `cpu` or of a CUDA device; raises InvalidArgumentError for a device that is not
+    there.
 
     The fingerprint of a processor's bits takes a second or two; if given, `known_bits` replaces it,
     and the kernels' speed is left out.
@@ -37,7 +45,8 @@ def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | No
         properties = torch.cuda.get_device_properties(device)
     except (AssertionError, RuntimeError, ValueError):  # a number too high, or not a device's name
         raise InvalidArgumentError(
-            f"device {device!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices",
+            f"device {device!r} is not on this machine, which has {torch.cuda.device_count()} CUDA "
+            "devices",
             field="device",
         ) from None
     unified = bool(properties.is_integrated)
@@ -45,5 +54,9 @@ def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | No
         available = min(available, available_bytes())
     budget = budget_bytes(total, available, memory_limit_bytes)
     return replace(
-        facts, model=properties.name, memory_total_bytes=total, memory_budget_bytes=budget, unified_memory=unified
+        facts,
+        model=properties.name,
+        memory_total_bytes=total,
+        memory_budget_bytes=budget,
+        unified_memory=unified,
     )

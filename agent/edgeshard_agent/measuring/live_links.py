@@ -1,4 +1,5 @@
-"""The links of this node as its traffic shows them, reported to the coordinator when they differ from the probes."""
+"""The links of this node as its traffic shows them, reported to the coordinator when they differ
+from the probes."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ log = structlog.get_logger()
 
 
 class LiveLinks:
-    """Links that this process has probed. For other links the latency is unknown, and traffic does not show it."""
+    """Links that this process has probed. For other links the latency is unknown, and traffic does
+    not show it."""
 
-    def __init__(self, node_id: NodeId, report: Callable[[ProfileReport], Awaitable[None]], clock: Clock) -> None:
+    def __init__(
+        self, node_id: NodeId, report: Callable[[ProfileReport], Awaitable[None]], clock: Clock
+    ) -> None:
         self._node_id = node_id
         self._report = report
         self._clock = clock
@@ -49,6 +53,10 @@ class LiveLinks:
     async def _tell(self, receiver: NodeId, profile: LinkProfile) -> None:
         log.info("link_changed", to=receiver, bandwidth_bps=round(profile.bandwidth_bps))
         try:
-            await self._report(ProfileReport(self._node_id, links=(MeasuredLink(self._node_id, receiver, profile),)))
+            await self._report(
+                ProfileReport(
+                    self._node_id, links=(MeasuredLink(self._node_id, receiver, profile),)
+                )
+            )
         except EdgeShardError as error:  # a later change, or a probe, reports it
             log.warning("link_not_reported", to=receiver, reason=error.reason, why=error.message)

@@ -26,7 +26,8 @@ from edgeshard_agent.ops.sources import BF16_SWITCH, has_bf16_products, kernel_s
 RESERVE_BYTES = 512 << 20
 """Left to the operating system and to this daemon itself."""
 GROUP_MARGIN_BYTES = 64 << 20
-"""Left free in a control group, which does not count the system's own memory: programs' files, buffers of sockets."""
+"""Left free in a control group, which does not count the system's own memory: programs' files,
+buffers of sockets."""
 
 
 def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
@@ -38,7 +39,9 @@ def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
     """
     kind = device.partition(":")[0]
     cores = usable_cores()
-    versions = f"edgeshard {__version__}, torch {version('torch')}, Python {platform.python_version()}"
+    versions = (
+        f"edgeshard {__version__}, torch {version('torch')}, Python {platform.python_version()}"
+    )
     software = f"{versions}, kernels {kernel_set() or 'none'}"
     if has_bf16_products():
         software = f"{software}, {BF16_PRODUCTS}"
@@ -53,7 +56,9 @@ def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
 
 
 def no_device(device: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"device {device!r} is not on this machine; use cpu", field="device")
+    return InvalidArgumentError(
+        f"device {device!r} is not on this machine; use cpu", field="device"
+    )
 
 
 def own_memory() -> ProcessMemory:
@@ -72,7 +77,9 @@ def reserve_bytes(memory: ProcessMemory, resident_bytes: int) -> int:
     return min(RESERVE_BYTES, max(0, AGENT_BYTES - resident_bytes) + GROUP_MARGIN_BYTES)
 
 
-def budget_bytes(total: int, available: int, limit: int | None, reserve: int = RESERVE_BYTES) -> int:
+def budget_bytes(
+    total: int, available: int, limit: int | None, reserve: int = RESERVE_BYTES
+) -> int:
     """Bytes that stages may use: the operator's limit, or the available memory less the reserve."""
     return max(0, available - reserve) if limit is None else min(limit, total)
 
@@ -95,12 +102,14 @@ def processor_name() -> str:
 
 
 def has_cores_of_its_own() -> bool:
-    """Whether this process may run on some of the machine's cores only, as the operator pinned it."""
+    """Whether this process may run on some of the machine's cores only, as the operator pinned
+    it."""
     return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
 
 
 def leave_out_bf16_products() -> None:
-    """Let this process and its children compute without bfloat16 products, so that their bits are the common ones.
+    """Let this process and its children compute without bfloat16 products, so that their bits are
+    the common ones.
 
     Must run before the kernels are loaded.
     """
@@ -108,19 +117,25 @@ def leave_out_bf16_products() -> None:
 
 
 AGAIN_S = 60.0
-"""Reading takes the kernel some 10 ms for each gigabyte in ordinary pages. It makes them huge in the background."""
+"""Reading takes the kernel some 10 ms for each gigabyte in ordinary pages. It makes them huge in
+the background."""
 _FLAGS = re.compile(rb"\nVmFlags:([^\n]*)\n")
 _MAPS = Path("/proc/self/smaps")
 
 
 def read_huge_pages(maps: Path = _MAPS) -> HugePages | None:
-    """Read the mappings that ask for huge pages; None if the system does not report it. `maps` is for tests."""
+    """Read the mappings that ask for huge pages; None if the system does not report it. `maps` is
+    for tests."""
     try:
         text = maps.read_bytes()
     except OSError:
         return None
     parts = _FLAGS.split(text)  # a mapping, its flags, the next mapping, its flags, ...
-    asking = [entry for entry, flags in zip(parts[::2], parts[1::2], strict=False) if b"hg" in flags.split()]
+    asking = [
+        entry
+        for entry, flags in zip(parts[::2], parts[1::2], strict=False)
+        if b"hg" in flags.split()
+    ]
     return HugePages(
         sum(_kilobytes(entry, b"Rss") for entry in asking) << 10,
         sum(_kilobytes(entry, b"AnonHugePages") for entry in asking) << 10,
@@ -133,7 +148,8 @@ def _kilobytes(entry: bytes, key: bytes) -> int:
 
 
 class HugePageWatch:
-    """The result of `read_huge_pages`, read again when a stage has come or gone, and every `AGAIN_S` seconds."""
+    """The result of `read_huge_pages`, read again when a stage has come or gone, and every
+    `AGAIN_S` seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,5 @@
-"""Carrying out the coordinator's commands to measure: layers in a process of their own, links one after the other."""
+"""Carrying out the coordinator's commands to measure: layers in a process of their own, links one
+after the other."""
 
 from __future__ import annotations
 
@@ -8,10 +9,22 @@ from dataclasses import dataclass, replace
 import structlog
 
 from edgeshard.architectures import parse_config
-from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.domain.control.commands import (
+    CommandProgress,
+    MeasureCompute,
+    Peer,
+    ProbeLinks,
+    ProfileReport,
+)
 from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.nodes.profile import ComputeProfile, DiskProfile, Effort, MeasuredLink, config_hash
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    DiskProfile,
+    Effort,
+    MeasuredLink,
+    config_hash,
+)
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.measuring.compute import fingerprint
@@ -56,32 +69,53 @@ class Measurer:
                 await self.reports.report(report)
                 self.reports.probed(report.links)
 
-    async def _compute(self, command: MeasureCompute, held_bytes: int | None, tell: Tell) -> ProfileReport:
+    async def _compute(
+        self, command: MeasureCompute, held_bytes: int | None, tell: Tell
+    ) -> ProfileReport:
         parse_config(command.config)
         node = self.node
         if node.emulation is not None:
-            profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
+            profile = node.emulation.profile(
+                node.facts, command.config, command.dtype, command.quantisation
+            )
             return ProfileReport(node.node_id, compute=(profile,))
-        stored_profile = None if command.again else await self._kept(command, command.effort, held_bytes is not None)
+        stored_profile = (
+            None
+            if command.again
+            else await self._kept(command, command.effort, held_bytes is not None)
+        )
         profile = stored_profile or await self._measured(command, held_bytes, tell)
         if held_bytes is not None:
             return ProfileReport(node.node_id, None, (profile,))
         # The node holds no stage now, so the free memory is what stages may have.
-        facts = await asyncio.to_thread(read_facts, node.device, node.memory, node.facts.bits_fingerprint)
+        facts = await asyncio.to_thread(
+            read_facts, node.device, node.memory, node.facts.bits_fingerprint
+        )
         speed = node.facts.kernels
         if speed is not None and command.again:
             speed = await asyncio.to_thread(measure_kernels)
         facts = replace(facts, kernels=speed)
         return ProfileReport(node.node_id, facts, (profile,))
 
-    async def _kept(self, command: MeasureCompute, effort: Effort, beside_stages: bool) -> ComputeProfile | None:
+    async def _kept(
+        self, command: MeasureCompute, effort: Effort, beside_stages: bool
+    ) -> ComputeProfile | None:
         node = self.node
-        marks = fingerprint(node.facts, node.threads), config_hash(command.config), command.dtype, command.quantisation
+        marks = (
+            fingerprint(node.facts, node.threads),
+            config_hash(command.config),
+            command.dtype,
+            command.quantisation,
+        )
         return await asyncio.to_thread(self._store.find, *marks, effort, beside_stages)
 
-    async def _measured(self, command: MeasureCompute, held_bytes: int | None, tell: Tell) -> ComputeProfile:
+    async def _measured(
+        self, command: MeasureCompute, held_bytes: int | None, tell: Tell
+    ) -> ComputeProfile:
         node = self.node
-        memory = node.memory if held_bytes is None else await asyncio.to_thread(self._left, held_bytes)
+        memory = (
+            node.memory if held_bytes is None else await asyncio.to_thread(self._left, held_bytes)
+        )
         job = MeasuringJob(
             command.config,
             command.dtype,
@@ -112,11 +146,16 @@ class Measurer:
         """Bytes that stages leave: as planned, and no more than is free now."""
         node = self.node
         return max(
-            0, min(node.facts.memory_budget_bytes - held_bytes, read_facts(node.device, None).memory_budget_bytes)
+            0,
+            min(
+                node.facts.memory_budget_bytes - held_bytes,
+                read_facts(node.device, None).memory_budget_bytes,
+            ),
         )
 
     async def _disk(self, command: MeasureCompute, beside_stages: bool) -> DiskProfile | None:
-        """If stages run, the known rates are used: this process reads and writes the file and yields to no step."""
+        """If stages run, the known rates are used: this process reads and writes the file and
+        yields to no step."""
         if beside_stages:
             stored_profile = await self._kept(command, Effort.FIRST, True)
             return None if stored_profile is None else stored_profile.disk
@@ -131,7 +170,9 @@ class Measurer:
                 way = at_once if emulation is None else emulation.way(peer.name)
                 profile = await probe_link(peer, self.node.tls, way=way)
             except EdgeShardError as error:
-                log.warning("link_not_measured", to=peer.name, reason=error.reason, why=error.message)
+                log.warning(
+                    "link_not_measured", to=peer.name, reason=error.reason, why=error.message
+                )
             else:
                 links.append(MeasuredLink(self.node.node_id, peer.node_id, profile))
         return ProfileReport(self.node.node_id, links=tuple(links))
@@ -140,7 +181,8 @@ class Measurer:
 def _beside(error: ResourceExhaustedError, held_bytes: int) -> ResourceExhaustedError:
     """The error of a measurement that had too little memory because of the stages."""
     return ResourceExhaustedError(
-        f"{error.message}; the node's stages hold {held_bytes >> 20} MiB: delete a deployment that it has a part of, or "
+        f"{error.message}; the node's stages hold {held_bytes >> 20} MiB: delete a deployment that "
+        "it has a part of, or "
         "leave the node out",
         field=error.field,
         reason=error.reason,

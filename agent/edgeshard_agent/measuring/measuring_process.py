@@ -1,9 +1,11 @@
-"""The agent's end of a measurement in a process of its own, which yields to the steps of the node's stages.
+"""The agent's end of a measurement in a process of its own, which yields to the steps of the node's
+stages.
 
-A process of its own can be ended at any moment, gives all its memory back, and does not keep the daemon's interpreter
-or compute thread busy. The process is stopped before the compute thread gets the step. It continues after a while
-without steps, and drops the timing that was interrupted (`edgeshard_agent.measuring.stops`). On an accelerator kernels
-that it has launched run to their end.
+A process of its own can be ended at any moment, gives all its memory back, and does not keep the
+daemon's interpreter or compute thread busy. The process is stopped before the compute thread gets
+the step. It continues after a while without steps, and drops the timing that was interrupted
+(`edgeshard_agent.measuring.stops`). On an accelerator kernels that it has launched run to their
+end.
 """
 
 from __future__ import annotations
@@ -17,14 +19,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.nodes.profile import ComputeProfile
 from edgeshard.forms import OWN
 from edgeshard_agent.engine.compute_thread import ComputeThread
 from edgeshard_agent.measuring.measuring_worker import MeasuringJob, Told
 
 QUIET_S = 2.0
-"""A measurement continues after this time without a step: longer than most pauses between the steps of a request."""
+"""A measurement continues after this time without a step: longer than most pauses between the steps
+of a request."""
 LONGEST_WAIT_S = 900.0
 """A measurement that was stopped for this long in total ends; the coordinator waits four times as
 long for its answer.
@@ -53,7 +61,8 @@ class Timers(Protocol):
 
 @dataclass(eq=False)
 class GivingWay:
-    """While entered, a process is sent SIGSTOP whenever steps come, and SIGCONT later. All of it is on the event loop.
+    """While entered, a process is sent SIGSTOP whenever steps come, and SIGCONT later. All of it is
+    on the event loop.
 
     `listener` is called with True when it is stopped and with False when it continues.
     """
@@ -127,13 +136,14 @@ Tell = Callable[[int, int, str], None]
 async def measure_apart(job: MeasuringJob, tell: Tell, worker: ComputeThread) -> ComputeProfile:
     """Measure in a process that yields to the steps of this compute thread.
 
-    Raises the profiler's typed errors, UnavailableError when it waited for too long. Cancelling ends the process before
-    this returns.
+    Raises the profiler's typed errors, UnavailableError when it waited for too long. Cancelling
+    ends the process before this returns.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "edgeshard_agent.measuring.measuring_worker", str(os.getpid()),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
-        start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, which ends this process
+        # a Ctrl-C at the agent's terminal is for the agent, which ends this process
+        start_new_session=True,
     )  # fmt: skip
     last_progress = 0, 1, "start"
 
@@ -168,7 +178,9 @@ async def measure_apart(job: MeasuringJob, tell: Tell, worker: ComputeThread) ->
     raise outcome
 
 
-async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputeProfile | EdgeShardError:
+async def _outcome(
+    process: asyncio.subprocess.Process, tell: Tell
+) -> ComputeProfile | EdgeShardError:
     assert process.stdout is not None
     while line := await process.stdout.readline():
         message = OWN.from_text(Told, line)
@@ -179,7 +191,8 @@ async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputePr
     code = await process.wait()
     if code == -signal.SIGKILL:
         return ResourceExhaustedError(
-            "the measurement was killed, most likely because memory ran out; free memory, or give the "
+            "the measurement was killed, most likely because memory ran out; free memory, or give "
+            "the "
             "agent less --memory",
             field="memory",
             reason="MEASUREMENT_KILLED",

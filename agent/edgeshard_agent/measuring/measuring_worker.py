@@ -1,8 +1,8 @@
 """Measuring layers in a process of its own, started by `measuring_process.py`.
 
-Run it as `python -m edgeshard_agent.measuring.measuring_worker`. One line of JSON comes in, the job. Lines of JSON go
-out: progress, and at last the profile or an error. The process ends when its input does, so that it never outlives the
-agent that started it.
+Run it as `python -m edgeshard_agent.measuring.measuring_worker`. One line of JSON comes in, the
+job. Lines of JSON go out: progress, and at last the profile or an error. The process ends when its
+input does, so that it never outlives the agent that started it.
 """
 
 from __future__ import annotations
@@ -69,9 +69,12 @@ def main() -> None:
         _say(out, Told(error=error))
 
 
-def measured(job: MeasuringJob, progress: Callable[[str, int, int], None], stops: Stops = no_stops) -> ComputeProfile:
+def measured(
+    job: MeasuringJob, progress: Callable[[str, int, int], None], stops: Stops = no_stops
+) -> ComputeProfile:
     """The profile of a model, measured by this thread. Raises what `Profiler.run` raises."""
-    # After the job is read: importing torch takes seconds, and the agent may change its mind meanwhile.
+    # After the job is read: importing torch takes seconds, and the agent may change its mind
+    # meanwhile.
     import torch
 
     from edgeshard.profiles.grid import GRIDS
@@ -80,7 +83,9 @@ def measured(job: MeasuringJob, progress: Callable[[str, int, int], None], stops
 
     torch.set_num_threads(job.threads)
     form, grid = LayerForm(job.config, job.dtype, job.device, job.quantisation), GRIDS[job.effort]
-    profiler = Profiler(form, job.threads, grid, memory_limit_bytes=job.memory, progress=progress, stops=stops)
+    profiler = Profiler(
+        form, job.threads, grid, memory_limit_bytes=job.memory, progress=progress, stops=stops
+    )
     return replace(profiler.run(), beside_stages=job.beside_stages)
 
 

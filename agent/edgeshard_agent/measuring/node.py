@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class NodeEmulation(Protocol):
-    """The device and the links that a node of the lab pretends to have (`edgeshard_agent.emulation`)."""
+    """The device and the links that a node of the lab pretends to have
+    (`edgeshard_agent.emulation`)."""
 
     def facts(self, real: DeviceFacts) -> DeviceFacts:
         """The facts of the node that the coordinator gets."""
@@ -35,7 +36,11 @@ class NodeEmulation(Protocol):
         """The carrier of a stage's link to another node."""
 
     def profile(
-        self, facts: DeviceFacts, config: Mapping[str, Any], dtype: DType, quantisation: Quantisation | None
+        self,
+        facts: DeviceFacts,
+        config: Mapping[str, Any],
+        dtype: DType,
+        quantisation: Quantisation | None,
     ) -> ComputeProfile:
         """The profile that measuring the emulated device would give."""
 
@@ -45,7 +50,8 @@ class NodeEmulation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """The node to measure, and its settings. `memory` is the operator's limit in bytes, None when there is none.
+    """The node to measure, and its settings. `memory` is the operator's limit in bytes, None when
+    there is none.
 
     Until torch is imported, `facts` lack the values that need torch.
     """
@@ -66,7 +72,8 @@ class MeasuredNode:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Receivers of measurements: the coordinator, and for links also the comparison with live traffic."""
+    """Receivers of measurements: the coordinator, and for links also the comparison with live
+    traffic."""
 
     report: Callable[[ProfileReport], Awaitable[None]]
     progress: Callable[[CommandProgress], None]

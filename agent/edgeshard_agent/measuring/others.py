@@ -18,7 +18,8 @@ _REST = ("idle", "iowait")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Seconds since some start: in total of a number of cores, busy ones among them, and the part of this process."""
+    """Seconds since some start: in total of a number of cores, busy ones among them, and the part
+    of this process."""
 
     cores: frozenset[int]
     total_s: float
@@ -27,16 +28,23 @@ class Reading:
 
 
 def read_cores() -> Reading:
-    """Read the cores this process may run on. Time that a hypervisor stole of them counts as busy."""
+    """Read the cores this process may run on. Time that a hypervisor stole of them counts as
+    busy."""
     every = psutil.cpu_times(percpu=True)
-    cores = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every)))
+    cores = frozenset(
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
+    )
     times = [every[core] for core in cores if core < len(every)]
-    busy, rest = (sum(getattr(core, part, 0.0) for core in times for part in parts) for parts in (_PARTS, _REST))
+    busy, rest = (
+        sum(getattr(core, part, 0.0) for core in times for part in parts)
+        for parts in (_PARTS, _REST)
+    )
     return Reading(cores, busy + rest, busy, time.process_time())
 
 
 def others_share(before: Reading, after: Reading, threads: int) -> float:
-    """The time that others took beyond the cores that `threads` threads leave free, as a part of the threads' cores."""
+    """The time that others took beyond the cores that `threads` threads leave free, as a part of
+    the threads' cores."""
     elapsed = after.total_s - before.total_s
     if before.cores != after.cores or elapsed <= 0:
         return 0.0
@@ -47,7 +55,8 @@ def others_share(before: Reading, after: Reading, threads: int) -> float:
 
 
 class CoreMeter:
-    """The fraction since it was made, without stretches between two laps in which the process was stopped."""
+    """The fraction since it was made, without stretches between two laps in which the process was
+    stopped."""
 
     def __init__(self, threads: int, stops: Stops) -> None:
         self._threads = threads
@@ -82,7 +91,9 @@ class OthersWatch:
 
     def share(self) -> float:
         now = read_cores()
-        if now.cores != self._last.cores or now.total_s - self._last.total_s >= _SHORTEST_S * len(now.cores):
+        if now.cores != self._last.cores or now.total_s - self._last.total_s >= _SHORTEST_S * len(
+            now.cores
+        ):
             self._share = others_share(self._last, now, self._threads)
             self._last = now
         return self._share

@@ -1,4 +1,5 @@
-"""The time that the engine adds to a step: reading frames, checking, handing to the compute thread, making frames.
+"""The time that the engine adds to a step: reading frames, checking, handing to the compute thread,
+making frames.
 
 A real `StageRunner` runs steps through a stage of one random block and reports when the result is
 ready to be sent. The block's own time is subtracted in the same step, so a noisy machine disturbs
@@ -79,7 +80,11 @@ class _Ring:
 
 
 def measure_overhead(
-    form: LayerForm, layer: int, quota: CpuQuota, prompt_tokens: int = PROMPT_TOKENS, stops: Stops = no_stops
+    form: LayerForm,
+    layer: int,
+    quota: CpuQuota,
+    prompt_tokens: int = PROMPT_TOKENS,
+    stops: Stops = no_stops,
 ) -> StepOverhead:
     """The overhead of decode steps, and its growth with the bytes of hidden states, up to the bytes
     of a prompt. There is no growth for a prompt of one token. `quota` has the threads that compute.
@@ -87,7 +92,9 @@ def measure_overhead(
     return asyncio.run(_measure(form, layer, quota, prompt_tokens, stops))
 
 
-async def _measure(form: LayerForm, layer: int, quota: CpuQuota, prompt_tokens: int, stops: Stops) -> StepOverhead:
+async def _measure(
+    form: LayerForm, layer: int, quota: CpuQuota, prompt_tokens: int, stops: Stops
+) -> StepOverhead:
     shape, dtype = form.shape, form.dtype
     prompt = min(prompt_tokens, shape.max_context - 1)
     room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
@@ -128,10 +135,16 @@ class _Bench:
     async def measure(self, tokens: int) -> Measurement:
         durations: list[float] = []
         number, ends = 0, time.monotonic() + _LIMIT_S
-        reader = FrameReader(FrameContract(NAME, 1, self.model.dtype, self.model.shape.frame_width, tokens, 8))
-        while len(durations) < _WARM_UPS + _REPEATS and (len(durations) < 2 * _WARM_UPS or time.monotonic() < ends):
+        reader = FrameReader(
+            FrameContract(NAME, 1, self.model.dtype, self.model.shape.frame_width, tokens, 8)
+        )
+        while len(durations) < _WARM_UPS + _REPEATS and (
+            len(durations) < 2 * _WARM_UPS or time.monotonic() < ends
+        ):
             # The sender's encoding is counted at the end of the previous stage, which does it.
-            frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(number, tokens))]
+            frames = [
+                raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(number, tokens))
+            ]
             number, stops, seconds = number + 1, self.stops(), await self._once(reader, frames)
             if stops == self.stops():
                 durations.append(seconds)
@@ -159,4 +172,6 @@ class _Bench:
         grant = KvGrant(number, 0, blocks, slot=slot)
         plan = StepPlan(frees=frees, grants=(grant,), spans=(span,))
         dtype, width = self.model.dtype, self.model.shape.frame_width
-        return ForwardStep(number, plan, Tensor(dtype, (tokens, width), bytes(tokens * width * dtype.itemsize)))
+        return ForwardStep(
+            number, plan, Tensor(dtype, (tokens, width), bytes(tokens * width * dtype.itemsize))
+        )

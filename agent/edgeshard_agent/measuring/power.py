@@ -33,7 +33,8 @@ class PowerSensor(Protocol):
     def source(self) -> str: ...
 
     def watts(self) -> float:
-        """Watts now, or the mean since the last reading. Raises OSError if the device reports none any more."""
+        """Watts now, or the mean since the last reading. Raises OSError if the device reports none
+        any more."""
 
 
 class Nvml:
@@ -73,7 +74,8 @@ class Ina3221:
 
     @classmethod
     def find(cls, root: Path = SYSTEM) -> Ina3221 | None:
-        """The rail of the whole module if it is measured, else all rails; None when there are no monitors."""
+        """The rail of the whole module if it is measured, else all rails; None when there are no
+        monitors."""
         rails: dict[str, tuple[Path, Path]] = {}
         for monitor in sorted((root / "class/hwmon").glob("hwmon*")):
             if _text(monitor / "name") != "ina3221":
@@ -88,7 +90,13 @@ class Ina3221:
         return cls(whole[:1] or list(rails.values())) if rails else None
 
     def watts(self) -> float:
-        return sum(int(voltage.read_text()) * int(current.read_text()) for voltage, current in self._rails) / 1e6
+        return (
+            sum(
+                int(voltage.read_text()) * int(current.read_text())
+                for voltage, current in self._rails
+            )
+            / 1e6
+        )
 
 
 class Rapl:
@@ -115,7 +123,10 @@ class Rapl:
         (before, energies), (now, counters) = self._last, self._read()
         self._last = now, counters
         # A counter starts again at 0 once it is full.
-        used = [(b - a) % (full + 1) for a, b, full in zip(energies, counters, self._ranges, strict=True)]
+        used = [
+            (b - a) % (full + 1)
+            for a, b, full in zip(energies, counters, self._ranges, strict=True)
+        ]
         return sum(used) / 1e6 / max(now - before, 1e-6)
 
     def _read(self) -> tuple[float, list[int]]:
@@ -159,7 +170,9 @@ class PowerMeter:
         """Mean watts at rest and at work; None without a sensor or a reading."""
         if self._sensor is None or not self._idle or not self._busy:
             return None
-        return EnergyProfile(statistics.fmean(self._idle), statistics.fmean(self._busy), self._sensor.source)
+        return EnergyProfile(
+            statistics.fmean(self._idle), statistics.fmean(self._busy), self._sensor.source
+        )
 
     @contextmanager
     def _sampling(self, into: list[float]) -> Iterator[bool]:

@@ -43,8 +43,8 @@ async def probe_link(
 ) -> LinkProfile:
     """Latency and bandwidth from here to the agent of a node.
 
-    Raises UnavailableError when it cannot be reached or takes longer than PROBE_TIMEOUT_S, DeniedError for plaintext
-    beyond loopback.
+    Raises UnavailableError when it cannot be reached or takes longer than PROBE_TIMEOUT_S,
+    DeniedError for plaintext beyond loopback.
     """
     schedule = schedule or ProbeSchedule()
     target = peer.address
@@ -66,7 +66,9 @@ async def probe_link(
         raise _ended(target) from None
     except TimeoutError:
         raise UnavailableError(
-            f"{target} did not answer probes for {PROBE_TIMEOUT_S:.0f} s", field="address", reason="PROBE_TIMEOUT"
+            f"{target} did not answer probes for {PROBE_TIMEOUT_S:.0f} s",
+            field="address",
+            reason="PROBE_TIMEOUT",
         ) from None
     finally:
         await channel.close()
@@ -83,7 +85,9 @@ async def _send(call: Call, size: int, target: str) -> None:
         raise _ended(target)
     if answer.received_bytes != size:
         raise UnavailableError(
-            f"{target} received {answer.received_bytes} of {size} probe bytes", field="address", reason="PROBE_DAMAGED"
+            f"{target} received {answer.received_bytes} of {size} probe bytes",
+            field="address",
+            reason="PROBE_DAMAGED",
         )
 
 

@@ -22,7 +22,13 @@ class ProfileStore:
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "profiles"
 
-    def path(self, fingerprint: str, model_hash: str, dtype: DType, quantisation: Quantisation | None = None) -> Path:
+    def path(
+        self,
+        fingerprint: str,
+        model_hash: str,
+        dtype: DType,
+        quantisation: Quantisation | None = None,
+    ) -> Path:
         weights = dtype if quantisation is None else f"{dtype}-{quantisation}"
         return self._directory / f"{fingerprint}-{model_hash}-{weights}.json"
 
@@ -43,17 +49,27 @@ class ProfileStore:
             profile = parse_profile(ComputeProfile, self.path(*key).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
-        is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == key
+        is_same = (
+            profile.fingerprint,
+            profile.model_hash,
+            profile.dtype,
+            profile.quantisation,
+        ) == key
         counts = profile.effort.reaches(effort) and (beside_stages or not profile.beside_stages)
         return profile if is_same and counts else None
 
     def keep(self, profile: ComputeProfile) -> Path:
-        """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be written to."""
-        path = self.path(profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation)
+        """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be
+        written to."""
+        path = self.path(
+            profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation
+        )
         temporary: str | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".profile-", delete=False) as file:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, prefix=".profile-", delete=False
+            ) as file:
                 temporary = file.name
                 file.write(profile_text(profile) + "\n")
                 file.flush()
@@ -64,6 +80,7 @@ class ProfileStore:
                 with contextlib.suppress(OSError):
                     Path(temporary).unlink()
             raise InvalidArgumentError(
-                f"{path.parent} cannot be written to: {error.strerror}; give another --state-dir", field="state-dir"
+                f"{path.parent} cannot be written to: {error.strerror}; give another --state-dir",
+                field="state-dir",
             ) from None
         return path

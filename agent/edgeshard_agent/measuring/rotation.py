@@ -1,4 +1,5 @@
-"""Layers with random weights, in enough copies that no cache still holds one when it is used again."""
+"""Layers with random weights, in enough copies that no cache still holds one when it is used
+again."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def kv_bytes(heads: KvHeads, dtype: DType, tokens: int) -> int:
 
 
 def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
-    """Give every parameter still on the meta device random values and pack them; returns the bytes in memory then.
+    """Give every parameter still on the meta device random values and pack them; returns the bytes
+    in memory then.
 
     The list of modules named `skip` is left out. Large ones repeat a pattern: drawing each element
     would take longer than the measurement. A matrix that is packed is never in memory as a whole.
@@ -110,7 +112,11 @@ def fill_all(alike: Sequence[nn.Module], dtype: DType, device: str, skip: str = 
 
 
 def _take_after(part: nn.Module, filled: nn.Module) -> None:
-    if isinstance(part, Projection) and isinstance(filled, Projection) and filled.packed is not None:
+    if (
+        isinstance(part, Projection)
+        and isinstance(filled, Projection)
+        and filled.packed is not None
+    ):
         part.adopt(filled.packed.copied(), filled.dtype)
     for name, value in filled.named_parameters(recurse=False):
         if part.get_parameter(name).is_meta and not value.is_meta:
@@ -122,12 +128,17 @@ def _take_after(part: nn.Module, filled: nn.Module) -> None:
 
 @lru_cache(maxsize=1)
 def _pattern(dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.randn(_PATTERN, generator=torch.Generator().manual_seed(7)).mul_(0.02).to(device, dtype)
+    return (
+        torch.randn(_PATTERN, generator=torch.Generator().manual_seed(7))
+        .mul_(0.02)
+        .to(device, dtype)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
-    """A model whose layers are made, by its config.json, and how its numbers are kept on a device."""
+    """A model whose layers are made, by its config.json, and how its numbers are kept on a
+    device."""
 
     config: Mapping[str, Any]
     dtype: DType
@@ -145,13 +156,18 @@ class LayerForm:
 
     def modules(self, layer: int) -> StageModules:
         """The modules of a stage of this one layer, without memory."""
-        return build_modules(self.config, LayerRange(layer, layer + 1), self.dtype, self.device, self.quantisation)
+        return build_modules(
+            self.config, LayerRange(layer, layer + 1), self.dtype, self.device, self.quantisation
+        )
 
 
 class BlockRotation:
-    """Copies of one block, used in turn, each with a KV memory of its own. Nothing else of the model is made."""
+    """Copies of one block, used in turn, each with a KV memory of its own. Nothing else of the
+    model is made."""
 
-    def __init__(self, form: LayerForm, layer: int, copies: int, kv_tokens: int, requests: int = 1) -> None:
+    def __init__(
+        self, form: LayerForm, layer: int, copies: int, kv_tokens: int, requests: int = 1
+    ) -> None:
         self.copies = copies
         self.shape = shape = form.shape
         self.dtype = dtype = form.dtype
@@ -166,8 +182,12 @@ class BlockRotation:
                     part.layer_idx = index
         self.modules: StageModules = built[0]
         memory = KvMemory(dtype, -(-kv_tokens // BLOCK_TOKENS), BLOCK_TOKENS)
-        states = States(requests, shape.states_in(LayerRange(layer, layer + 1)) * copies, device, dtype)
-        self.pool = KvPool(LayerRange(0, copies), memory, (shape.kv_of(layer),) * copies, device, states=states)
+        states = States(
+            requests, shape.states_in(LayerRange(layer, layer + 1)) * copies, device, dtype
+        )
+        self.pool = KvPool(
+            LayerRange(0, copies), memory, (shape.kv_of(layer),) * copies, device, states=states
+        )
         self._next = 0
 
     def turn(self, count: int) -> None:
@@ -178,8 +198,11 @@ class BlockRotation:
         modules: Any = self.modules
         modules._ordered = blocks
 
-    def step(self, batch: int, tokens: int, context: int) -> tuple[torch.Tensor, torch.Tensor, StepAttention]:
-        """Hidden states, positions and attention of `batch` spans of `tokens` tokens, after `context` positions."""
+    def step(
+        self, batch: int, tokens: int, context: int
+    ) -> tuple[torch.Tensor, torch.Tensor, StepAttention]:
+        """Hidden states, positions and attention of `batch` spans of `tokens` tokens, after
+        `context` positions."""
         for request in self.pool.requests:
             self.pool.free(request)
         spans = tuple(Span(request, context, tokens) for request in range(batch))
@@ -187,7 +210,10 @@ class BlockRotation:
         has_states = self.pool.states.slots > 0
         grants = tuple(
             KvGrant(
-                request, 0, tuple(range(request * blocks, (request + 1) * blocks)), slot=request if has_states else None
+                request,
+                0,
+                tuple(range(request * blocks, (request + 1) * blocks)),
+                slot=request if has_states else None,
             )
             for request in range(batch)
         )
@@ -197,8 +223,12 @@ class BlockRotation:
                 self.pool.begin_span(request, 0, context, True)
         generator = torch.Generator().manual_seed(11)
         width = self.shape.frame_width
-        hidden = torch.randn(1, batch * tokens, width, generator=generator).to(self.device, TORCH_DTYPES[self.dtype])
-        positions = torch.arange(context, context + tokens, device=self.device).repeat(batch).unsqueeze(0)
+        hidden = torch.randn(1, batch * tokens, width, generator=generator).to(
+            self.device, TORCH_DTYPES[self.dtype]
+        )
+        positions = (
+            torch.arange(context, context + tokens, device=self.device).repeat(batch).unsqueeze(0)
+        )
         return hidden, positions, StepAttention(self.pool, spans, self.device)
 
     def run(self, step: tuple[torch.Tensor, torch.Tensor, StepAttention]) -> torch.Tensor:

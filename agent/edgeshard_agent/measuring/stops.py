@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 
 Stops = Callable[[], int]
-"""The number of stops so far. If it is equal before and after a piece of work, there was no stop in between."""
+"""The number of stops so far. If it is equal before and after a piece of work, there was no stop in
+between."""
 
 
 def no_stops() -> int:

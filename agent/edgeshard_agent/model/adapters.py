@@ -1,7 +1,8 @@
 """The modules of one stage, as its family's record defines them: our own blocks, or transformers'
 decoder layers.
 
-Their module paths equal the canonical tensor names of `edgeshard.architectures`, blocks keyed by their global index.
+Their module paths equal the canonical tensor names of `edgeshard.architectures`, blocks keyed by
+their global index.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from edgeshard_agent.model.plugged import PluggedModules
 
 
 def build_modules(
-    config: Mapping[str, Any], layers: LayerRange, dtype: DType, device: str, quantisation: Quantisation | None = None
+    config: Mapping[str, Any],
+    layers: LayerRange,
+    dtype: DType,
+    device: str,
+    quantisation: Quantisation | None = None,
 ) -> StageModules:
     """This stage's modules in evaluation mode, parameters still on the meta device.
 
-    Raises UnsupportedModelError as `parse_config` does, and when transformers refuses a configuration that it runs.
+    Raises UnsupportedModelError as `parse_config` does, and when transformers refuses a
+    configuration that it runs.
     """
     context = StageContext(read_config(config), layers, dtype, device, quantisation)
     runs = context.architecture.runs
@@ -36,12 +42,15 @@ def build_modules(
 
 
 def _plugged(context: StageContext, own_modules: str) -> StageModules:
-    # Imported here, because only these families need it: transformers takes seconds and a hundred megabytes.
+    # Imported here, because only these families need it: transformers takes seconds and a hundred
+    # megabytes.
     from edgeshard_agent.model.library import library_config, library_of
 
     made_for: Any = PluggedModules
     if own_modules:
         made_for = importlib.import_module(f"{families.__name__}.{own_modules}").MODULES
     decoder = context.decoder
-    modules: StageModules = made_for(replace(context, config=library_config(decoder), library=library_of(decoder)))
+    modules: StageModules = made_for(
+        replace(context, config=library_config(decoder), library=library_of(decoder))
+    )
     return modules

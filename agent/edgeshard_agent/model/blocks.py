@@ -1,4 +1,5 @@
-"""Decoder blocks of the Llama kind: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them.
+"""Decoder blocks of the Llama kind: RMS norms, rotary grouped-query attention, a gated MLP or a
+mixture of them.
 
 Some have a gate on attention's output, or the gated delta rule in place of attention. The parts of
 a block follow from the tensors that its checkpoint must hold (`edgeshard.architectures`). So
@@ -54,7 +55,8 @@ _GATINGS: dict[str, Gating] = {
     **dict.fromkeys(("silu", "swish"), swiglu),
     **dict.fromkeys(("gelu_fast", "gelu_new", "gelu_pytorch_tanh"), geglu),
 }
-"""Those that the kernels have in one pass. With `_ACTIVATIONS` they are all that a record lets through."""
+"""Those that the kernels have in one pass. With `_ACTIVATIONS` they are all that a record lets
+through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class BlockOptions:
 class RmsNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, in the forms of `rms_norm`."""
 
-    def __init__(self, width: int, eps: float, unit_offset: bool = False, rounded_last: bool = False) -> None:
+    def __init__(
+        self, width: int, eps: float, unit_offset: bool = False, rounded_last: bool = False
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, device="meta"), requires_grad=False)
         self.width, self.eps = width, eps
@@ -86,7 +90,9 @@ class RmsNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.add(x, None)[0]
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of the sum, the sum) of x [T, width] and the residual, if there is one."""
         form = {"unit_offset": self._unit_offset, "rounded_last": self._rounded_last}
         return rms_norm(x, self.weight, self.eps, residual, **form)
@@ -99,7 +105,9 @@ def gating_of(activation: str) -> Gating:
 
 def _gating(style: BlockStyle) -> Gating:
     clamp = style.clamp
-    return gating_of(style.activation) if clamp is None else partial(clamped_swiglu, **asdict(clamp))
+    return (
+        gating_of(style.activation) if clamp is None else partial(clamped_swiglu, **asdict(clamp))
+    )
 
 
 def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
@@ -108,7 +116,8 @@ def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
 
 
 class GatedMlp(nn.Module):
-    """down(gating(gate(x), up(x))), or without a gate down(gating(up(x))); `forms` by the parts that `place` takes."""
+    """down(gating(gate(x), up(x))), or without a gate down(gating(up(x))); `forms` by the parts
+    that `place` takes."""
 
     def __init__(
         self,
@@ -149,7 +158,8 @@ class GatedMlp(nn.Module):
 
 
 ExpertSource = Callable[[torch.Tensor], Iterator[int]]
-"""The experts in `indices` [tokens, per token], each once; one stays in memory until the next is requested."""
+"""The experts in `indices` [tokens, per token], each once; one stays in memory until the next is
+requested."""
 
 
 class ExpertModules(nn.ModuleList):
@@ -165,7 +175,8 @@ class ExpertModules(nn.ModuleList):
     def forward(
         self, x: torch.Tensor, choices: torch.Tensor, shares: torch.Tensor, on_inputs: bool = False
     ) -> torch.Tensor:
-        """[T, hidden] from [T, hidden], with the experts `choices` [T, per token] and their `shares`, of that shape.
+        """[T, hidden] from [T, hidden], with the experts `choices` [T, per token] and their
+        `shares`, of that shape.
 
         Shares multiply outputs or, with `on_inputs`, the inputs of the experts.
 
@@ -177,13 +188,21 @@ class ExpertModules(nn.ModuleList):
             for index in sorted(set(choices.flatten().tolist())):
                 result.index_add_(0, *self._part(index, x, choices, shares, on_inputs))
             return result
-        parts = {index: self._part(index, x, choices, shares, on_inputs) for index in self.source(choices)}
+        parts = {
+            index: self._part(index, x, choices, shares, on_inputs)
+            for index in self.source(choices)
+        }
         for index in sorted(parts):
             result.index_add_(0, *parts[index])
         return result
 
     def _part(
-        self, index: int, x: torch.Tensor, choices: torch.Tensor, shares: torch.Tensor, on_inputs: bool
+        self,
+        index: int,
+        x: torch.Tensor,
+        choices: torch.Tensor,
+        shares: torch.Tensor,
+        on_inputs: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that one expert computes, all at once, and the values it adds to them."""
         rows, rank = (choices == index).nonzero(as_tuple=True)
@@ -201,26 +220,37 @@ class MixtureMlp(nn.Module):
         super().__init__()
         assert options.style.routing is not None
         self.routing = options.style.routing
-        (count, hidden), inner = shapes["mlp.gate.weight"], shapes["mlp.experts.0.down_proj.weight"][1]
+        (count, hidden), inner = (
+            shapes["mlp.gate.weight"],
+            shapes["mlp.experts.0.down_proj.weight"][1],
+        )
         gating, forms = _gating(options.style), options.forms
         self.router = Projection((count,), hidden, bias="mlp.gate.bias" in shapes)
         bias = "mlp.experts.0.down_proj.bias" in shapes
         self.e_score_correction_bias: nn.Parameter | None = None
         if "mlp.e_score_correction_bias" in shapes:
-            self.e_score_correction_bias = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
+            self.e_score_correction_bias = nn.Parameter(
+                torch.empty(count, device="meta"), requires_grad=False
+            )
         kinds = [mlp_forms(forms, f"mlp.experts.{index}") for index in range(count)]
-        self.experts = ExpertModules(GatedMlp(inner, hidden, gating, bias=bias, forms=kind) for kind in kinds)
+        self.experts = ExpertModules(
+            GatedMlp(inner, hidden, gating, bias=bias, forms=kind) for kind in kinds
+        )
         self.shared_expert: GatedMlp | None = None
         self.shared_expert_gate: Projection | None = None
         if (down := shapes.get("mlp.shared_expert.down_proj.weight")) is not None:
-            self.shared_expert = GatedMlp(down[1], hidden, gating, forms=mlp_forms(forms, "mlp.shared_expert"))
+            self.shared_expert = GatedMlp(
+                down[1], hidden, gating, forms=mlp_forms(forms, "mlp.shared_expert")
+            )
         if "mlp.shared_expert_gate.weight" in shapes:
             self.shared_expert_gate = Projection((1,), hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] from [T, hidden]."""
         logits = self.router(x.float() if self.routing.float32 else x)
-        result: torch.Tensor = self.experts(x, *routed(logits, self.routing, self.e_score_correction_bias, x.dtype))
+        result: torch.Tensor = self.experts(
+            x, *routed(logits, self.routing, self.e_score_correction_bias, x.dtype)
+        )
         if self.shared_expert is None:
             return result
         shared: torch.Tensor = self.shared_expert(x)
@@ -233,19 +263,24 @@ class MixtureBeside(nn.Module):
     """A mixture whose experts are added to the output of the block's MLP, each of the two normed by
     itself.
 
-    Router and experts see the sum before the MLP's norm; the router's own norm has no weight, and its inputs and each
-    expert's share have factors.
+    Router and experts see the sum before the MLP's norm; the router's own norm has no weight, and
+    its inputs and each expert's share have factors.
     """
 
     def __init__(self, shapes: Shapes, options: BlockOptions) -> None:
         super().__init__()
         assert options.style.routing is not None
         self.routing = options.style.routing
-        (count, hidden), inner = shapes["beside.router.weight"], shapes["beside.experts.0.down_proj.weight"][1]
+        (count, hidden), inner = (
+            shapes["beside.router.weight"],
+            shapes["beside.experts.0.down_proj.weight"][1],
+        )
         self.router = Projection((count,), hidden)
         self.input_scale = nn.Parameter(torch.empty(hidden, device="meta"), requires_grad=False)
         self.expert_scale = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
-        self.input_norm, self.output_norm, self.mlp_norm = (_norm(hidden, options) for _ in range(3))
+        self.input_norm, self.output_norm, self.mlp_norm = (
+            _norm(hidden, options) for _ in range(3)
+        )
         kinds = [mlp_forms(options.forms, f"beside.experts.{index}") for index in range(count)]
         gating = _gating(options.style)
         self.experts = ExpertModules(GatedMlp(inner, hidden, gating, forms=kind) for kind in kinds)
@@ -269,7 +304,8 @@ def bare_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 def routed(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts chosen for each token and their shares, both [T, chosen], from the router's logits [T, experts]."""
+    """The experts chosen for each token and their shares, both [T, chosen], from the router's
+    logits [T, experts]."""
     choices, shares = route(
         logits,
         routing.top_k,
@@ -290,11 +326,15 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 def experts_of(block: nn.Module) -> tuple[str, ExpertModules] | None:
     """The experts of a block that are modules of ours, with their path; None if it has none."""
-    return next(((path, part) for path, part in block.named_modules() if isinstance(part, ExpertModules)), None)
+    return next(
+        ((path, part) for path, part in block.named_modules() if isinstance(part, ExpertModules)),
+        None,
+    )
 
 
 class Block(nn.Module):
-    """One decoder block. `layer_idx` is its global index, by which attention finds its keys and values."""
+    """One decoder block. `layer_idx` is its global index, by which attention finds its keys and
+    values."""
 
     def __init__(self, shapes: Shapes, options: BlockOptions, layer_idx: int) -> None:
         super().__init__()
@@ -309,7 +349,9 @@ class Block(nn.Module):
         """The first row of `qkv` that is of gates; 0 without gates."""
         if "linear_attn.A_log" in shapes:
             style = options.style
-            self.linear_attn = DeltaMixer(shapes, hidden, style.eps, options.states, options.forms, style.tiled_heads)
+            self.linear_attn = DeltaMixer(
+                shapes, hidden, style.eps, options.states, options.forms, style.tiled_heads
+            )
         else:
             self._make_attention(shapes)
         self.mlp = _mlp(shapes, options)
@@ -318,7 +360,9 @@ class Block(nn.Module):
         """A factor [1] of the sum after the block."""
         if "layer_scalar" in shapes:
             self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
-        self.input_layernorm = _norm(hidden, options) if "input_layernorm.weight" in shapes else None
+        self.input_layernorm = (
+            _norm(hidden, options) if "input_layernorm.weight" in shapes else None
+        )
         self.post_attention_layernorm = _norm(hidden, options)
         self.pre_feedforward_layernorm: RmsNorm | None = None
         self.post_feedforward_layernorm: RmsNorm | None = None
@@ -326,7 +370,9 @@ class Block(nn.Module):
             self.pre_feedforward_layernorm = _norm(hidden, options)
         if "post_feedforward_layernorm.weight" in shapes:
             self.post_feedforward_layernorm = _norm(hidden, options)
-        self._scoring = Scoring(options.style.scaling, options.window or 0, options.style.softcap or 0.0)
+        self._scoring = Scoring(
+            options.style.scaling, options.window or 0, options.style.softcap or 0.0
+        )
 
     def _make_attention(self, shapes: Shapes) -> None:
         """The parts of attention; gates follow keys and values if queries have gates."""
@@ -347,21 +393,31 @@ class Block(nn.Module):
             names.append("q_proj")
         joined = forms.get("self_attn.qkv_proj.weight")
         integers = [forms.get(f"self_attn.{name}.weight", joined) for name in names]
-        self.qkv = projection(parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers)
+        self.qkv = projection(
+            parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers
+        )
         output = forms.get("self_attn.o_proj.weight")
-        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=output)
+        self.output = Projection(
+            (hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=output
+        )
         if "self_attn.sinks" in shapes:
-            self.sinks = nn.Parameter(torch.empty(options.heads, device="meta"), requires_grad=False)
+            self.sinks = nn.Parameter(
+                torch.empty(options.heads, device="meta"), requires_grad=False
+            )
         if "self_attn.q_norm.weight" in shapes:
             # The widths of one head, or of a row's queries and of its keys.
             widths = [shapes[f"self_attn.{name}.weight"][0] for name in ("q_norm", "k_norm")]
             self.q_norm, self.k_norm = (_norm(width, options) for width in widths)
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary | None, step: StepAttention
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotary: Rotary | None,
+        step: StepAttention,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition.
-        If the sum has a factor, the sum is the addend and there is no other.
+        """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm
+        does the addition. If the sum has a factor, the sum is the addend and there is no other.
 
         A family has norms before attention and MLP, after them, or both.
         """
@@ -373,7 +429,10 @@ class Block(nn.Module):
             attended = self._attend(normed, rotary, step)
         before_mlp: RmsNorm | None = self.post_attention_layernorm
         if self.post_feedforward_layernorm is not None:
-            attended, before_mlp = self.post_attention_layernorm(attended), self.pre_feedforward_layernorm
+            attended, before_mlp = (
+                self.post_attention_layernorm(attended),
+                self.pre_feedforward_layernorm,
+            )
         normed, residual = _added(before_mlp, self._scaled(attended), residual)
         addend = self.mlp(normed)
         if self.beside is not None:
@@ -386,10 +445,16 @@ class Block(nn.Module):
         return addend, residual
 
     def native(self) -> NativeBlock | None:
-        """This block for `run_blocks`, once it is filled; None if some of its parts do not fit the native call."""
+        """This block for `run_blocks`, once it is filled; None if some of its parts do not fit the
+        native call."""
         options, mlp = self.options, self.mlp
         style = options.style
-        if style.unit_offset or style.rounded_last or style.softcap is not None or self.sinks is not None:
+        if (
+            style.unit_offset
+            or style.rounded_last
+            or style.softcap is not None
+            or self.sinks is not None
+        ):
             return None
         if style.values_normed or self.beside is not None or self.layer_scalar is not None:
             return None
@@ -401,7 +466,12 @@ class Block(nn.Module):
             return None
         if self.q_norm is not None and self.q_norm.width != options.head_dim:
             return None
-        qkv, output, gate_up, down = self.qkv.packed, self.output.packed, mlp.gate_up.packed, mlp.down.packed
+        qkv, output, gate_up, down = (
+            self.qkv.packed,
+            self.output.packed,
+            mlp.gate_up.packed,
+            mlp.down.packed,
+        )
         if qkv is None or output is None or gate_up is None or down is None:
             return None
         norms = (self.input_layernorm, self.post_attention_layernorm, self.q_norm, self.k_norm)
@@ -420,12 +490,20 @@ class Block(nn.Module):
         scale = self.options.style.residual_scale
         return addend if scale == 1.0 else addend * scale
 
-    def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
+    def _attend(
+        self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention
+    ) -> torch.Tensor:
         options, rows = self.options, self.qkv(normed)
         qkv = rows.view(len(normed), -1, options.head_dim)
-        query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
+        query, key, value = (
+            qkv[:, self._query_rows],
+            qkv[:, self._key_rows],
+            qkv[:, self._value_rows],
+        )
         if options.style.values_normed:
-            value = bare_norm(value, options.style.eps)  # before the norm of keys, which the values may be
+            value = bare_norm(
+                value, options.style.eps
+            )  # before the norm of keys, which the values may be
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
             query.copy_(_normed(self.q_norm, query))
@@ -446,7 +524,9 @@ def _norm(width: int, options: BlockOptions) -> RmsNorm:
     return RmsNorm(width, options.style.eps, options.style.unit_offset, options.style.rounded_last)
 
 
-def _added(norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _added(
+    norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(norm of the sum, the sum); without a norm the sum is both."""
     if norm is not None:
         return norm.add(x, residual)
@@ -455,7 +535,8 @@ def _added(norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None)
 
 
 def _normed(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
-    """Heads [T, heads, head_dim], normed one by one or all heads of a row together, depending on the norm's width."""
+    """Heads [T, heads, head_dim], normed one by one or all heads of a row together, depending on
+    the norm's width."""
     normed: torch.Tensor = norm(_rows(heads, norm.width))
     return normed.view(heads.shape)
 
@@ -477,13 +558,17 @@ def _mlp(shapes: Shapes, options: BlockOptions) -> nn.Module:
 
 
 def pieces_of(name: str, block: Block) -> list[Piece]:
-    """The places of the tensor of this name, without `.weight` or `.bias`, in projections below `block`.
+    """The places of the tensor of this name, without `.weight` or `.bias`, in projections below
+    `block`.
 
     Empty for a tensor that is a parameter of its own.
     """
     if name.startswith("linear_attn."):
         assert block.linear_attn is not None
-        return [replace(piece, path=f"linear_attn.{piece.path}") for piece in block.linear_attn.pieces_of(name)]
+        return [
+            replace(piece, path=f"linear_attn.{piece.path}")
+            for piece in block.linear_attn.pieces_of(name)
+        ]
     options = block.options
     query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
     if name == "self_attn.q_proj" and block.gate_row:
@@ -514,5 +599,7 @@ def _with_gates(block: Block) -> list[Piece]:
     width, pieces = block.options.head_dim, []
     for head in range(block.options.heads):
         for first_row, of_head in ((0, 2 * head), (block.gate_row, 2 * head + 1)):
-            pieces.append(Piece("qkv", first_row + head * width, of_head * width, (of_head + 1) * width))
+            pieces.append(
+                Piece("qkv", first_row + head * width, of_head * width, (of_head + 1) * width)
+            )
     return pieces

@@ -33,7 +33,8 @@ class LayerStore(Protocol):
 
 
 class DecoderModules(StageModules):
-    """Base of the stages whose blocks are in `layers`; `_ordered` has them in the order they run."""
+    """Base of the stages whose blocks are in `layers`; `_ordered` has them in the order they
+    run."""
 
     def __init__(self, context: StageContext) -> None:
         super().__init__(context)
@@ -42,25 +43,37 @@ class DecoderModules(StageModules):
         windows = context.decoder.windows()
         self._windows = [windows[index] or None for index in range(shape.layer_count)]
         self.layers = nn.ModuleDict(
-            {str(index): self._block(index) for index in range(context.layers.first, context.layers.end)}
+            {
+                str(index): self._block(index)
+                for index in range(context.layers.first, context.layers.end)
+            }
         )
         self.rotary_emb = self._rotary_embedding().to(context.device)
         if context.is_first:
-            self._embeds_with_head = context.is_last and shares_embedding(shape, context.quantisation)
+            self._embeds_with_head = context.is_last and shares_embedding(
+                shape, context.quantisation
+            )
             integers = context.embedding_integers
             if integers is not None and not self._embeds_with_head:
-                self.embed_tokens: nn.Module = Projection((shape.vocab_size,), shape.hidden_size, integers=integers)
+                self.embed_tokens: nn.Module = Projection(
+                    (shape.vocab_size,), shape.hidden_size, integers=integers
+                )
             elif not self._embeds_with_head:
                 self.embed_tokens = self._weight(shape.vocab_size, shape.hidden_size)
             scale = self._ends.embedding_scale
             # sqrt(3072) = 55.43 is 55.5 in bfloat16, and some families multiply by that.
-            self._scale = torch.tensor(scale).to(context.torch_dtype).item() if self._ends.rounded else scale
+            self._scale = (
+                torch.tensor(scale).to(context.torch_dtype).item() if self._ends.rounded else scale
+            )
         if context.is_last:
             self.norm = self._final_norm()
-            self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, integers=context.head_integers)
+            self.lm_head = Projection(
+                (shape.vocab_size,), shape.hidden_size, integers=context.head_integers
+            )
         self._ordered: list[Any] = list(self.layers.values())
         self.ends_there: set[str] = set()
-        """The ends, embedding and head, that have their weights, shared or from packed files: they accept none."""
+        """The ends, embedding and head, that have their weights, shared or from packed files: they
+        accept none."""
         self.store: LayerStore | None = None
         """Through which some of the layers pass; None if all of them stay in memory."""
         self.has_all = True
@@ -86,7 +99,9 @@ class DecoderModules(StageModules):
         """Take the tensor of this name in the block of this index."""
         raise NotImplementedError
 
-    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
+    def run(
+        self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention
+    ) -> torch.Tensor:
         return self.run_sweep([(hidden, positions, step)])[0]
 
     def _in_memory(self) -> Iterator[list[Any]]:
@@ -96,7 +111,9 @@ class DecoderModules(StageModules):
             yield self._ordered
             return
         layers = range(self.context.layers.first, self.context.layers.end)
-        for streamed, group in groupby(zip(layers, self._ordered, strict=True), lambda item: store.streams(item[0])):
+        for streamed, group in groupby(
+            zip(layers, self._ordered, strict=True), lambda item: store.streams(item[0])
+        ):
             if not streamed:
                 yield [block for _, block in group]
                 continue
@@ -122,7 +139,8 @@ class DecoderModules(StageModules):
 
     @property
     def is_static(self) -> bool:
-        # The host knows a token's experts only after reading them back; states are no part of recordings.
+        # The host knows a token's experts only after reading them back; states are no part of
+        # recordings.
         return not (self._has_experts or self.context.shape.states)
 
     def accept(self, name: str, value: Weight) -> None:
@@ -134,7 +152,11 @@ class DecoderModules(StageModules):
                     self._fill(self.embed_tokens, "weight", 0, value)
                 else:
                     self._assign(("embed_tokens.weight",), whole(value))
-            if self.context.shape.tied and self.context.is_last and HEAD_UNIT not in self.ends_there:
+            if (
+                self.context.shape.tied
+                and self.context.is_last
+                and HEAD_UNIT not in self.ends_there
+            ):
                 self._fill(self.lm_head, "weight", 0, value)
         elif name.startswith("layers."):
             _, index, inner = name.split(".", 2)
@@ -156,7 +178,11 @@ class DecoderModules(StageModules):
             theirs.quantisation,
         ):
             return frozenset()
-        if self.store is not None or other.store is not None or not (self.has_all and other.has_all):
+        if (
+            self.store is not None
+            or other.store is not None
+            or not (self.has_all and other.has_all)
+        ):
             return frozenset()
         shared = self.layers.keys() & other.layers.keys()
         for index in shared:
@@ -181,7 +207,9 @@ class DecoderModules(StageModules):
         return embeds and heads
 
     def drop_blocks(self, layers: LayerRange) -> None:
-        for index in [index for index in self.layers if not layers.first <= int(index) < layers.end]:
+        for index in [
+            index for index in self.layers if not layers.first <= int(index) < layers.end
+        ]:
             del self.layers[index]
         self._ordered = []
 
@@ -194,4 +222,6 @@ class DecoderModules(StageModules):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Fill rows of a matrix, whose `dtype` is the stage's unless given."""
-        projection.fill(kind, first_row, value, dtype or self.context.torch_dtype, self.context.device)
+        projection.fill(
+            kind, first_row, value, dtype or self.context.torch_dtype, self.context.device
+        )

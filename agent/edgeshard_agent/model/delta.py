@@ -10,7 +10,12 @@ from torch import nn
 from edgeshard.architectures import StateSize
 from edgeshard_agent.model.projection import Forms, Piece, Projection, projection
 from edgeshard_agent.ops.elementwise import gated_head_norm
-from edgeshard_agent.ops.recurrent import SpanStates, delta_gates, gated_delta_rule, short_convolution
+from edgeshard_agent.ops.recurrent import (
+    SpanStates,
+    delta_gates,
+    gated_delta_rule,
+    short_convolution,
+)
 
 
 class _Weight(nn.Module):
@@ -30,8 +35,9 @@ class DeltaMixer(nn.Module):
     queries are followed by all keys, all values, and all gates of the output. The inputs that open
     and decay the state are in another product, whose matrix stays whole.
 
-    Each key head serves several value heads, which follow one another. If `tiled`, value head v has key head
-    v % `key_heads` instead. The columns of the output's matrix cannot change places, so queries and keys are repeated.
+    Each key head serves several value heads, which follow one another. If `tiled`, value head v has
+    key head v % `key_heads` instead. The columns of the output's matrix cannot change places, so
+    queries and keys are repeated.
     """
 
     def __init__(
@@ -50,18 +56,26 @@ class DeltaMixer(nn.Module):
         self.keys = (channels - self.values) // 2
         self.key_heads = self.keys // self.key_dim
         joined = forms.get("linear_attn.in_proj_qkvz.weight")
-        inputs = [forms.get(f"linear_attn.{part}.weight", joined) for part in ("in_proj_qkv", "in_proj_z")]
+        inputs = [
+            forms.get(f"linear_attn.{part}.weight", joined) for part in ("in_proj_qkv", "in_proj_z")
+        ]
         self.inputs = projection((channels, self.values), hidden, integers=inputs)
         self.gates = Projection((self.value_heads, self.value_heads), hidden)
-        self.output = Projection((hidden,), self.values, integers=forms.get("linear_attn.out_proj.weight"))
+        self.output = Projection(
+            (hidden,), self.values, integers=forms.get("linear_attn.out_proj.weight")
+        )
         self.conv1d = _Weight(channels, 1, taps)
         self.norm = _Weight(self.value_dim)
         self.A_log = nn.Parameter(torch.empty(self.value_heads, device="meta"), requires_grad=False)
-        self.dt_bias = nn.Parameter(torch.empty(self.value_heads, device="meta"), requires_grad=False)
+        self.dt_bias = nn.Parameter(
+            torch.empty(self.value_heads, device="meta"), requires_grad=False
+        )
         self._eps = eps
         self._repeats = self.value_heads // self.key_heads if tiled else 1
 
-    def forward(self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates
+    ) -> torch.Tensor:
         """[T, width] from [T, width]; `states` of the layer are brought up to date."""
         tails, memory = states
         rows, keys, values = len(hidden), self.keys, self.values
@@ -84,12 +98,15 @@ class DeltaMixer(nn.Module):
             memory,
             spans,
         )
-        gated = gated_head_norm(outputs, inputs[:, 2 * keys + values :], self.norm.weight, self._eps)
+        gated = gated_head_norm(
+            outputs, inputs[:, 2 * keys + values :], self.norm.weight, self._eps
+        )
         result: torch.Tensor = self.output(gated.view(rows, values))
         return result
 
     def pieces_of(self, name: str) -> list[Piece]:
-        """The places of the tensor `linear_attn.PART` in projections; empty for a parameter of its own."""
+        """The places of the tensor `linear_attn.PART` in projections; empty for a parameter of its
+        own."""
         joined = 2 * self.keys + self.values
         whole = {
             "in_proj_qkv": ("inputs", 0),
@@ -104,7 +121,12 @@ class DeltaMixer(nn.Module):
         group = self.value_heads // self.key_heads
         values = group * self.value_dim
         if part == "in_proj_qkvz":
-            widths = {0: self.key_dim, self.keys: self.key_dim, 2 * self.keys: values, joined: values}
+            widths = {
+                0: self.key_dim,
+                self.keys: self.key_dim,
+                2 * self.keys: values,
+                joined: values,
+            }
             return list(self._by_key_head("inputs", widths))
         if part == "in_proj_ba":
             return list(self._by_key_head("gates", {0: group, self.value_heads: group}))

@@ -43,7 +43,10 @@ class DraftSteps:
         if isinstance(self._modules, FusedModules):
             with torch.inference_mode():
                 self._rows = self._modules.native_rows(pool, self.longest, DRAFT_TOKENS)
-                width, itemsize = model.shape.hidden_size, model.weights.modules.context.torch_dtype.itemsize
+                width, itemsize = (
+                    model.shape.hidden_size,
+                    model.weights.modules.context.torch_dtype.itemsize,
+                )
                 if self.vocab_size * width * itemsize <= MOST_EMBEDDED_BYTES:
                     self._embedded = self._embed(range(self.vocab_size)).contiguous()
 
@@ -59,17 +62,25 @@ class DraftSteps:
         if self._rows is None:
             # A caller that gives sampling parameters may cut positions that were certain.
             span = Span(place, first, len(tokens), sampling=Sampling())
-            return self._model.logits(StepPlan(spans=(span,)), np.array(tokens, dtype=np.int64))[-1:]
+            return self._model.logits(StepPlan(spans=(span,)), np.array(tokens, dtype=np.int64))[
+                -1:
+            ]
         return self._modules.head(self._rows.run(self._embed(tokens), self._tables[place], first))
 
     def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """[T, width]"""
         if self._embedded is not None:
-            return self._embedded[tokens[0] : tokens[0] + 1] if len(tokens) == 1 else self._embedded[list(tokens)]
+            return (
+                self._embedded[tokens[0] : tokens[0] + 1]
+                if len(tokens) == 1
+                else self._embedded[list(tokens)]
+            )
         ids = torch.tensor([tokens])
         return self._modules.embed(ids, ids)[0]
 
-    def sampler(self, sampling: Sampling, tokens: Sequence[int], prompt_count: int) -> RequestSampler:
+    def sampler(
+        self, sampling: Sampling, tokens: Sequence[int], prompt_count: int
+    ) -> RequestSampler:
         """Draws as the model will for a request with these tokens, whose first `prompt_count` are
         its prompt. Penalties count them and the tokens that are added later; biases of tokens that
         the draft does not know are left out."""
@@ -79,7 +90,8 @@ class DraftSteps:
 
     @staticmethod
     def draw(logits: torch.Tensor, sampler: RequestSampler, position: int) -> tuple[int, float]:
-        """The token for a position, from its logits [1, vocab], and how likely the draft finds it."""
+        """The token for a position, from its logits [1, vocab], and how likely the draft finds
+        it."""
         choice = sample_rows(logits, [sampler], [position])[0]
         return choice.token, math.exp(choice.logprob)
 

@@ -22,11 +22,14 @@ from edgeshard_agent.ops.kv_arena import NativeArena
 
 
 class _Passing:
-    """A micro-batch that passes through the blocks: `addend` [T, width] and the sum before it, if there is one."""
+    """A micro-batch that passes through the blocks: `addend` [T, width] and the sum before it, if
+    there is one."""
 
     __slots__ = ("_addend", "_native", "_residual", "_rotary", "step")
 
-    def __init__(self, hidden: torch.Tensor, rotary: dict[str | None, Rotary | None], step: StepAttention) -> None:
+    def __init__(
+        self, hidden: torch.Tensor, rotary: dict[str | None, Rotary | None], step: StepAttention
+    ) -> None:
         self._addend = hidden
         self._residual: torch.Tensor | None = None
         self._native: NativePass | None = None
@@ -41,7 +44,12 @@ class _Passing:
     def native(self, arena: NativeArena) -> NativePass | None:
         """The micro-batch as the native call takes it, None if its step runs block by block."""
         shared = self._rotary.get("")
-        if self._native is None and shared is not None and shared.query_factors is None and self.step.is_native:
+        if (
+            self._native is None
+            and shared is not None
+            and shared.query_factors is None
+            and self.step.is_native
+        ):
             self._native = self.step.native_pass(self.result, shared, arena)
         return self._native
 
@@ -74,9 +82,12 @@ class FusedModules(DecoderModules):
         return [batch.result.unsqueeze(0) for batch in passing]
 
     def _run(self, blocks: Sequence[Block], passing: Sequence[_Passing]) -> None:
-        """Run all micro-batches through consecutive blocks, in order; in one native call if possible."""
+        """Run all micro-batches through consecutive blocks, in order; in one native call if
+        possible."""
         native = self._native_blocks(blocks)
-        arenas = passing[0].step.native_arenas([block.layer_idx for block in blocks]) if native else []
+        arenas = (
+            passing[0].step.native_arenas([block.layer_idx for block in blocks]) if native else []
+        )
         pairs = [(batch, batch.native(arenas[0]) if arenas else None) for batch in passing]
         # A step may need keys that the one before it writes, so their order stays.
         for is_alone, together in groupby(pairs, lambda one: one[1] is None):
@@ -91,8 +102,16 @@ class FusedModules(DecoderModules):
         have no native form.
         """
         blocks = [] if self.store is not None else self._native_blocks(self._ordered)
-        arenas = [arena for block in self._ordered if isinstance(arena := pool.arena(block.layer_idx), NativeArena)]
-        rotary = self._rotary(torch.arange(positions), "") if blocks and len(arenas) == len(blocks) else None
+        arenas = [
+            arena
+            for block in self._ordered
+            if isinstance(arena := pool.arena(block.layer_idx), NativeArena)
+        ]
+        rotary = (
+            self._rotary(torch.arange(positions), "")
+            if blocks and len(arenas) == len(blocks)
+            else None
+        )
         if rotary is None or rotary.query_factors is not None:
             return None
         return NativeRows(blocks, arenas, rotary.cos, rotary.sin, pool.block_tokens, most)
@@ -104,7 +123,12 @@ class FusedModules(DecoderModules):
         return RotaryFrequencies(self.context.decoder.rotations())
 
     def _final_norm(self) -> torch.nn.Module:
-        return RmsNorm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset, self._ends.rounded_last)
+        return RmsNorm(
+            self.context.shape.hidden_size,
+            self._ends.eps,
+            self._ends.unit_offset,
+            self._ends.rounded_last,
+        )
 
     def _shapes(self, layer: int) -> Shapes:
         """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
@@ -112,7 +136,8 @@ class FusedModules(DecoderModules):
         shape = self.context.shape
         shapes = record.block(self.context.decoder.fields, shape, layer)
         return {
-            record.place(name).parameter: record.matrix(name, size, shape.hidden_size) for name, size in shapes.items()
+            record.place(name).parameter: record.matrix(name, size, shape.hidden_size)
+            for name, size in shapes.items()
         }
 
     def _options(self, layer: int) -> BlockOptions:
@@ -137,9 +162,13 @@ class FusedModules(DecoderModules):
         pieces = pieces_of(path, block)
         dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
         for piece in pieces:
-            self._fill(block.get_submodule(piece.path), kind, piece.first_row, piece.of(value), dtype)
+            self._fill(
+                block.get_submodule(piece.path), kind, piece.first_row, piece.of(value), dtype
+            )
         if not pieces:  # a norm, or the decay of a state
-            self._assign((f"layers.{index}.{parameter.removeprefix('self_attn.')}",), whole(value), dtype)
+            self._assign(
+                (f"layers.{index}.{parameter.removeprefix('self_attn.')}",), whole(value), dtype
+            )
 
     def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:
         """The blocks for a single native call; empty if any of them has no native form."""

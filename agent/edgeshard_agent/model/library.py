@@ -1,7 +1,8 @@
-"""transformers, for the families that run in its decoder layers: its classes, its configuration, our attention in it.
+"""transformers, for the families that run in its decoder layers: its classes, its configuration,
+our attention in it.
 
-The only module that imports transformers, which takes seconds and a hundred megabytes. Families on our own blocks run
-without it.
+The only module that imports transformers, which takes seconds and a hundred megabytes. Families on
+our own blocks run without it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def library_config(decoder: Decoder) -> Any:
     Raises UnsupportedModelError when transformers refuses the configuration.
     """
     library = decoder.architecture.library
-    module = importlib.import_module(f"transformers.models.{library.module}.configuration_{library.module}")
+    module = importlib.import_module(
+        f"transformers.models.{library.module}.configuration_{library.module}"
+    )
     values = copy.deepcopy(dict(decoder.fields.values))
     values.pop("auto_map", None)  # names code of the checkpoint
     if values.get("head_dim", 0) is None:
@@ -48,7 +51,9 @@ def library_config(decoder: Decoder) -> Any:
         result = getattr(module, library.config_class).from_dict(values)
     except Exception as error:
         raise UnsupportedModelError(
-            f"config.json: transformers refuses it: {error}", field="config.json", reason="CONFIG_REFUSED"
+            f"config.json: transformers refuses it: {error}",
+            field="config.json",
+            reason="CONFIG_REFUSED",
         ) from error
     ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attention)
     result._attn_implementation = _IMPLEMENTATION
@@ -70,7 +75,8 @@ def _attention(  # noqa: PLR0913 (the arguments are those transformers gives)
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function transformers' layers call; `step` and `layer_window` reach it through their arguments.
+    """The attention function transformers' layers call; `step` and `layer_window` reach it through
+    their arguments.
 
     The window is the one in the family's record. The layer's own window, which not all families
     have, is ignored.
@@ -78,7 +84,9 @@ def _attention(  # noqa: PLR0913 (the arguments are those transformers gives)
     Transformers' shape is [1, heads, T, head_dim], and values may be narrower than keys; the result
     is [1, T, heads, head_dim].
     """
-    packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    packed_query, packed_key, packed_value = (
+        tensor[0].transpose(0, 1) for tensor in (query, key, value)
+    )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, layer_window or 0, softcap or 0.0, s_aux)
     width = value.shape[-1]

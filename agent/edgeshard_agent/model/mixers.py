@@ -1,8 +1,9 @@
-"""Mixers of our own, in place of modules of transformers' decoder layers: a record's `Plugged.mixers` names them.
+"""Mixers of our own, in place of modules of transformers' decoder layers: a record's
+`Plugged.mixers` names them.
 
-They have those modules' parts under their names, so that tensors find their places and matrices become
-projections of our kernels. The data that a request leaves is in the step's states instead of a
-cache.
+They have those modules' parts under their names, so that tensors find their places and matrices
+become projections of our kernels. The data that a request leaves is in the step's states instead of
+a cache.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from torch.nn.functional import softplus
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.ops.attention import Scoring
 from edgeshard_agent.ops.elementwise import gated_norm, rms_norm
-from edgeshard_agent.ops.recurrent import ScanHeads, SpanStates, gated_delta_rule, selective_scan, short_convolution
+from edgeshard_agent.ops.recurrent import (
+    ScanHeads,
+    SpanStates,
+    gated_delta_rule,
+    selective_scan,
+    short_convolution,
+)
 
 
 class Llama4Attention(nn.Module):
@@ -61,13 +68,20 @@ class Llama4Attention(nn.Module):
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.rotates:
-            query, key = _turned(query, position_embeddings[0]), _turned(key, position_embeddings[0])
+            query, key = (
+                _turned(query, position_embeddings[0]),
+                _turned(key, position_embeddings[0]),
+            )
             if self.normed is not None:
                 query, key = self.normed(query), self.normed(key)
         elif self.tuned:
             past = torch.floor((layer_positions[0].float() + 1.0) / self.floor)
-            query = (query * (torch.log1p(past) * self.tuning + 1.0).view(rows, 1, 1)).to(query.dtype)
-        attended = step.attend(self.layer_idx, query, key, value, Scoring(self.head_dim**-0.5), layer_chunk)
+            query = (query * (torch.log1p(past) * self.tuning + 1.0).view(rows, 1, 1)).to(
+                query.dtype
+            )
+        attended = step.attend(
+            self.layer_idx, query, key, value, Scoring(self.head_dim**-0.5), layer_chunk
+        )
         return self.o_proj(attended.view(1, rows, -1)), None
 
 
@@ -87,10 +101,15 @@ class Llama4Experts(nn.Module):
             setattr(self, name, part)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """([1, T, width], nothing) from [1, T, width]; a layer of transformers takes the router's logits there."""
+        """([1, T, width], nothing) from [1, T, width]; a layer of transformers takes the router's
+        logits there."""
         flat = hidden_states.view(-1, hidden_states.shape[-1])
-        best, indices = torch.topk(nn.functional.linear(flat, self.router.weight), self.chosen, dim=1)
-        mixed = self.experts(flat, indices, torch.sigmoid(best.float()).to(flat.dtype), on_inputs=True)
+        best, indices = torch.topk(
+            nn.functional.linear(flat, self.router.weight), self.chosen, dim=1
+        )
+        mixed = self.experts(
+            flat, indices, torch.sigmoid(best.float()).to(flat.dtype), on_inputs=True
+        )
         return (self.shared_expert(flat.unsqueeze(0))[0] + mixed).view(hidden_states.shape), None
 
 
@@ -100,7 +119,8 @@ def llama4_experts(theirs: Any) -> nn.Module:
 
 
 def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Vectors [T, heads, D], whose neighbouring pairs are complex numbers, times `turns` [T, D / 2]."""
+    """Vectors [T, heads, D], whose neighbouring pairs are complex numbers, times `turns` [T, D /
+    2]."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * turns.unsqueeze(1)).flatten(2).to(x.dtype)
 
@@ -108,8 +128,8 @@ def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
 class SelectiveScan(nn.Module):
     """Mamba2's mixer, a convolution before a selective scan.
 
-    The mixer of a layer whose states are the convolution's last inputs [slots, taps - 1, channels], in the model's
-    dtype, and the matrices [slots, heads, N, P], in float32.
+    The mixer of a layer whose states are the convolution's last inputs [slots, taps - 1, channels],
+    in the model's dtype, and the matrices [slots, heads, N, P], in float32.
     """
 
     in_proj: Any
@@ -124,14 +144,17 @@ class SelectiveScan(nn.Module):
         self.inner: int = theirs.intermediate_size
         self.group_count: int = theirs.n_groups
         self.group_width: int = theirs.n_groups * theirs.ssm_state_size
-        # Not the module's own: that of nemotron_h differs from the one that its model was made with.
+        # Not the module's own: that of nemotron_h differs from the one that its model was made
+        # with.
         self.step_limits: tuple[float, float] = tuple(config.time_step_limit or (0.0, math.inf))
         for name, part in theirs.named_children():
             setattr(self, name, part)
         self.A_log: nn.Parameter = theirs.A_log
         self.D: nn.Parameter = theirs.D
         self.dt_bias: nn.Parameter = theirs.dt_bias
-        self.norm_groups = self.inner // getattr(self.norm, "group_size", self.inner // self.group_count)
+        self.norm_groups = self.inner // getattr(
+            self.norm, "group_size", self.inner // self.group_count
+        )
         self.gate_first = not getattr(self.norm, "norm_before_gate", False)
         self.input_scale: float = getattr(theirs, "ssm_in_multiplier", 1.0)
         self.widths = [self.inner, self.inner, self.group_width, self.group_width, self.heads]
@@ -140,22 +163,31 @@ class SelectiveScan(nn.Module):
 
     @staticmethod
     def instead_of(theirs: Any, config: Any) -> nn.Module:
-        """Ours for a module with a scan. Any other, as families have in layers of other kinds, is returned."""
+        """Ours for a module with a scan. Any other, as families have in layers of other kinds, is
+        returned."""
         return SelectiveScan(theirs, config) if hasattr(theirs, "A_log") else theirs
 
-    def forward(self, hidden_states: torch.Tensor, step: StepAttention, **_: object) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, step: StepAttention, **_: object
+    ) -> torch.Tensor:
         """As transformers' layers call it, with the step among their keyword arguments."""
         assert step.span_states is not None
         return self.mix(hidden_states, step.states(self.layer_idx), step.span_states)
 
-    def mix(self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates) -> torch.Tensor:
+    def mix(
+        self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates
+    ) -> torch.Tensor:
         """[1, T, width] from [1, T, width]; `states` of the layer are brought up to date."""
         tails, memory = states
         rows = hidden.shape[1]
         gate, inputs, step = self._projected(hidden[0])
         # Only in a layer that is timed with random numbers have these another dtype.
-        heads = ScanHeads(self.dt_bias.float(), self.A_log.float(), self.D.float(), self.step_limits)
-        mixed = short_convolution(inputs, self.conv1d.weight.squeeze(1), tails, spans, self.conv1d.bias)
+        heads = ScanHeads(
+            self.dt_bias.float(), self.A_log.float(), self.D.float(), self.step_limits
+        )
+        mixed = short_convolution(
+            inputs, self.conv1d.weight.squeeze(1), tails, spans, self.conv1d.bias
+        )
         x, b, c = mixed.split([self.inner, self.group_width, self.group_width], dim=1)
         outputs = selective_scan(
             x.view(rows, self.heads, -1),
@@ -168,20 +200,27 @@ class SelectiveScan(nn.Module):
         ).view(rows, self.inner)
         weight = getattr(self.norm, "weight", None)
         eps = 0.0 if weight is None else self.norm.variance_epsilon
-        result: torch.Tensor = self.out_proj(gated_norm(outputs, gate, weight, eps, self.norm_groups, self.gate_first))
+        result: torch.Tensor = self.out_proj(
+            gated_norm(outputs, gate, weight, eps, self.norm_groups, self.gate_first)
+        )
         return result.unsqueeze(0)
 
     def _projected(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         """The gate [T, inner], the convolution's inputs [T, channels] and the step [T, heads]."""
-        projected: torch.Tensor = self.in_proj(hidden if self.input_scale == 1.0 else hidden * self.input_scale)
+        projected: torch.Tensor = self.in_proj(
+            hidden if self.input_scale == 1.0 else hidden * self.input_scale
+        )
         for part, scale in zip(projected.split(self.widths, dim=1), self.scales, strict=True):
             if scale != 1.0:
                 part.mul_(scale)
-        return list(projected.split([self.inner, self.inner + 2 * self.group_width, self.heads], dim=1))
+        return list(
+            projected.split([self.inner, self.inner + 2 * self.group_width, self.heads], dim=1)
+        )
 
 
 class ShortConvolution(nn.Module):
-    """The mixer of a layer whose state is the convolution's last inputs, [slots, taps - 1, width] in the model's dtype.
+    """The mixer of a layer whose state is the convolution's last inputs, [slots, taps - 1, width]
+    in the model's dtype.
 
     One projection gives two gates and values: the first gate multiplies the inputs of the
     convolution, the second one its outputs.
@@ -197,12 +236,16 @@ class ShortConvolution(nn.Module):
         for name, part in theirs.named_children():
             setattr(self, name, part)
 
-    def forward(self, hidden_states: torch.Tensor, step: StepAttention, **_: object) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, step: StepAttention, **_: object
+    ) -> torch.Tensor:
         """As transformers' layers call it, with the step among their keyword arguments."""
         assert step.span_states is not None
         return self.mix(hidden_states, step.states(self.layer_idx), step.span_states)
 
-    def mix(self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates) -> torch.Tensor:
+    def mix(
+        self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates
+    ) -> torch.Tensor:
         """[1, T, width] from [1, T, width]; `states` of the layer are brought up to date."""
         (tails,) = states
         into, outof, values = self.in_proj(hidden)[0].chunk(3, dim=1)
@@ -243,22 +286,30 @@ class KimiDelta(nn.Module):
         """The convolutions of queries, keys and values, which a checkpoint has in a tensor each."""
         self.conv1d.weight = nn.Parameter(theirs.conv1d.weight.view(3, channels // 3, 1, taps))
 
-    def forward(self, hidden_states: torch.Tensor, step: StepAttention, **_: object) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, step: StepAttention, **_: object
+    ) -> torch.Tensor:
         """As transformers' layers call it, with the step among their keyword arguments."""
         assert step.span_states is not None
         return self.mix(hidden_states, step.states(self.layer_idx), step.span_states)
 
-    def mix(self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates) -> torch.Tensor:
+    def mix(
+        self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates
+    ) -> torch.Tensor:
         """[1, T, width] from [1, T, width]; `states` of the layer are brought up to date."""
         tails, memory = states
         rows, forget = hidden.shape[1], self.forget_gate
         by_head = (rows, self.heads, self.head_dim)
-        inputs = torch.cat([project(hidden)[0] for project in (self.q_proj, self.k_proj, self.v_proj)], dim=1)
+        inputs = torch.cat(
+            [project(hidden)[0] for project in (self.q_proj, self.k_proj, self.v_proj)], dim=1
+        )
         weight = self.conv1d.weight.view(inputs.shape[1], -1)
         mixed = short_convolution(inputs, weight, tails, spans)
         query, key, value = (part.reshape(by_head) for part in mixed.chunk(3, dim=1))
         # A_log and dt_bias are float32 in any dtype.
-        opened = softplus(forget.f_b_proj(forget.f_a_proj(hidden))[0].float() + forget.dt_bias).view(by_head)
+        opened = softplus(
+            forget.f_b_proj(forget.f_a_proj(hidden))[0].float() + forget.dt_bias
+        ).view(by_head)
         log_decay = -forget.A_log.view(1, -1, 1).exp() * opened
         beta = self.b_proj(hidden)[0].sigmoid().float()
         outputs = gated_delta_rule(query, key, value, log_decay, beta, memory, spans)
@@ -281,4 +332,5 @@ MIXERS: Mapping[str, Callable[[Any, Any], nn.Module]] = {
     "selective_scan": SelectiveScan.instead_of,
     "short_convolution": lambda theirs, config: ShortConvolution(theirs),
 }
-"""By kind, what makes ours of the module of transformers, which is on the meta device, and of its configuration."""
+"""By kind, what makes ours of the module of transformers, which is on the meta device, and of its
+configuration."""

@@ -28,8 +28,8 @@ from edgeshard_agent.ops.huge_pages import WEIGHTS
 class StageContext:
     """The parts that every family's modules are built from.
 
-    Families that run in transformers' layers have its module with their classes, `library`, and a transformers config
-    of the stage's own, `config`.
+    Families that run in transformers' layers have its module with their classes, `library`, and a
+    transformers config of the stage's own, `config`.
     """
 
     decoder: Decoder
@@ -57,11 +57,14 @@ class StageContext:
         return self.layers.end == self.shape.layer_count
 
     def block_forms(self, layer: int) -> Forms:
-        """The forms in which matrices of a block are packed, by the places of their tensors in it."""
+        """The forms in which matrices of a block are packed, by the places of their tensors in
+        it."""
         record, shape = self.architecture, self.shape
         forms: dict[str, Integers] = {}
         for name, size in record.block(self.decoder.fields, shape, layer).items():
-            kind = integers_of(shape, f"{record.block_list}.{layer}.{name}", len(size), self.quantisation)
+            kind = integers_of(
+                shape, f"{record.block_list}.{layer}.{name}", len(size), self.quantisation
+            )
             if kind is not None:
                 forms[record.place(name).parameter] = Integers(kind, shape.group_of(kind))
         return forms
@@ -86,11 +89,13 @@ class StageContext:
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, StepAttention]
-"""A micro-batch as `StageModules.run` takes it: hidden states, positions, and the places of its keys and values."""
+"""A micro-batch as `StageModules.run` takes it: hidden states, positions, and the places of its
+keys and values."""
 
 
 class StageModules(nn.Module):
-    """Base of the families: token ids or hidden states in, hidden states out; `head` turns those into logits."""
+    """Base of the families: token ids or hidden states in, hidden states out; `head` turns those
+    into logits."""
 
     def __init__(self, context: StageContext) -> None:
         super().__init__()
@@ -100,13 +105,15 @@ class StageModules(nn.Module):
         """[1, T, width] from token ids [1, T]; on the first stage only."""
         raise NotImplementedError
 
-    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
+    def run(
+        self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention
+    ) -> torch.Tensor:
         """[1, T, width] through this stage's blocks."""
         raise NotImplementedError
 
     def run_sweep(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        """Hidden states that `run` makes of each of several micro-batches. A streamed layer is read once for all of
-        them."""
+        """Hidden states that `run` makes of each of several micro-batches. A streamed layer is read
+        once for all of them."""
         return [self.run(*batch) for batch in batches]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -115,11 +122,13 @@ class StageModules(nn.Module):
 
     @property
     def is_static(self) -> bool:
-        """Whether a step of decodes runs without reading anything back to the host, so that it can be recorded."""
+        """Whether a step of decodes runs without reading anything back to the host, so that it can
+        be recorded."""
         return True
 
     def accept(self, name: str, value: Weight) -> None:
-        """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file.
+        """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped
+        from a file.
 
         A tensor stored as integers stays so if the stage packs it as the same integers.
         """
@@ -129,7 +138,8 @@ class StageModules(nn.Module):
 
     @property
     def shareable_blocks(self) -> frozenset[int]:
-        """Layers whose blocks other modules of the same model can share. Empty unless the family lists them."""
+        """Layers whose blocks other modules of the same model can share. Empty unless the family
+        lists them."""
         return frozenset()
 
     def share(self, other: StageModules) -> frozenset[str]:
@@ -157,8 +167,11 @@ class StageModules(nn.Module):
                 return name
         return None
 
-    def _assign(self, places: tuple[str, ...], value: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-        """One parameter in all its places, so that a tied one is in memory once; `dtype` is that of `_memory`."""
+    def _assign(
+        self, places: tuple[str, ...], value: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> None:
+        """One parameter in all its places, so that a tied one is in memory once; `dtype` is that of
+        `_memory`."""
         memory = self._memory(value, dtype)
         parameter = nn.Parameter(memory, requires_grad=False)
         for place in places:
@@ -189,7 +202,11 @@ class StageModules(nn.Module):
     def _embedding_places(self, name: str) -> tuple[str, ...]:
         """The places of the token embedding: its own and, if the two are tied, the LM head's."""
         places = (name,) if self.context.is_first else ()
-        return (*places, "lm_head.weight") if self.context.shape.tied and self.context.is_last else places
+        return (
+            (*places, "lm_head.weight")
+            if self.context.shape.tied and self.context.is_last
+            else places
+        )
 
 
 def weight_bytes(module: nn.Module) -> int:
@@ -200,5 +217,9 @@ def weight_bytes(module: nn.Module) -> int:
     plain = sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_meta)
     for part in module.modules():
         stored = part._buffers.keys() - part._non_persistent_buffers_set
-        plain += sum(part.get_buffer(name).nbytes for name in stored if not part.get_buffer(name).is_meta)
-    return plain + sum(part.packed_bytes for part in module.modules() if isinstance(part, Projection))
+        plain += sum(
+            part.get_buffer(name).nbytes for name in stored if not part.get_buffer(name).is_meta
+        )
+    return plain + sum(
+        part.packed_bytes for part in module.modules() if isinstance(part, Projection)
+    )

@@ -1,8 +1,8 @@
 """Stages in transformers' own decoder layers, which call our attention and our experts.
 
-The layers are called with no cache and no mask: the attention plug finds the step in their keyword arguments. Their
-matrices are `Projection`s, so that our kernels multiply and small integers are possible. Experts are gated MLPs in our
-kernels, each a unit that may be streamed.
+The layers are called with no cache and no mask: the attention plug finds the step in their keyword
+arguments. Their matrices are `Projection`s, so that our kernels multiply and small integers are
+possible. Experts are gated MLPs in our kernels, each a unit that may be streamed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
     if not isinstance(runs, Plugged) or not runs.experts:
         return
     block = record.block(context.decoder.fields, shape, index)
-    sizes = {record.place(name).parameter: record.matrix(name, size, shape.hidden_size) for name, size in block.items()}
+    sizes = {
+        record.place(name).parameter: record.matrix(name, size, shape.hidden_size)
+        for name, size in block.items()
+    }
     count = len({expert for name in block if (expert := record.expert_index(name)) is not None})
     if not count:
         return
@@ -41,7 +44,10 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
     owner = layer.get_submodule(owner_path)
     hidden, inner = sizes[f"{runs.experts}.0.down_proj.weight"]
     bias = f"{runs.experts}.0.down_proj.bias" in sizes
-    gated = not {f"{runs.experts}.0.gate_proj.weight", f"{runs.experts}.0.gate_up_proj.weight"}.isdisjoint(sizes)
+    gated = not {
+        f"{runs.experts}.0.gate_proj.weight",
+        f"{runs.experts}.0.gate_up_proj.weight",
+    }.isdisjoint(sizes)
     gating = _gating(getattr(owner, leaf), context, gated)
     forms = context.block_forms(index)
     kinds = [mlp_forms(forms, f"{runs.experts}.{expert}") for expert in range(count)]
@@ -50,8 +56,8 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
 
 
 def _gating(theirs: Any, context: StageContext, gated: bool) -> Gating:
-    """The gating of transformers' experts; a family's own is called, whatever it clamps and in whatever order it has
-    rows of gate and up. Without gates it is the activation."""
+    """The gating of transformers' experts; a family's own is called, whatever it clamps and in
+    whatever order it has rows of gate and up. Without gates it is the activation."""
     if not gated:
         activation: Gating = theirs.act_fn
         return activation
@@ -78,7 +84,9 @@ def make_layer(context: StageContext, index: int) -> nn.Module:
     layer_class: Any = getattr(context.library, context.architecture.library.layer_class)
     # Some classes get the type of the layer as an argument, others look it up.
     arguments = (
-        {"layer_type": context.config.layer_types[index]} if "layer_type" in signature(layer_class).parameters else {}
+        {"layer_type": context.config.layer_types[index]}
+        if "layer_type" in signature(layer_class).parameters
+        else {}
     )
     with torch.device("meta"):
         layer: nn.Module = layer_class(context.config, layer_idx=index, **arguments)
@@ -100,13 +108,17 @@ class LayerModules(StageModules):
         layers = range(self.context.layers.first, self.context.layers.end)
         return nn.ModuleDict({str(index): make_layer(self.context, index) for index in layers})
 
-    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
+    def run(
+        self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention
+    ) -> torch.Tensor:
         for block in self._ordered:
             hidden = block(hidden, step=step)
         return hidden
 
     def accept(self, name: str, value: Weight) -> None:
-        self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), whole(value))
+        self._assign(
+            self._embedding_places(name) if name == self.token_embedding else (name,), whole(value)
+        )
 
 
 class LayerProjection(Projection):
@@ -144,7 +156,8 @@ class PluggedBlock(nn.Module):
             layer_positions=positions,
         )
         output: torch.Tensor = result[0] if isinstance(result, tuple) else result
-        # Some layers add in float32. Between two of them is the dtype of frames, so that a cut there changes nothing.
+        # Some layers add in float32. Between two of them is the dtype of frames, so that a cut
+        # there changes nothing.
         return output.to(hidden.dtype)
 
 
@@ -156,7 +169,8 @@ class _NoPositions(nn.Module):
 
 
 class PluggedModules(DecoderModules):
-    """A stage of any family whose layers take hidden states, position ids and position embeddings."""
+    """A stage of any family whose layers take hidden states, position ids and position
+    embeddings."""
 
     def __init__(self, context: StageContext) -> None:
         super().__init__(context)
@@ -166,18 +180,25 @@ class PluggedModules(DecoderModules):
     def run_sweep(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         hidden = [batch[0] for batch in batches]
         rotary = [
-            {kind: self.rotary_emb(first, positions, *([kind] if kind else [])) for kind in self._kinds}
+            {
+                kind: self.rotary_emb(first, positions, *([kind] if kind else []))
+                for kind in self._kinds
+            }
             for first, positions, _ in batches
         ]
         for blocks in self._in_memory():
             for index, (_, positions, step) in enumerate(batches):
                 for block in blocks:
-                    hidden[index] = block(hidden[index], positions, rotary[index][block.rotary], step)
+                    hidden[index] = block(
+                        hidden[index], positions, rotary[index][block.rotary], step
+                    )
         return hidden
 
     @property
     def is_static(self) -> bool:
-        return super().is_static and self.context.architecture.chunks is None  # pieces of a span differ by step
+        return (
+            super().is_static and self.context.architecture.chunks is None
+        )  # pieces of a span differ by step
 
     def _block(self, index: int) -> PluggedBlock:
         context, record = self.context, self.context.architecture
@@ -192,24 +213,34 @@ class PluggedModules(DecoderModules):
             linear = layer.get_submodule(path)
             if type(linear) is nn.Linear and not record.keeps_float32(name):
                 owner, _, leaf = path.rpartition(".")
-                setattr(layer.get_submodule(owner), leaf, self._projection(linear, forms.get(parameter)))
+                setattr(
+                    layer.get_submodule(owner), leaf, self._projection(linear, forms.get(parameter))
+                )
             elif parameter in forms and not isinstance(linear, Projection):
-                raise InternalError(f"architecture {record.name}: {name} is not a matrix that can be quantised")
+                raise InternalError(
+                    f"architecture {record.name}: {name} is not a matrix that can be quantised"
+                )
         rotary = ""
         if record.rope is not None and record.rope.by_layer_type and record.windows is not None:
-            rotary = record.windows.layer_types(context.decoder.fields, context.shape.layer_count)[index]
+            rotary = record.windows.layer_types(context.decoder.fields, context.shape.layer_count)[
+                index
+            ]
         chunk = 0 if record.chunks is None else record.chunks(context.decoder.fields, index)
         return PluggedBlock(layer, self._windows[index], rotary, chunk)
 
     def _projection(self, linear: nn.Linear, integers: Integers | None) -> Projection:
         has_bias = linear.bias is not None
-        return LayerProjection((linear.out_features,), linear.in_features, bias=has_bias, integers=integers)
+        return LayerProjection(
+            (linear.out_features,), linear.in_features, bias=has_bias, integers=integers
+        )
 
     def _rotary_embedding(self) -> nn.Module:
         context, rope = self.context, self.context.architecture.rope
         if rope is None or not rope.turns(context.decoder.fields):
             return _NoPositions()
-        embedding: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(context.config)
+        embedding: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(
+            context.config
+        )
         return embedding
 
     def _final_norm(self) -> nn.Module:

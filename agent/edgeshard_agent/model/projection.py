@@ -1,4 +1,5 @@
-"""Matrices that take nearly all of a stage's memory and time: filled part by part, then packed for the kernels.
+"""Matrices that take nearly all of a stage's memory and time: filled part by part, then packed for
+the kernels.
 
 If a checkpoint has several matrices with one input (q, k and v; gate and up), they are one matrix
 here, read in one go.
@@ -27,7 +28,8 @@ _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """The form of a packed matrix: small integers, and how many consecutive inputs of a row share a scale."""
+    """The form of a packed matrix: small integers, and how many consecutive inputs of a row share a
+    scale."""
 
     format: IntegerFormat
     group: int
@@ -41,14 +43,16 @@ _MLP_PARTS = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
 
 def mlp_forms(forms: Forms, path: str) -> Forms:
-    """The forms of the MLP at this path by the parts of tensor names, as in `path.down_proj.weight`."""
+    """The forms of the MLP at this path by the parts of tensor names, as in
+    `path.down_proj.weight`."""
     names = {part: f"{path}.{part}.weight" for part in _MLP_PARTS}
     return {part: forms[name] for part, name in names.items() if name in forms}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The place of a checkpoint's tensor, or of some of its rows, in a projection: its path, and a first row."""
+    """The place of a checkpoint's tensor, or of some of its rows, in a projection: its path, and a
+    first row."""
 
     path: str
     first_row: int = 0
@@ -73,7 +77,8 @@ def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch
 
 
 def whole(value: Weight) -> torch.Tensor:
-    """The numbers that integers and their scales stand for, in float32, as they are stored in whole groups."""
+    """The numbers that integers and their scales stand for, in float32, as they are stored in whole
+    groups."""
     return value if isinstance(value, torch.Tensor) else value.dequantize()
 
 
@@ -81,19 +86,26 @@ class Projection(nn.Module):
     """y = x W^T + b, W [rows, columns] made of parts one under the other; packed as `integers` if
     given.
 
-    The memory is taken when the first part arrives; when the last one has, the whole is packed and `weight` is gone.
-    Parts that arrive as integers are packed unchanged if all of them fit `integers`. On the CPU a
-    row of y depends only on its row of x, bit for bit. Elsewhere, and for float16, torch
-    multiplies.
+    The memory is taken when the first part arrives; when the last one has, the whole is packed and
+    `weight` is gone. Parts that arrive as integers are packed unchanged if all of them fit
+    `integers`. On the CPU a row of y depends only on its row of x, bit for bit. Elsewhere, and for
+    float16, torch multiplies.
     """
 
     def __init__(
-        self, parts: Sequence[int], columns: int, *, bias: bool = False, integers: Integers | None = None
+        self,
+        parts: Sequence[int],
+        columns: int,
+        *,
+        bias: bool = False,
+        integers: Integers | None = None,
     ) -> None:
         super().__init__()
         self.rows = rows = sum(parts)
         self.columns = columns
-        self.weight: torch.Tensor | None = nn.Parameter(torch.empty(rows, columns, device="meta"), requires_grad=False)
+        self.weight: torch.Tensor | None = nn.Parameter(
+            torch.empty(rows, columns, device="meta"), requires_grad=False
+        )
         self.bias: torch.Tensor | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(rows, device="meta"), requires_grad=False)
@@ -125,13 +137,16 @@ class Projection(nn.Module):
         self._awaited = 0
 
     def row_vectors(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows [T, columns] of W by their indices [T]: how an embedding looks tokens up. Integers become float32."""
+        """Rows [T, columns] of W by their indices [T]: how an embedding looks tokens up. Integers
+        become float32."""
         if self.packed is not None:
             return self.packed.rows(indices)
         assert self.weight is not None
         return embedding(indices, self.weight)
 
-    def fill(self, kind: str, first_row: int, value: Weight, dtype: torch.dtype, device: str) -> None:
+    def fill(
+        self, kind: str, first_row: int, value: Weight, dtype: torch.dtype, device: str
+    ) -> None:
         """Copy `value` to the rows from `first_row` on; `kind` is "weight" or "bias"."""
         if not isinstance(value, torch.Tensor) and self._fits(value, device):
             self._stored[first_row] = value
@@ -151,7 +166,9 @@ class Projection(nn.Module):
             return False
         return Scheme(integers.format) in (Scheme.INT8, value.scheme)
 
-    def _copy(self, kind: str, first_row: int, value: torch.Tensor, dtype: torch.dtype, device: str) -> None:
+    def _copy(
+        self, kind: str, first_row: int, value: torch.Tensor, dtype: torch.dtype, device: str
+    ) -> None:
         parameter = self.get_parameter(kind)
         if parameter.is_meta:
             memory = _passing_memory(parameter.shape, dtype, device)
@@ -176,11 +193,18 @@ class Projection(nn.Module):
         parts = [self._stored[first] for first in sorted(self._stored)]
         self._stored = {}
         if self._integers.format.layout is not None:
-            self.pack_blocks(joined([part for part in parts if isinstance(part, BlockWeight)]), dtype)
+            self.pack_blocks(
+                joined([part for part in parts if isinstance(part, BlockWeight)]), dtype
+            )
             return
         rounded = [part for part in parts if isinstance(part, QuantizedWeight)]
-        values, scales = torch.cat([part.values for part in rounded]), torch.cat([part.scales for part in rounded])
-        whole_weight = QuantizedWeight(values, scales, self._integers.group, Scheme(self._integers.format))
+        values, scales = (
+            torch.cat([part.values for part in rounded]),
+            torch.cat([part.scales for part in rounded]),
+        )
+        whole_weight = QuantizedWeight(
+            values, scales, self._integers.group, Scheme(self._integers.format)
+        )
         bias = None if self.bias is None else self.bias.data.float()
         self.weight, self.dtype = None, dtype
         self.packed = PackedLinear.pack_stored(whole_weight, self._integers.format, bias)
@@ -192,7 +216,8 @@ class Projection(nn.Module):
         return None if form is None or form.layout is None else form
 
     def pack_blocks(self, weight: BlockWeight, dtype: torch.dtype) -> None:
-        """Give all of its rows, in blocks, to the kernels; the bias is there. `dtype` is the stage's dtype."""
+        """Give all of its rows, in blocks, to the kernels; the bias is there. `dtype` is the
+        stage's dtype."""
         bias = None if self.bias is None else self.bias.data.float()
         self.weight, self.dtype, self._awaited = None, dtype, 0
         self.packed = PackedLinear.pack_blocks(weight, bias)
@@ -203,19 +228,25 @@ class Projection(nn.Module):
         assert weight is not None
         integers = self._integers
         if self.block_format is not None:
-            raise InternalError(f"received unquantised values for a matrix that is stored as {self.block_format}")
+            raise InternalError(
+                f"received unquantised values for a matrix that is stored as {self.block_format}"
+            )
         scheme = _CPU_SCHEMES.get(weight.dtype) if integers is None else integers.format
         if weight.device.type != "cpu" or scheme is None:
             return
         self.weight = None
         self.dtype = weight.dtype
         group = None if integers is None else integers.group
-        self.packed = PackedLinear.pack(weight.data, scheme, None if bias is None else bias.data, group)
+        self.packed = PackedLinear.pack(
+            weight.data, scheme, None if bias is None else bias.data, group
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, rows] from [T, columns], in x's dtype."""
         if self.packed is not None:
-            if x.dtype is torch.float16:  # rows of integer matrices, which the kernels take in float32
+            if (
+                x.dtype is torch.float16
+            ):  # rows of integer matrices, which the kernels take in float32
                 return self.packed(x.float()).half()
             return self.packed(x)
         assert self.weight is not None
@@ -229,7 +260,12 @@ class JoinedProjection(nn.Module):
     """
 
     def __init__(
-        self, parts: Sequence[int], columns: int, *, bias: bool = False, integers: Sequence[Integers | None]
+        self,
+        parts: Sequence[int],
+        columns: int,
+        *,
+        bias: bool = False,
+        integers: Sequence[Integers | None],
     ) -> None:
         super().__init__()
         self.rows = sum(parts)
@@ -252,7 +288,8 @@ class JoinedProjection(nn.Module):
 
     @property
     def packed(self) -> PackedLinear | None:
-        """The packed weights as a list, each linked to the next; None if native kernels lack one."""
+        """The packed weights as a list, each linked to the next; None if native kernels lack
+        one."""
         if self._packed is not None:
             return self._packed
         packed = [part.packed for _, part in self._placed]
@@ -264,7 +301,9 @@ class JoinedProjection(nn.Module):
         self._packed = native[0]
         return self._packed
 
-    def fill(self, kind: str, first_row: int, value: Weight, dtype: torch.dtype, device: str) -> None:
+    def fill(
+        self, kind: str, first_row: int, value: Weight, dtype: torch.dtype, device: str
+    ) -> None:
         """Fill the part that has these rows; `value` has rows of one part only."""
         first, part = next(item for item in reversed(self._placed) if item[0] <= first_row)
         part.fill(kind, first_row - first, value, dtype, device)
@@ -282,7 +321,8 @@ Matrix = Projection | JoinedProjection
 def projection(
     parts: Sequence[int], columns: int, *, bias: bool = False, integers: Sequence[Integers | None]
 ) -> Matrix:
-    """y = x W^T + b for W made of parts one under the other, each in the form that `integers` has for it."""
+    """y = x W^T + b for W made of parts one under the other, each in the form that `integers` has
+    for it."""
     first = integers[0]
     if all(form == first for form in integers):
         return Projection(parts, columns, bias=bias, integers=first)

@@ -1,11 +1,12 @@
-"""The frequencies of rotary embeddings, for our own blocks: docs/papers/agent.md#rotary-frequencies.
+"""The frequencies of rotary embeddings, for our own blocks:
+docs/papers/agent.md#rotary-frequencies.
 
 A pair of dimensions i of `dims` turns by theta^(-2i/dims) radians from one position to the next.
 Methods that extend the context beyond the one of the first training make the slow ones slower.
 
-Powers and logarithms are computed in decimal, which rounds them correctly, and everything else by single IEEE
-operations. So the bits are the same on every machine. A C library's `pow` and `log` do not
-guarantee that.
+Powers and logarithms are computed in decimal, which rounds them correctly, and everything else by
+single IEEE operations. So the bits are the same on every machine. A C library's `pow` and `log` do
+not guarantee that.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _buffer(kind: str) -> str:
 def rotary_frequencies(rotation: Rotation) -> tuple[torch.Tensor, float]:
     """The frequencies [dims / 2] in float32, and the factor of cosines and sines."""
     steps = torch.arange(0, rotation.dims, 2, dtype=torch.float32) / rotation.dims
-    periods = torch.tensor([_power(rotation.theta, step) for step in steps.tolist()], dtype=torch.float32)
+    periods = torch.tensor(
+        [_power(rotation.theta, step) for step in steps.tolist()], dtype=torch.float32
+    )
     return _BY_KIND[rotation.kind](rotation, periods)
 
 
@@ -99,7 +102,8 @@ def _linear(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, fl
 
 
 def _proportional(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The first pairs of a head turn by their share of the whole head; the later pairs do not turn."""
+    """The first pairs of a head turn by their share of the whole head; the later pairs do not
+    turn."""
     turning = int(rotation.options["partial_rotary_factor"] * rotation.dims // 2)
     frequencies = 1.0 / periods / rotation.options.get("factor", 1.0)
     frequencies[turning:] = 0.0
@@ -107,7 +111,8 @@ def _proportional(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tens
 
 
 def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Waves that went round often within the first context stay, the rare ones are stretched, those between blend."""
+    """Waves that went round often within the first context stay, the rare ones are stretched, those
+    between blend."""
     options = rotation.options
     low, high = options["low_freq_factor"], options["high_freq_factor"]
     frequencies = 1.0 / periods
@@ -117,7 +122,8 @@ def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, fl
 
 
 def _longrope(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Every pair of dimensions is slower by a factor of its own; a factor for all sharpens the scores."""
+    """Every pair of dimensions is slower by a factor of its own; a factor for all sharpens the
+    scores."""
     options = rotation.options
     factors = torch.tensor(options["factors"], dtype=torch.float32)
     return 1.0 / (factors * periods), _longrope_scaling(options)
@@ -132,8 +138,8 @@ def _longrope_scaling(options: Mapping[str, float]) -> float:
 
 
 def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Frequencies as of `_llama3`, with a ramp over the dimensions instead of the rounds, and a factor that sharpens
-    the scores."""
+    """Frequencies as of `_llama3`, with a ramp over the dimensions instead of the rounds, and a
+    factor that sharpens the scores."""
     options, dims = rotation.options, rotation.dims
     factor, trained = options["factor"], options["original_max_position_embeddings"]
 
@@ -141,7 +147,10 @@ def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, floa
         """The dimension whose wave makes `rounds` turns within the first context."""
         return dims * _log(trained / (rounds * 2 * math.pi)) / (2 * _log(rotation.theta))
 
-    first, last = dimension(options.get("beta_fast") or 32), dimension(options.get("beta_slow") or 1)
+    first, last = (
+        dimension(options.get("beta_fast") or 32),
+        dimension(options.get("beta_slow") or 1),
+    )
     if options.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dims - 1)

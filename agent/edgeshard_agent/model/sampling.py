@@ -1,7 +1,8 @@
-"""The samplers of a stage's requests, the tokens of a step, and the log-probabilities of a prompt's own tokens.
+"""The samplers of a stage's requests, the tokens of a step, and the log-probabilities of a prompt's
+own tokens.
 
-A token's choice itself is in `edgeshard_agent.ops`. Prompts are scored a slice of positions at a time, of whose logits
-little is kept.
+A token's choice itself is in `edgeshard_agent.ops`. Prompts are scored a slice of positions at a
+time, of whose logits little is kept.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from edgeshard_agent.ops.sampling_reference import LikelyTokens
 Wanted = tuple[int, int]
 """A request and the position that a token is for."""
 PATIENCE_S = 0.002
-"""How long a step waits for masks in all. Most are there before their step is; a round through the stages takes longer
-than a cheap one. The same limit, in total, holds for the forced tokens after its tokens, which may
-save such rounds."""
+"""How long a step waits for masks in all. Most are there before their step is; a round through the
+stages takes longer than a cheap one. The same limit, in total, holds for the forced tokens after
+its tokens, which may save such rounds."""
 
 
 class Sampler:
@@ -51,26 +52,41 @@ class Sampler:
     def __contains__(self, request: int) -> bool:
         return request in self._requests
 
-    def check(self, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()) -> None:
-        """Raise InvalidArgumentError for parameters out of range or a token that is not in the vocabulary."""
+    def check(
+        self, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()
+    ) -> None:
+        """Raise InvalidArgumentError for parameters out of range or a token that is not in the
+        vocabulary."""
         sampling.validate()
         biased = [token for token, _ in sampling.logit_bias]
-        for name, tokens in (("seen_tokens", seen_tokens), ("answer_tokens", answer), ("logit_bias", biased)):
+        for name, tokens in (
+            ("seen_tokens", seen_tokens),
+            ("answer_tokens", answer),
+            ("logit_bias", biased),
+        ):
             if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
                 raise InvalidArgumentError(
                     f"{name} holds an id outside the vocabulary of {self._vocab_size}", field=name
                 )
 
-    def open(self, request: int, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()) -> None:
-        """`seen_tokens` are the tokens that a repetition penalty counts; `answer` is the request's answer so far, as
-        far as other penalties or a guide go by it."""
+    def open(
+        self,
+        request: int,
+        sampling: Sampling,
+        seen_tokens: Sequence[int],
+        answer: Sequence[int] = (),
+    ) -> None:
+        """`seen_tokens` are the tokens that a repetition penalty counts; `answer` is the request's
+        answer so far, as far as other penalties or a guide go by it."""
         self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size, answer)
 
     def open_guide(self, request: int, guide: Guide, answer: Sequence[int], party: int = 0) -> None:
         """The request's answer has these tokens, and continues as its guide allows. `party` is the
         requester; if it is 0, no token may be late."""
         self._guided[request] = (
-            None if self._guides is None else self._guides.open(guide, answer, party, self.most_forced)
+            None
+            if self._guides is None
+            else self._guides.open(guide, answer, party, self.most_forced)
         )
 
     def close(self, request: int) -> None:
@@ -102,7 +118,10 @@ class Sampler:
         return bool(self._late)
 
     def draw_behind_guesses(
-        self, logits: torch.Tensor | None, row_places: Sequence[Wanted], assumed: Sequence[int | None]
+        self,
+        logits: torch.Tensor | None,
+        row_places: Sequence[Wanted],
+        assumed: Sequence[int | None],
     ) -> StepResult:
         """As `draw`, but a row's own token may be `assumed`: a guess of the token that the previous
         row draws.
@@ -116,10 +135,15 @@ class Sampler:
         if logits is None or len(first) == len(assumed):
             return self._with_forced(self.draw(logits, row_places))
         result = self.draw(logits[first], [row_places[row] for row in first])
-        drawn, tokens = {(token.request, token.position): token.token for token in result.tokens}, [*result.tokens]
+        drawn, tokens = (
+            {(token.request, token.position): token.token for token in result.tokens},
+            [*result.tokens],
+        )
         until_s = time.monotonic() + PATIENCE_S
         while rows := [
-            row for row in self._confirmed(row_places, assumed, drawn) if self._knows(row_places[row], until_s)
+            row
+            for row in self._confirmed(row_places, assumed, drawn)
+            if self._knows(row_places[row], until_s)
         ]:
             more = self.draw(logits[rows], [row_places[row] for row in rows], with_late=False)
             drawn = {(token.request, token.position): token.token for token in more.tokens}
@@ -127,7 +151,8 @@ class Sampler:
         return self._with_forced(replace(result, tokens=tuple(tokens)))
 
     def _with_forced(self, result: StepResult) -> StepResult:
-        """The same, with the tokens that guides force after these tokens, if the guides know them soon."""
+        """The same, with the tokens that guides force after these tokens, if the guides know them
+        soon."""
         if not (self.most_forced and self._guided):
             return result
         until_s, forced = time.monotonic() + PATIENCE_S, dict[int, tuple[int, ...]]()
@@ -151,12 +176,15 @@ class Sampler:
         guided = self._guided.get(place[0])
         return guided is None or guided.is_due(until_s - time.monotonic())
 
-    def draw(self, logits: torch.Tensor | None, row_places: Sequence[Wanted], with_late: bool = True) -> StepResult:
-        """A token for each (request, position), from its row of `logits` [R, vocab], and for late ones.
+    def draw(
+        self, logits: torch.Tensor | None, row_places: Sequence[Wanted], with_late: bool = True
+    ) -> StepResult:
+        """A token for each (request, position), from its row of `logits` [R, vocab], and for late
+        ones.
 
-        Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here; those that
-        do are left out unless `with_late`.
-        Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
+        Tokens that guides ban are taken from the rows first. A row whose guide does not know yet
+        waits here; those that do are left out unless `with_late`. Raises InternalError when a row
+        has no finite largest value: the model's arithmetic broke.
         """
         if (
             logits is not None
@@ -167,14 +195,18 @@ class Sampler:
         rows: list[torch.Tensor] = []
         places: list[Wanted] = []
         if logits is not None:
-            require_finite(logits)  # before tokens are taken away: a row without any is then the guide's fault
+            require_finite(
+                logits
+            )  # before tokens are taken away: a row without any is then the guide's fault
             rows, places = list(logits), list(row_places)
         pending = self._wait_for_guides(rows, places) if with_late else ()
         failures = tuple(self._take_banned(rows, places))
         if not rows:
             return StepResult(guide_failures=failures, pending=pending)
         # Unchanged if no row was added or removed: a copy takes as long as a choice.
-        chosen_from = logits if logits is not None and places == list(row_places) else torch.stack(rows)
+        chosen_from = (
+            logits if logits is not None and places == list(row_places) else torch.stack(rows)
+        )
         tokens = self._choose(chosen_from, places)
         for token in tokens:
             guided = self._guided.get(token.request)
@@ -183,12 +215,16 @@ class Sampler:
         return StepResult(tokens, guide_failures=failures, pending=pending)
 
     def _wait_for_guides(self, rows: list[torch.Tensor], places: list[Wanted]) -> tuple[int, ...]:
-        """Put rows aside whose guides do not know yet, and add rows put aside whose guides do; the requests put
-        aside."""
+        """Put rows aside whose guides do not know yet, and add rows put aside whose guides do; the
+        requests put aside."""
         until_s, pending = time.monotonic() + PATIENCE_S, []
         for index in reversed(range(len(rows))):
             guided = self._guided.get(places[index][0])
-            if guided is None or not guided.may_be_late or guided.is_due(until_s - time.monotonic()):
+            if (
+                guided is None
+                or not guided.may_be_late
+                or guided.is_due(until_s - time.monotonic())
+            ):
                 continue
             self._late[places[index]] = rows[index].clone()
             pending.append(places[index][0])
@@ -200,8 +236,11 @@ class Sampler:
                 places.append(place)
         return tuple(pending)
 
-    def _take_banned(self, rows: list[torch.Tensor], places: list[Wanted]) -> Iterator[GuideFailure]:
-        """Take from each row the tokens that its request's guide bans; rows with no token then are left out."""
+    def _take_banned(
+        self, rows: list[torch.Tensor], places: list[Wanted]
+    ) -> Iterator[GuideFailure]:
+        """Take from each row the tokens that its request's guide bans; rows with no token then are
+        left out."""
         for index in reversed(range(len(rows))):
             row, request = rows[index], places[index][0]
             if request not in self._guided:
@@ -221,14 +260,22 @@ class Sampler:
         except GuideError as error:
             return str(error)
         row.masked_fill_(banned.to(row.device), -math.inf)
-        return "" if bool(torch.isfinite(row.amax())) else "the model gives no token that may follow any probability"
+        return (
+            ""
+            if bool(torch.isfinite(row.amax()))
+            else "the model gives no token that may follow any probability"
+        )
 
-    def _choose(self, logits: torch.Tensor, row_places: Sequence[Wanted]) -> tuple[SampledToken, ...]:
+    def _choose(
+        self, logits: torch.Tensor, row_places: Sequence[Wanted]
+    ) -> tuple[SampledToken, ...]:
         samplers = [self._requests[request] for request, _ in row_places]
         if not logits.is_cpu and all(sampler.is_plain_greedy for sampler in samplers):
             require_finite(logits)
             tokens = logits.argmax(dim=-1).tolist()
-            return tuple(SampledToken(*place, token) for place, token in zip(row_places, tokens, strict=True))
+            return tuple(
+                SampledToken(*place, token) for place, token in zip(row_places, tokens, strict=True)
+            )
         choices = sample_rows(logits.cpu(), samplers, [position for _, position in row_places])
         for sampler, row in zip(samplers, choices, strict=True):
             sampler.note(row.token)
@@ -274,11 +321,15 @@ def score(
         sums = logits.logsumexp(dim=-1, keepdim=True)
         logprobs = logits.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)) - sums
         yield PromptLogprobs(
-            targets.position + begin, tuple(logprobs.squeeze(1).tolist()), _likeliest(logits, sums, top_count)
+            targets.position + begin,
+            tuple(logprobs.squeeze(1).tolist()),
+            _likeliest(logits, sums, top_count),
         )
 
 
-def _likeliest(logits: torch.Tensor, sums: torch.Tensor, count: int) -> tuple[tuple[TokenLogprob, ...], ...]:
+def _likeliest(
+    logits: torch.Tensor, sums: torch.Tensor, count: int
+) -> tuple[tuple[TokenLogprob, ...], ...]:
     if count == 0:
         return ((),) * len(logits)
     values, tokens = logits.topk(min(count, logits.shape[1]), dim=-1)

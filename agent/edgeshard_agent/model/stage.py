@@ -9,7 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+)
 from edgeshard.domain.nodes.device import StageExperts, StageStreaming
 from edgeshard.domain.requests.step import (
     GuessedTokens,
@@ -35,13 +40,15 @@ from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import idle_spin
 
 TellGuesses = Callable[[], GuessedTokens]
-"""Called when a step is computed; returns the guesses that the head has sent to the sampling stage by then."""
+"""Called when a step is computed; returns the guesses that the head has sent to the sampling stage
+by then."""
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """The output of a step: `hidden` [T, width] for the next stage, or the last stage's result, without timings.
+    """The output of a step: `hidden` [T, width] for the next stage, or the last stage's result,
+    without timings.
 
     `hidden` is None on the last stage and for a step without spans.
     """
@@ -52,7 +59,8 @@ class StageOutput:
 
 @dataclass(slots=True)
 class _Begun:
-    """A step that was committed: what blocks take of it, if it has spans, and the hidden states [T, width] after."""
+    """A step that was committed: what blocks take of it, if it has spans, and the hidden states [T,
+    width] after."""
 
     plan: StepPlan
     inputs: StageInputs
@@ -62,7 +70,8 @@ class _Begun:
 
 
 class StageModel:
-    """Blocks [layers.first, layers.end) with their KV pool; not safe for use by two threads at once.
+    """Blocks [layers.first, layers.end) with their KV pool; not safe for use by two threads at
+    once.
 
     Made by `with_kv`. The pool's `bytes_in_use` and `bytes_capacity` are there for status reports.
     """
@@ -80,7 +89,11 @@ class StageModel:
         self._filled = weights.filled
         self.pool = pool
         modules = self._modules = weights.modules
-        self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
+        self._static = (
+            StaticDecode(modules, pool, recorder)
+            if recorder is not None and modules.is_static
+            else None
+        )
         self._sampler = Sampler(self.shape.vocab_size, guides)
         self._device = torch.device(modules.context.device)
         self._stay_awake_s = idle_spin_s if self._device.type == "cpu" else 0.0
@@ -99,9 +112,9 @@ class StageModel:
         """Take the memory for keys and values in addition to the weights. Raises
         ResourceExhaustedError when memory is short.
 
-        `recorder` has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For
-        `idle_spin_s` after a step the processor's cores do not halt. `guides` are the guides of the
-        last stage's requests.
+        `recorder` has steps of decodes run as `StaticDecode` does; CUDA has one unless another is
+        given. For `idle_spin_s` after a step the processor's cores do not halt. `guides` are the
+        guides of the last stage's requests.
         """
         device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
@@ -109,7 +122,9 @@ class StageModel:
         dtype = weights.modules.context.dtype
         states = States(kv.slots, shape.states_in(weights.layers), device, dtype, kv.guess_slots)
         heads = shape.kv_in(weights.layers)
-        pool = KvPool(weights.layers, kv, heads, device, scratch=recorder is not None, states=states)
+        pool = KvPool(
+            weights.layers, kv, heads, device, scratch=recorder is not None, states=states
+        )
         return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property
@@ -121,12 +136,14 @@ class StageModel:
         return self._modules.context.is_last
 
     def take_forced(self, most: int) -> None:
-        """Report the forced tokens of guided requests, at most `most`; 0 if the head guesses none."""
+        """Report the forced tokens of guided requests, at most `most`; 0 if the head guesses
+        none."""
         self._sampler.most_forced = most
 
     @property
     def is_damaged(self) -> bool:
-        """Whether weights could not be read from the disk, so that the stage must be loaded again."""
+        """Whether weights could not be read from the disk, so that the stage must be loaded
+        again."""
         return any(store.failure is not None for store in self._filled.stores)
 
     @property
@@ -136,7 +153,9 @@ class StageModel:
         if store is None or residency is None:
             return None
         counts = store.counts
-        return StageStreaming(residency.resident_bytes, store.streamed_bytes, counts.bytes_read, counts.waited_s)
+        return StageStreaming(
+            residency.resident_bytes, store.streamed_bytes, counts.bytes_read, counts.waited_s
+        )
 
     @property
     def experts(self) -> StageExperts | None:
@@ -168,7 +187,8 @@ class StageModel:
         del self.weights
 
     def retire(self) -> StageWeights:
-        """Give back the memory of KV, and get the weights for another stage. This one can run no step any more."""
+        """Give back the memory of KV, and get the weights for another stage. This one can run no
+        step any more."""
         weights = self.weights
         self._sampler.retire()
         del self._modules, self._static
@@ -177,34 +197,43 @@ class StageModel:
         return weights
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, inputs: StageInputs = None, guess_source: TellGuesses = dict) -> StageOutput:
+    def execute(
+        self, plan: StepPlan, inputs: StageInputs = None, guess_source: TellGuesses = dict
+    ) -> StageOutput:
         """Run one step.
 
         `inputs` are token ids [T] (int64) on the first stage, and hidden states [T, width] in the
         stage's dtype on the others. They may be None if the step has no spans. A guess counts only
-        if it was `guess_source`, or is among the token ids. Everything is validated first: a step refused
-        with InvalidArgumentError or FailedPreconditionError has changed nothing.
+        if it was `guess_source`, or is among the token ids. Everything is validated first: a step
+        refused with InvalidArgumentError or FailedPreconditionError has changed nothing.
         """
         return self.execute_sweep([(plan, inputs)], [guess_source])[0]
 
     @torch.inference_mode()
     def execute_sweep(
-        self, steps: Sequence[tuple[StepPlan, StageInputs]], guess_sources: Sequence[TellGuesses] = ()
+        self,
+        steps: Sequence[tuple[StepPlan, StageInputs]],
+        guess_sources: Sequence[TellGuesses] = (),
     ) -> list[StageOutput]:
-        """Run consecutive steps layer by layer, so that streamed weights are read once for all of them.
+        """Run consecutive steps layer by layer, so that streamed weights are read once for all of
+        them.
 
-        The results are the same as from `execute`, one by one, each with the guesses that `guess_sources`
-        returned for it. Returns the results of as many steps as could run together, at least one. A
-        step that frees, swaps out or saves a request of another step begins a new sweep, and so
-        does a refused step. Raises as `execute` does, for the first step.
+        The results are the same as from `execute`, one by one, each with the guesses that
+        `guess_sources` returned for it. Returns the results of as many steps as could run together,
+        at least one. A step that frees, swaps out or saves a request of another step begins a new
+        sweep, and so does a refused step. Raises as `execute` does, for the first step.
         """
         begun: list[_Begun] = []
         requests: set[int] = set()
         for index, (plan, inputs) in enumerate(steps):
-            if requests.intersection((*plan.frees, *plan.swap_outs, *(copy.request for copy in plan.saves))):
+            if requests.intersection(
+                (*plan.frees, *plan.swap_outs, *(copy.request for copy in plan.saves))
+            ):
                 break
             try:
-                begun.append(self._begin(plan, inputs, guess_sources[index] if guess_sources else dict))
+                begun.append(
+                    self._begin(plan, inputs, guess_sources[index] if guess_sources else dict)
+                )
             except EdgeShardError:
                 if not begun:
                     raise
@@ -223,12 +252,16 @@ class StageModel:
         if hidden is None and not self._sampler.has_late:
             return StageOutput()
         tokens = inputs if isinstance(inputs, np.ndarray) else None
-        guessed = step.guess_source() if tokens is None else guessed_tokens(plan.spans, tokens.tolist())
+        guessed = (
+            step.guess_source() if tokens is None else guessed_tokens(plan.spans, tokens.tolist())
+        )
         rows, row_places, assumed = _sampled_rows(plan.spans, guessed)
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
             if not rows and not self._sampler.has_late:
-                if self._device.type == "cuda":  # a step that gives nothing to read would seem to take no time
+                if (
+                    self._device.type == "cuda"
+                ):  # a step that gives nothing to read would seem to take no time
                     torch.cuda.synchronize(self._device)
                 return StageOutput(result=StepResult(prompt_logprobs=prompt_logprobs))
             logits = None
@@ -247,18 +280,25 @@ class StageModel:
             if (targets := span.targets) is None:
                 continue
             first = begin + targets.position - 1 - span.first_position
-            rows, count = hidden[first : first + len(targets.tokens)], self._sampler.top_logprobs(span.request)
+            rows, count = (
+                hidden[first : first + len(targets.tokens)],
+                self._sampler.top_logprobs(span.request),
+            )
             for scores in score(self._modules.head, rows, targets, count, self.shape.vocab_size):
                 yield SpanLogprobs(span.request, scores)
 
     def _blamed(self, error: InternalError, inputs: StageInputs) -> InternalError:
-        """The same, with whose arithmetic broke: hidden states are only looked at once it has shown in the logits."""
+        """The same, with whose arithmetic broke: hidden states are only looked at once it has shown
+        in the logits."""
         if error.reason != "LOGITS_NOT_FINITE":
             return error
         came_so = isinstance(inputs, torch.Tensor) and not bool(torch.isfinite(inputs).all())
-        where = f"in the layers before {self.layers.first}" if came_so else f"in layers {self.layers}"
+        where = (
+            f"in the layers before {self.layers.first}" if came_so else f"in layers {self.layers}"
+        )
         return InternalError(
-            f"{where} numbers became infinite or none at all (NaN); try a dtype of a wider range, such as bfloat16, or "
+            f"{where} numbers became infinite or none at all (NaN); try a dtype of a wider range, "
+            "such as bfloat16, or "
             "another checkpoint",
             field="dtype",
             reason=error.reason,
@@ -266,9 +306,12 @@ class StageModel:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor:
-        """Run a step and return the logits [T, vocab] of every position instead of sampling; on the last stage only."""
+        """Run a step and return the logits [T, vocab] of every position instead of sampling; on the
+        last stage only."""
         if not self.is_last:
-            raise FailedPreconditionError(f"layers {self.layers} do not hold the LM head", field="layers")
+            raise FailedPreconditionError(
+                f"layers {self.layers} do not hold the LM head", field="layers"
+            )
         step = self._begin(plan, inputs, dict)
         self._run([step])
         if step.hidden is None:  # of no spans
@@ -284,7 +327,8 @@ class StageModel:
                 step.hidden = hidden.squeeze(0)
 
     def _begin(self, plan: StepPlan, inputs: StageInputs, guess_source: TellGuesses) -> _Begun:
-        """Validate and commit a step, and make its blocks' inputs. Raises as `execute` does, changing nothing."""
+        """Validate and commit a step, and make its blocks' inputs. Raises as `execute` does,
+        changing nothing."""
         tensor = self._check_inputs(plan.token_count, inputs)
         self._check_spans(plan)
         draft = self.pool.check(plan)
@@ -304,11 +348,19 @@ class StageModel:
     def _check_inputs(self, token_count: int, inputs: StageInputs) -> torch.Tensor:
         if inputs is None:
             inputs = (
-                np.empty(0, np.int64) if self.is_first else torch.empty(0, self.shape.frame_width, dtype=self._dtype)
+                np.empty(0, np.int64)
+                if self.is_first
+                else torch.empty(0, self.shape.frame_width, dtype=self._dtype)
             )
         if self.is_first:
-            if not isinstance(inputs, np.ndarray) or inputs.dtype != np.int64 or inputs.shape != (token_count,):
-                raise InvalidArgumentError(f"inputs must be {token_count} int64 token ids", field="inputs")
+            if (
+                not isinstance(inputs, np.ndarray)
+                or inputs.dtype != np.int64
+                or inputs.shape != (token_count,)
+            ):
+                raise InvalidArgumentError(
+                    f"inputs must be {token_count} int64 token ids", field="inputs"
+                )
             if token_count and not (inputs.min() >= 0 and inputs.max() < self.shape.vocab_size):
                 raise InvalidArgumentError(
                     f"inputs holds a token id outside the vocabulary of {self.shape.vocab_size}",
@@ -317,7 +369,11 @@ class StageModel:
                 )
             return torch.from_numpy(inputs)
         expected = (token_count, self.shape.frame_width)
-        if not isinstance(inputs, torch.Tensor) or inputs.dtype != self._dtype or tuple(inputs.shape) != expected:
+        if (
+            not isinstance(inputs, torch.Tensor)
+            or inputs.dtype != self._dtype
+            or tuple(inputs.shape) != expected
+        ):
             raise InvalidArgumentError(
                 f"inputs must be {self._dtype} hidden states of shape {expected}", field="inputs"
             )
@@ -327,7 +383,8 @@ class StageModel:
         for span in plan.spans:
             if span.end_position > self.shape.max_context:
                 raise InvalidArgumentError(
-                    f"request {span.request} reaches position {span.end_position}, beyond the model's context of "
+                    f"request {span.request} reaches position {span.end_position}, beyond the "
+                    "model's context of "
                     f"{self.shape.max_context} tokens",
                     field="spans.token_count",
                     reason="CONTEXT_EXCEEDED",
@@ -335,7 +392,9 @@ class StageModel:
             if not self.is_last:
                 continue
             if span.guesses and not (span.sample and span.guesses < span.token_count):
-                raise InvalidArgumentError("draft tokens do not follow an accepted token", field="spans.guesses")
+                raise InvalidArgumentError(
+                    "draft tokens do not follow an accepted token", field="spans.guesses"
+                )
             if span.targets is not None:
                 self._check_targets(span, span.targets)
             if span.sampling is not None:
@@ -344,18 +403,26 @@ class StageModel:
                 span.request not in self._sampler or span.request in plan.frees
             ):
                 raise FailedPreconditionError(
-                    f"request {span.request} has no sampling parameters; give them on its first span",
+                    f"request {span.request} has no sampling parameters; give them on its first "
+                    "span",
                     field="spans.sampling",
                     reason="NO_SAMPLING",
                 )
 
     def _check_targets(self, span: Span, targets: Targets) -> None:
         behind = targets.position + len(targets.tokens)
-        if not (targets.tokens and span.first_position < targets.position and behind <= span.end_position + 1):
-            raise InvalidArgumentError("targets do not follow the span's positions", field="spans.targets")
+        if not (
+            targets.tokens
+            and span.first_position < targets.position
+            and behind <= span.end_position + 1
+        ):
+            raise InvalidArgumentError(
+                "targets do not follow the span's positions", field="spans.targets"
+            )
         if not 0 <= min(targets.tokens) <= max(targets.tokens) < self.shape.vocab_size:
             raise InvalidArgumentError(
-                f"targets holds an id outside the vocabulary of {self.shape.vocab_size}", field="spans.targets"
+                f"targets holds an id outside the vocabulary of {self.shape.vocab_size}",
+                field="spans.targets",
             )
 
     def _apply_sampling(self, plan: StepPlan) -> None:
@@ -363,9 +430,13 @@ class StageModel:
             self._sampler.close(request)
         for span in plan.spans:
             if span.sampling is not None:
-                self._sampler.open(span.request, span.sampling, span.seen_tokens, span.answer_tokens)
+                self._sampler.open(
+                    span.request, span.sampling, span.seen_tokens, span.answer_tokens
+                )
                 if span.guide is not None:
-                    self._sampler.open_guide(span.request, span.guide, span.answer_tokens, span.party)
+                    self._sampler.open_guide(
+                        span.request, span.guide, span.answer_tokens, span.party
+                    )
 
 
 def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
@@ -392,6 +463,8 @@ def _sampled_rows(
             guesses, first = guessed.get(span.request, ())[: span.guesses], span.certain_position
             row = end - 1 - span.guesses
             rows += range(row, row + len(guesses) + 1)
-            row_places += [(span.request, position) for position in range(first, first + len(guesses) + 1)]
+            row_places += [
+                (span.request, position) for position in range(first, first + len(guesses) + 1)
+            ]
             assumed += [None, *guesses]
     return rows, row_places, assumed

@@ -1,10 +1,12 @@
-"""Decode steps on an accelerator: in buffers of a few fixed shapes, recorded once for each shape and replayed.
+"""Decode steps on an accelerator: in buffers of a few fixed shapes, recorded once for each shape
+and replayed.
 
-A small batch's step is hundreds of kernels of a few microseconds each; launching them one by one takes Python longer
-than running them takes the accelerator. A CUDA graph launches them all at once, but with the addresses, shapes and
-numbers it was captured with. So all that changes between steps is written into buffers first: tokens or hidden states,
-block tables and lengths. A batch is filled up to the next shape with rows that belong to no
-request; they read and write only the pool's scratch block.
+A small batch's step is hundreds of kernels of a few microseconds each; launching them one by one
+takes Python longer than running them takes the accelerator. A CUDA graph launches them all at once,
+but with the addresses, shapes and numbers it was captured with. So all that changes between steps
+is written into buffers first: tokens or hidden states, block tables and lengths. A batch is filled
+up to the next shape with rows that belong to no request; they read and write only the pool's
+scratch block.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ SWITCH = "EDGESHARD_CUDA_GRAPHS"
 _WARM_UPS = 2
 
 Work = Callable[[], torch.Tensor]
-"""Computes a tensor from memory at fixed addresses; only the content of the memory changes from call to call."""
+"""Computes a tensor from memory at fixed addresses; only the content of the memory changes from
+call to call."""
 
 
 class Recorder(Protocol):
@@ -51,7 +54,8 @@ class Rerun:
 
 
 class CudaGraphs:
-    """Captures work in CUDA graphs that share one pool of memory, so only one may be replayed at a time."""
+    """Captures work in CUDA graphs that share one pool of memory, so only one may be replayed at a
+    time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -66,13 +70,18 @@ class CudaGraphs:
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
-                for _ in range(_WARM_UPS):  # libraries choose kernels and take workspaces, which a capture must not
+                for _ in range(
+                    _WARM_UPS
+                ):  # libraries choose kernels and take workspaces, which a capture must not
                     work()
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             pool = None if self._first is None else self._first.pool()
-            # Other threads of the agent ask the driver for free memory, which must not end the capture.
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+            # Other threads of the agent ask the driver for free memory, which must not end the
+            # capture.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 output = work()
             self._first = self._first or graph
 
@@ -84,7 +93,8 @@ class CudaGraphs:
 
 
 def recorder_for(device: str) -> Recorder | None:
-    """The recorder of decode steps on this device; None if they are better run without recording."""
+    """The recorder of decode steps on this device; None if they are better run without
+    recording."""
     torch_device = torch.device(device)
     if torch_device.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None
@@ -94,7 +104,8 @@ def recorder_for(device: str) -> Recorder | None:
 log = structlog.get_logger()
 
 LARGEST_BATCH = 256
-"""Rows of the largest shape. Steps of more requests keep an accelerator busy however they are launched."""
+"""Rows of the largest shape. Steps of more requests keep an accelerator busy however they are
+launched."""
 FEWEST_BLOCKS = 8
 """Blocks of the narrowest tables: below that, more shapes would save nothing."""
 
@@ -107,18 +118,22 @@ class StaticShape(NamedTuple):
 
     @classmethod
     def holding(cls, rows: int, blocks: int, most_blocks: int) -> StaticShape:
-        """The least that holds a step: both powers of two, but tables no wider than any request's can be."""
+        """The least that holds a step: both powers of two, but tables no wider than any request's
+        can be."""
         return cls(_power_of_two(rows), min(most_blocks, max(FEWEST_BLOCKS, _power_of_two(blocks))))
 
 
 class StaticDecode:
-    """Runs a stage's steps that consist of decodes only. The pool must have a scratch block, the modules be static."""
+    """Runs a stage's steps that consist of decodes only. The pool must have a scratch block, the
+    modules be static."""
 
     def __init__(self, modules: StageModules, pool: KvPool, recorder: Recorder) -> None:
         self._modules = modules
         self._pool = pool
         self._recorder = recorder
-        self._most_blocks = min(pool.blocks, -(-modules.context.shape.max_context // pool.block_tokens))
+        self._most_blocks = min(
+            pool.blocks, -(-modules.context.shape.max_context // pool.block_tokens)
+        )
         self._steps: dict[StaticShape, _StaticStep] = {}
 
     def takes(self, spans: Sequence[Span]) -> bool:
@@ -128,11 +143,14 @@ class StaticDecode:
     def run(self, spans: Sequence[Span], inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [T, width] after the stage's blocks, in memory of their own.
 
-        `inputs` are token ids [T] on the CPU on the first stage, hidden states [T, width] on the others. Called after
-        the pool has committed the step.
+        `inputs` are token ids [T] on the CPU on the first stage, hidden states [T, width] on the
+        others. Called after the pool has committed the step.
         """
         pool = self._pool
-        tables = [pool.table(span.request).blocks[: -(-span.end_position // pool.block_tokens)] for span in spans]
+        tables = [
+            pool.table(span.request).blocks[: -(-span.end_position // pool.block_tokens)]
+            for span in spans
+        ]
         shape = StaticShape.holding(len(spans), max(map(len, tables)), self._most_blocks)
         step = self._steps.get(shape)
         if step is None:
@@ -140,7 +158,8 @@ class StaticDecode:
         step.fill(tables, [span.end_position for span in spans], inputs)
         if step.replay is None:
             step.replay = self._record(step)
-        # A copy: the next step overwrites the recorded memory, and may run before this one's result is sent.
+        # A copy: the next step overwrites the recorded memory, and may run before this one's result
+        # is sent.
         return step.replay()[: len(spans)].clone()
 
     def _record(self, step: _StaticStep) -> Work:
@@ -148,7 +167,8 @@ class StaticDecode:
             return self._recorder.record(step.work)
         except RuntimeError as error:  # what torch and CUDA raise, want of memory included
             log.warning(
-                "decode_not_recorded", shape=step.shape._asdict(), why=f"{type(error).__name__}: {error}",
+                "decode_not_recorded", shape=step.shape._asdict(), why=f"{type(error).__name__}: "
+                                                                       f"{error}",
                 effect="decode steps of this stage are launched kernel by kernel from now on",
             )  # fmt: skip
             self._recorder = Rerun()
@@ -176,11 +196,15 @@ class _StaticStep:
             width = context.shape.frame_width
             self._hidden = torch.zeros(rows, width, dtype=context.torch_dtype, device=device)
 
-    def fill(self, tables: Sequence[Sequence[int]], lengths: Sequence[int], inputs: torch.Tensor) -> None:
+    def fill(
+        self, tables: Sequence[Sequence[int]], lengths: Sequence[int], inputs: torch.Tensor
+    ) -> None:
         """Write a step into the buffers."""
         count = len(lengths)
         integers = torch.zeros(self._integers.shape, dtype=torch.int32)
-        all_tables, all_lengths, all_tokens = (part.numpy() for part in _parts(integers, self.shape))
+        all_tables, all_lengths, all_tokens = (
+            part.numpy() for part in _parts(integers, self.shape)
+        )
         all_tables.fill(self._scratch_block)
         for row, table in enumerate(tables):
             all_tables[row, : len(table)] = table
@@ -204,7 +228,9 @@ class _StaticStep:
         return self._modules.run(hidden, positions, attention).squeeze(0)
 
 
-def _parts(integers: torch.Tensor, shape: StaticShape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _parts(
+    integers: torch.Tensor, shape: StaticShape
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tables [rows, blocks], lengths [rows] and tokens [rows] as views of one row of integers."""
     rows, blocks = shape
     tables, others = integers[: rows * blocks], integers[rows * blocks :]

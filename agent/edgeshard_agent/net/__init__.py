@@ -1,1 +1,2 @@
-"""The node's connections: neighbours, the coordinator's control stream, the head's request stream."""
+"""The node's connections: neighbours, the coordinator's control stream, the head's request
+stream."""

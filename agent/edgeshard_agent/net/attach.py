@@ -1,4 +1,5 @@
-"""The head's own stream to the coordinator: requests and cancels down, tokens up; never on the control stream.
+"""The head's own stream to the coordinator: requests and cancels down, tokens up; never on the
+control stream.
 
 While the head has requests, the coordinator sends keepalives, and each is answered unless tokens
 were sent since the last one. So the coordinator notices a stalled head, and the head a stalled
@@ -22,20 +23,26 @@ from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch, next_tick
-from edgeshard.wire.head_stream import head_command_from_wire, head_message_to_wire, request_of_command
+from edgeshard.wire.head_stream import (
+    head_command_from_wire,
+    head_message_to_wire,
+    request_of_command,
+)
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.pipeline_head import Head
 from edgeshard_agent.net.streams import Reconnecting, end, status_of, until_one_ends
 
 log = structlog.get_logger()
 
-# A coordinator that stops reading must not fill this node's memory. The journal has the unsent outputs.
+# A coordinator that stops reading must not fill this node's memory. The journal has the unsent
+# outputs.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
 STALE_RETRY_S = 2.0
 """After a refusal of the epoch. The epoch is over, and a command will soon report it. Or that
 coordinator lacks part of its disk, and the next one continues the epoch."""
-# Tokens of one message, and characters of their text, which then stays far below gRPC's limit, with logprobs too.
+# Tokens of one message, and characters of their text, which then stays far below gRPC's limit, with
+# logprobs too.
 MAX_TOKENS = 512
 MAX_CHARACTERS = 1 << 20
 
@@ -53,7 +60,11 @@ class HeadStream:
     """
 
     def __init__(
-        self, dial: Callable[[], grpc.aio.Channel], node_id: NodeId, deployment: DeploymentName, epoch: Epoch
+        self,
+        dial: Callable[[], grpc.aio.Channel],
+        node_id: NodeId,
+        deployment: DeploymentName,
+        epoch: Epoch,
     ) -> None:
         self._dial = dial
         self._node_id = node_id
@@ -69,7 +80,8 @@ class HeadStream:
         """Set while the coordinator owes keepalives."""
         self._answer_due = False
         self._said_at = float("-inf")
-        """The time at which the coordinator was last sent something that shows that the head is there."""
+        """The time at which the coordinator was last sent something that shows that the head is
+        there."""
         self._reconnecting = Reconnecting(RETRY_S, RETRY_S)
         self.attached = asyncio.Event()
         self.suspicions = 0
@@ -108,7 +120,8 @@ class HeadStream:
             except asyncio.InvalidStateError:
                 loss = "UNAVAILABLE", "it ended while a token was written"
             except Exception:
-                # No one awaits this task: if it died, the deployment would wait for its head forever.
+                # No one awaits this task: if it died, the deployment would wait for its head
+                # forever.
                 log.exception("head_stream_crashed", deployment=self._deployment)
             finally:
                 self.attached.clear()
@@ -125,7 +138,8 @@ class HeadStream:
             await asyncio.sleep(max(least_pause_s, self._lost(loss)))
 
     def _lost(self, why: tuple[str, str] | None) -> float:
-        """Log the reason and the message of an end if they are news. Return the seconds before the next try."""
+        """Log the reason and the message of an end if they are news. Return the seconds before the
+        next try."""
         now = asyncio.get_running_loop().time()
         pause_s = self._reconnecting.failed(now)
         if why is not None and self._reconnecting.is_news(*why, now):
@@ -134,7 +148,8 @@ class HeadStream:
         return pause_s
 
     async def _until_given_up(self) -> None:
-        """Wait until the coordinator's keepalives are overdue for the time after which it is dialled again."""
+        """Wait until the coordinator's keepalives are overdue for the time after which it is
+        dialled again."""
         loop = asyncio.get_running_loop()
         while True:
             await self._owed.wait()
@@ -170,7 +185,12 @@ class HeadStream:
     async def _serve(self, call: Attach, head: Head) -> None:
         requests = head.held()[: messages.MAX_HELD]
         hello = messages.HeadHello(
-            self._node_id, self._deployment, self._epoch, requests, beacons=True, head_for_s=head.head_for_s
+            self._node_id,
+            self._deployment,
+            self._epoch,
+            requests,
+            beacons=True,
+            head_for_s=head.head_for_s,
         )
         await call.write(head_message_to_wire(hello))
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello
@@ -206,23 +226,31 @@ class HeadStream:
                     if characters > MAX_CHARACTERS:
                         break
                     events.append(next_event)
-                case Token() as token, messages.RequestEnd() as ending if next_event.request_id == last.request_id:
+                case Token() as token, messages.RequestEnd() as ending if (
+                    next_event.request_id == last.request_id
+                ):
                     characters += len(ending.text)
-                    events[-1] = messages.HeadEvent(next_event.request_id, messages.LastToken(token, ending))
+                    events[-1] = messages.HeadEvent(
+                        next_event.request_id, messages.LastToken(token, ending)
+                    )
                 case _:
                     break
             self._unsent.popleft()
         return messages.HeadEvents(self._epoch, tuple(events))
 
     def _sendable(self, message: messages.HeadEvents) -> pb.AttachRequest:
-        """The message; for one that gRPC would refuse, and end every request's stream, the failure of its request."""
+        """The message; for one that gRPC would refuse, and end every request's stream, the failure
+        of its request."""
         request = head_message_to_wire(message)
         if is_sendable(request) or len(message.events) > 1:
             return request
         size, (head_event,) = request.ByteSize(), message.events
         request_id = head_event.request_id
-        log.error("message_not_sent", request=request_id, kind=type(head_event.event).__name__, size=size)
-        # The coordinator orders the head to forget it, and ignores the head's outputs for it until then.
+        log.error(
+            "message_not_sent", request=request_id, kind=type(head_event.event).__name__, size=size
+        )
+        # The coordinator orders the head to forget it, and ignores the head's outputs for it until
+        # then.
         why = InternalError(
             f"the head's answer has {size} bytes, more than a message holds; request less at once",
             reason="ANSWER_TOO_LARGE",

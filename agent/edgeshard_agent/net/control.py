@@ -34,7 +34,13 @@ CONDITION_INTERVAL_S = 30.0
 """Time between two reports on the node's machine. No caller waits for them."""
 # The coordinator understood and refused: trying again would get the same answer.
 _FATAL = frozenset(
-    {Code.INVALID_ARGUMENT, Code.ALREADY_EXISTS, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION}
+    {
+        Code.INVALID_ARGUMENT,
+        Code.ALREADY_EXISTS,
+        Code.PERMISSION_DENIED,
+        Code.UNAUTHENTICATED,
+        Code.FAILED_PRECONDITION,
+    }
 )
 
 _EXPELLED = frozenset({"REMOVED", "REVOKED"})
@@ -44,7 +50,8 @@ Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
 
 
 def drawn(delay_s: float) -> float:
-    """A random wait from half of it up: the nodes of a coordinator that restarted must not come all at once."""
+    """A random wait from half of it up: the nodes of a coordinator that restarted must not come all
+    at once."""
     return delay_s * random.uniform(0.5, 1.0)
 
 
@@ -52,9 +59,10 @@ def drawn(delay_s: float) -> float:
 class ControlClient:
     """Keeps this node known to the coordinator.
 
-    `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate, a node
-    that was taken out of the site). `joined` is set once the coordinator counts the node among the connected ones,
-    `placeable` once it may place layers on it as well: after `started`.
+    `run` ends only by a typed error that a retry would not change (another wire version, a refused
+    certificate, a node that was taken out of the site). `joined` is set once the coordinator counts
+    the node among the connected ones, `placeable` once it may place layers on it as well: after
+    `started`.
     """
 
     channel: grpc.aio.Channel
@@ -104,7 +112,8 @@ class ControlClient:
             self._outgoing.put_nowait(part)
 
     async def report(self, report: commands.ProfileReport) -> None:
-        """Report measurements; later registrations carry the new facts too. Raises the coordinator's refusal."""
+        """Report measurements; later registrations carry the new facts too. Raises the
+        coordinator's refusal."""
         if report.facts is not None:
             self.registration = replace(self.registration, facts=report.facts)
         try:
@@ -134,7 +143,9 @@ class ControlClient:
 
     async def _error_of(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
         """The typed error; of a wrong clock if that is why TLS refused the coordinator."""
-        return await explained(from_rpc_error(error, f"the coordinator at {self.target}"), self.target)
+        return await explained(
+            from_rpc_error(error, f"the coordinator at {self.target}"), self.target
+        )
 
     def _lost(self, reason: str, why: str) -> float:
         """Log a failure if it is news. Return the seconds before the next try."""
@@ -159,9 +170,12 @@ class ControlClient:
         newest = self._terms.get(term.site, 0)
         if term.number < newest:
             raise UnavailableError(
-                f"the coordinator at {self.target} has term {term.number}, but this node has followed term "
-                f"{newest} of the same site: another coordinator took over, or an old copy of the state was "
-                "restored; stop the wrong coordinator, or restart this agent to follow the old state",
+                f"the coordinator at {self.target} has term {term.number}, but this node has "
+                "followed term "
+                f"{newest} of the same site: another coordinator took over, or an old copy of the "
+                "state was "
+                "restored; stop the wrong coordinator, or restart this agent to follow the old "
+                "state",
                 field="coordinator",
                 reason="STALE_COORDINATOR",
             )
@@ -179,7 +193,10 @@ class ControlClient:
         await call.write(wire.agent_message_to_wire(hello))
         try:
             await until_one_ends(
-                self._read(call), self._write(call), self._send_heartbeats(call), self._send_conditions(call)
+                self._read(call),
+                self._write(call),
+                self._send_heartbeats(call),
+                self._send_conditions(call),
             )
         finally:
             call.cancel()
@@ -187,8 +204,8 @@ class ControlClient:
             self.on_lost()
 
     async def _read(self, call: Control) -> None:
-        # Sent once the coordinator counts this node among the connected ones: before that a deployment would be
-        # refused.
+        # Sent once the coordinator counts this node among the connected ones: before that a
+        # deployment would be refused.
         await call.initial_metadata()
         if not call.done():
             if not self.joined.is_set():
@@ -199,7 +216,9 @@ class ControlClient:
             try:
                 operation_id, command = wire.command_from_wire(message)
             except EdgeShardError as error:
-                self.send_results((commands.CommandResult(OperationId(message.operation_id), error),))
+                self.send_results(
+                    (commands.CommandResult(OperationId(message.operation_id), error),)
+                )
             else:
                 self.on_command(operation_id, command)
         if await call.code() is not grpc.StatusCode.OK:
@@ -255,12 +274,18 @@ class ControlClient:
             await asyncio.sleep(CONDITION_INTERVAL_S)
 
     def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
-        node, now = self.registration, (self.statuses(), self.available_bytes(), huge_pages, self.others_share())
-        return commands.Heartbeat(node.node_id, node.incarnation, *now, self.packed()[: commands.MOST_PACKED])
+        node, now = (
+            self.registration,
+            (self.statuses(), self.available_bytes(), huge_pages, self.others_share()),
+        )
+        return commands.Heartbeat(
+            node.node_id, node.incarnation, *now, self.packed()[: commands.MOST_PACKED]
+        )
 
 
 def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:
-    """The message. One that cannot be sent must not end the stream: a result goes as a failure, others not at all."""
+    """The message. One that cannot be sent must not end the stream: a result goes as a failure,
+    others not at all."""
     try:
         request = wire.agent_message_to_wire(message)
         if is_sendable(request):

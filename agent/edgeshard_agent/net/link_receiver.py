@@ -1,4 +1,5 @@
-"""The receiving end of a hop: the StageService that neighbours dial, and the receivers of its frames.
+"""The receiving end of a hop: the StageService that neighbours dial, and the receivers of its
+frames.
 
 The same server answers the probes of other nodes.
 """
@@ -39,7 +40,8 @@ MOST_STREAMS = 2
 """Limit of one node at a time: it has one, and may not have noticed yet that another is over."""
 HELD_BYTES = 512 << 20
 BYTES_PER_S = 4 << 20
-"""The limit of one node's probes over many streams: this many bytes at once, and this many a second."""
+"""The limit of one node's probes over many streams: this many bytes at once, and this many a
+second."""
 
 
 @dataclass(slots=True)
@@ -63,12 +65,15 @@ class Probes:
     async def serve(self, context: Any) -> None:
         """Acknowledge every payload of one stream, and keep no payload.
 
-        Raises InvalidArgumentError for too long a stream, ResourceExhaustedError for too many or too much of one node.
+        Raises InvalidArgumentError for too long a stream, ResourceExhaustedError for too many or
+        too much of one node.
         """
         prober = caller(context)
         if prober is not None and self._open[prober] >= MOST_STREAMS:
             raise ResourceExhaustedError(
-                f"{prober} has {MOST_STREAMS} probes open already: end one first", field="payload", reason="PROBES"
+                f"{prober} has {MOST_STREAMS} probes open already: end one first",
+                field="payload",
+                reason="PROBES",
             )
         self._open[prober] += 1
         try:
@@ -83,7 +88,9 @@ class Probes:
             received += len(request.payload)
             total += len(request.payload)
             if total > MOST_PAYLOAD_BYTES:
-                raise InvalidArgumentError(f"a probe is at most {MOST_PAYLOAD_BYTES} bytes", field="payload")
+                raise InvalidArgumentError(
+                    f"a probe is at most {MOST_PAYLOAD_BYTES} bytes", field="payload"
+                )
             self._charge(prober, len(request.payload))
             if request.last:
                 await context.write(pb.ProbeResponse(received_bytes=received))
@@ -95,7 +102,9 @@ class Probes:
             return
         now = self._now()
         budget = self._budgets.setdefault(prober, _Budget(HELD_BYTES, now))
-        budget.left_bytes = min(HELD_BYTES, budget.left_bytes + (now - budget.at) * BYTES_PER_S) - count
+        budget.left_bytes = (
+            min(HELD_BYTES, budget.left_bytes + (now - budget.at) * BYTES_PER_S) - count
+        )
         budget.at = now
         if budget.left_bytes < 0:
             raise ResourceExhaustedError(
@@ -120,7 +129,8 @@ ProbeContext = grpc.aio.ServicerContext[pb.ProbeRequest, pb.ProbeResponse]
 
 @dataclass(eq=False)
 class LinkReceiver:
-    """One incoming hop of one epoch. It outlives its streams: a step that was received is not asked for again."""
+    """One incoming hop of one epoch. It outlives its streams: a step that was received is not asked
+    for again."""
 
     from_stage: int
     from_node: NodeName
@@ -148,7 +158,8 @@ class LinkReceiver:
         return True
 
     async def serve(self, context: Context) -> None:
-        """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError.
+        """Take one stream to its end. A newer stream of the same hop replaces it, with
+        UnavailableError.
 
         Raises DeniedError for a caller that is not the node which the placement names.
         """
@@ -169,7 +180,8 @@ class LinkReceiver:
             self._stream.end(_CLOSED)
 
     def tell(self, frame: Frame) -> None:
-        """Send the other end a frame over the current stream; drop the frame if there is no stream or if it lags."""
+        """Send the other end a frame over the current stream; drop the frame if there is no stream
+        or if it lags."""
         if self._stream is not None:
             self._stream.tell(frame)
 
@@ -187,17 +199,22 @@ class LinkReceiver:
         return accepted
 
     def _ended(self, why: str) -> errors.UnavailableError:
-        return errors.UnavailableError(f"this link of {self.contract.pipeline} ended: {why}", reason=_ENDED)
+        return errors.UnavailableError(
+            f"this link of {self.contract.pipeline} ended: {why}", reason=_ENDED
+        )
 
 
 class _Stream:
     """One stream of a hop. One task reads, one writes, and neither waits for the other.
 
-    No task of it is cancelled: gRPC keeps an operation whose task is gone, refuses the next, and the call stays open.
-    `end` makes the writing task stop after its current write; the reading task ends with the call.
+    No task of it is cancelled: gRPC keeps an operation whose task is gone, refuses the next, and
+    the call stays open. `end` makes the writing task stop after its current write; the reading task
+    ends with the call.
     """
 
-    def __init__(self, context: Context, take: Callable[[Frame], Accepted], next_step: Callable[[], int]) -> None:
+    def __init__(
+        self, context: Context, take: Callable[[Frame], Accepted], next_step: Callable[[], int]
+    ) -> None:
         self._context = context
         self._take = take
         self._next_step = next_step
@@ -250,7 +267,10 @@ class _Stream:
 
     async def _read(self) -> None:
         with contextlib.suppress(grpc.aio.BaseError):  # the call is over
-            while isinstance(message := await self._context.read(), pb.ExchangeRequest) and not self._over:
+            while (
+                isinstance(message := await self._context.read(), pb.ExchangeRequest)
+                and not self._over
+            ):
                 self._came(link_message_from_wire(message.message))
 
     def _came(self, message: LinkMessage | None) -> None:
@@ -258,7 +278,9 @@ class _Stream:
             self._received_bytes += message.size_bytes
             return
         if not isinstance(message, Frame):
-            raise errors.InvalidArgumentError("a link carries frames after its hello", field="message")
+            raise errors.InvalidArgumentError(
+                "a link carries frames after its hello", field="message"
+            )
         accepted = self._take(message)
         self._kept = (message, accepted)
         self._received_bytes += accepted.payload_bytes
@@ -280,7 +302,9 @@ class _Stream:
                     await self._context.write(exchange_response(self._unsent.popleft()))
                 elif self._beacon_at <= loop.time():
                     self._beacon_at = loop.time() + BEACON_S
-                    await self._context.write(exchange_response(LinkBeacon(self._received_bytes, self._next_step())))
+                    await self._context.write(
+                        exchange_response(LinkBeacon(self._received_bytes, self._next_step()))
+                    )
                 else:
                     self._wake.clear()
                     with contextlib.suppress(TimeoutError):
@@ -307,30 +331,40 @@ class StageServicer(StageServiceServicer):
 
     async def Exchange(self, request_iterator: object, context: Context) -> None:
         first = await first_request(context, "hello")
-        hello = link_message_from_wire(first.message) if isinstance(first, pb.ExchangeRequest) else None
+        hello = (
+            link_message_from_wire(first.message) if isinstance(first, pb.ExchangeRequest) else None
+        )
         if not isinstance(hello, LinkHello):
             raise errors.InvalidArgumentError("a link begins with a hello", field="hello")
         receiver = self._find(hello, context)
-        # Apart from the first message: were that cancelled, gRPC would send the metadata again with the status, core
-        # would refuse it, and the sender would wait for ever.
+        # Apart from the first message: were that cancelled, gRPC would send the metadata again with
+        # the status, core would refuse it, and the sender would wait for ever.
         await context.send_initial_metadata(())
-        log.info("link_opened", deployment=hello.deployment, hop=f"{hello.from_stage}->{hello.to_stage}")
+        log.info(
+            "link_opened", deployment=hello.deployment, hop=f"{hello.from_stage}->{hello.to_stage}"
+        )
         try:
             await receiver.serve(context)
         except errors.EdgeShardError as error:
             if error.reason != _ENDED:
-                log.warning("link_refused", deployment=hello.deployment, reason=error.reason, why=error.message)
+                log.warning(
+                    "link_refused",
+                    deployment=hello.deployment,
+                    reason=error.reason,
+                    why=error.message,
+                )
             raise
 
     async def Probe(self, request_iterator: object, context: ProbeContext) -> None:
         await self._probes.serve(context)
 
     def _find(self, hello: LinkHello, context: Context) -> LinkReceiver:
-        """The receiver of a hop. Another node than the one before it gets the answer of a missing stage, so that it
-        learns no epoch."""
+        """The receiver of a hop. Another node than the one before it gets the answer of a missing
+        stage, so that it learns no epoch."""
         if hello.wire_version != WIRE_VERSION:
             raise errors.WireVersionError(
-                f"this node speaks wire version {WIRE_VERSION}, the neighbour {hello.wire_version}: upgrade the older",
+                f"this node speaks wire version {WIRE_VERSION}, the neighbour "
+                f"{hello.wire_version}: upgrade the older",
                 field="wire_version",
             )
         receiver = self._receivers.get((hello.deployment, hello.to_stage))
@@ -342,13 +376,18 @@ class StageServicer(StageServiceServicer):
             )
         epoch = receiver.contract.epoch
         if hello.epoch < epoch:
-            raise errors.StaleEpochError(f"epoch {hello.epoch} has ended, this stage is at {epoch}", field="epoch")
+            raise errors.StaleEpochError(
+                f"epoch {hello.epoch} has ended, this stage is at {epoch}", field="epoch"
+            )
         if hello.epoch > epoch:
             raise errors.FailedPreconditionError(
-                f"this stage is at epoch {epoch}, not yet at {hello.epoch}", field="epoch", reason="NOT_PREPARED"
+                f"this stage is at epoch {epoch}, not yet at {hello.epoch}",
+                field="epoch",
+                reason="NOT_PREPARED",
             )
         if hello.from_stage != receiver.from_stage or not hello.dialler_sends:
             raise errors.InvalidArgumentError(
-                f"stage {hello.to_stage} receives from stage {receiver.from_stage}", field="from_stage"
+                f"stage {hello.to_stage} receives from stage {receiver.from_stage}",
+                field="from_stage",
             )
         return receiver

@@ -43,9 +43,11 @@ FIRST_PART_BYTES = 64 << 10
 
 
 class PartSize:
-    """The size of a step's parts: as much as the link carries in a quarter of a second. Pure; times come in as values.
+    """The size of a step's parts: as much as the link carries in a quarter of a second. Pure; times
+    come in as values.
 
-    A part counts as received when all of it is, so on a slow link large parts would look like no progress at all.
+    A part counts as received when all of it is, so on a slow link large parts would look like no
+    progress at all.
 
     `bytes` is the size for the next step; any thread may read it.
 
@@ -89,8 +91,9 @@ class Outbox:
 
     Frames by step, in order, never more than a window of steps; pure state.
 
-    `put` appends a step; `take` hands out the frames to write next on the current stream; `rewind` is called with the
-    step a (re)connected receiver wants next; `repeat` forwards a kept step once more.
+    `put` appends a step; `take` hands out the frames to write next on the current stream; `rewind`
+    is called with the step a (re)connected receiver wants next; `repeat` forwards a kept step once
+    more.
 
     A step can be forgotten without an acknowledgement. The head sends step n only after the result
     of step n - window returned. So every stage has run step n - window when it receives step n.
@@ -134,7 +137,10 @@ class Outbox:
         """Resend from `next_step`. Raises InternalError when it was forgotten or never existed."""
         first = min(self._frames, default=self._end)
         if not first <= next_step <= self._end:
-            raise InternalError(f"the receiver requested step {next_step}; steps {first} to {self._end} are available")
+            raise InternalError(
+                f"the receiver requested step {next_step}; steps {first} to {self._end} are "
+                "available"
+            )
         self._again.clear()
         self._cursor = next_step
 
@@ -150,8 +156,8 @@ log = structlog.get_logger()
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
-# A neighbour with one of these answers understood us and will never take our steps. Other errors may pass; INTERNAL
-# too, which gRPC itself reports for a stream that goes down while it is written.
+# A neighbour with one of these answers understood us and will never take our steps. Other errors
+# may pass; INTERNAL too, which gRPC itself reports for a stream that goes down while it is written.
 _FATAL = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
 _FATAL_REASONS = frozenset({"STALE_EPOCH", "WIRE_VERSION"})
 
@@ -160,7 +166,8 @@ Exchange = grpc.aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeResponse]
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One direction between two stages of a pipeline at an epoch, to `node`, which listens at `target`, host:port."""
+    """One direction between two stages of a pipeline at an epoch, to `node`, which listens at
+    `target`, host:port."""
 
     deployment: DeploymentName
     epoch: Epoch
@@ -183,7 +190,8 @@ class OpenStream:
 
 
 class Carrier(Protocol):
-    """Carries steps over a link that is not the machine's own. The lab has one (`edgeshard_agent.emulation`)."""
+    """Carries steps over a link that is not the machine's own. The lab has one
+    (`edgeshard_agent.emulation`)."""
 
     def note(self, step: WireStep) -> None:
         """A step that will be sent."""
@@ -217,7 +225,8 @@ class LinkSender:
     on_frame: Callable[[Frame], None] = lambda frame: None
     """Called with a frame from the receiver: the head's, of guesses."""
     recorder: StepRecorder | None = field(default=None, init=False)
-    """Told when a step's last frame is handed to gRPC; in the lab, when the whole step is at the other end."""
+    """Told when a step's last frame is handed to gRPC; in the lab, when the whole step is at the
+    other end."""
     sent_bytes: int = field(default=0, init=False)
     """Payload that was handed to gRPC, including repeated sends."""
     suspicions: int = field(default=0, init=False)
@@ -242,7 +251,9 @@ class LinkSender:
     def start(self) -> None:
         self._watch = LinkWatch(asyncio.get_running_loop().time())
         self._channel = self._connection()
-        self._task = asyncio.create_task(self._run(), name=f"link-{self.hop.from_stage}-{self.hop.to_stage}")
+        self._task = asyncio.create_task(
+            self._run(), name=f"link-{self.hop.from_stage}-{self.hop.to_stage}"
+        )
 
     async def stop(self) -> None:
         await end(self._task, self._channel)
@@ -266,11 +277,14 @@ class LinkSender:
             self._writer.poke()
 
     async def _run(self) -> None:
-        """Send until the receiver refuses for good; over another connection whenever the link is suspect."""
+        """Send until the receiver refuses for good; over another connection whenever the link is
+        suspect."""
         assert self._channel is not None
         try:
             while True:
-                await until_one_ends(self._dial(StageServiceStub(self._channel)), self._until_suspect())
+                await until_one_ends(
+                    self._dial(StageServiceStub(self._channel)), self._until_suspect()
+                )
                 await self._channel.close()
                 self._channel = self._connection()
         except EdgeShardError as error:
@@ -278,7 +292,9 @@ class LinkSender:
         except Exception as error:
             # No one awaits this task: if it died, the pipeline would wait for ever.
             log.exception("link_crashed", deployment=self.hop.deployment, hop=self._hop_name)
-            self.on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
+            self.on_fatal(
+                InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}")
+            )
 
     def _connection(self) -> grpc.aio.Channel:
         return open_channel(self.hop.target, self.tls, "address", node=self.hop.node)
@@ -290,21 +306,28 @@ class LinkSender:
             fault = self._watch.tick(asyncio.get_running_loop().time())
         if fault.is_new:
             self.suspicions += 1
-            log.warning("link_suspected", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
+            log.warning(
+                "link_suspected", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why
+            )
             self._say(recovered=False, why=fault.why)
         else:
-            log.info("link_redialled", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
+            log.info(
+                "link_redialled", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why
+            )
 
     def _say(self, *, recovered: bool, why: str) -> None:
         hop = self.hop
-        self.on_suspect(LinkSuspected(hop.deployment, hop.epoch, hop.from_stage, hop.to_stage, recovered, why))
+        self.on_suspect(
+            LinkSuspected(hop.deployment, hop.epoch, hop.from_stage, hop.to_stage, recovered, why)
+        )
 
     @property
     def _hop_name(self) -> str:
         return f"{self.hop.from_stage}->{self.hop.to_stage}"
 
     async def _dial(self, stub: StageServiceStub) -> None:
-        """Open streams, one after the other ends, and write. Raises errors that a retry cannot change."""
+        """Open streams, one after the other ends, and write. Raises errors that a retry cannot
+        change."""
         loop = asyncio.get_running_loop()
         delay = FIRST_RETRY_S
         reconnecting = Reconnecting()
@@ -323,7 +346,12 @@ class LinkSender:
                 answered = is_answer(error)
                 reconnecting.failed(loop.time())
                 if reconnecting.is_news(typed.reason, "", loop.time()):
-                    log.info("link_retried", hop=self._hop_name, reason=typed.reason, failures=reconnecting.told())
+                    log.info(
+                        "link_retried",
+                        hop=self._hop_name,
+                        reason=typed.reason,
+                        failures=reconnecting.told(),
+                    )
             finally:
                 self.connected.clear()
                 self._watch.closed(answered, loop.time())
@@ -341,20 +369,25 @@ class LinkSender:
             return
         welcome = link_message_from_wire(answer.message)
         if not isinstance(welcome, LinkWelcome):
-            raise InternalError(f"{self.hop.target} answered a hello with something else than a welcome")
+            raise InternalError(
+                f"{self.hop.target} answered a hello with something else than a welcome"
+            )
         self._outbox.rewind(welcome.next_step)
         self._parts.restarted()
         self._watch.welcomed(welcome.next_step, asyncio.get_running_loop().time())
         self.connected.set()
 
     async def _stream(self, call: Exchange) -> None:
-        """Write until the stream ends. The receiver's keepalives and timings are read separately."""
+        """Write until the stream ends. The receiver's keepalives and timings are read
+        separately."""
         ended = asyncio.create_task(_raise_end(call, self._heard))
         ended.add_done_callback(lambda _: self._wake.set())
         try:
             if self.carrier is not None:
                 write_step, write = partial(self._write_step, call), partial(_write, call)
-                await self.carrier.carry(OpenStream(self._outbox, self._wake, ended.done, write_step, write))
+                await self.carrier.carry(
+                    OpenStream(self._outbox, self._wake, ended.done, write_step, write)
+                )
             else:
                 await self._write_until(ended, call)
             ended.result()
@@ -363,7 +396,8 @@ class LinkSender:
             await asyncio.gather(ended, return_exceptions=True)
 
     async def _write_until(self, ended: asyncio.Task[None], call: Exchange) -> None:
-        """Write steps as they come until the stream has ended. Raises the error of a write that failed."""
+        """Write steps as they come until the stream has ended. Raises the error of a write that
+        failed."""
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         failure.add_done_callback(heed)
         ends: set[asyncio.Future[None]] = {ended, failure}
@@ -389,7 +423,11 @@ class LinkSender:
             if self._watch.beacon(message, now):
                 log.info("link_recovered", deployment=self.hop.deployment, hop=self._hop_name)
                 self._say(recovered=True, why="")
-        elif isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
+        elif (
+            isinstance(message, LinkSample)
+            and 0 < message.seconds < float("inf")
+            and message.size_bytes
+        ):
             self.on_timing(message)
         elif isinstance(message, Frame):
             self.on_frame(message)
@@ -400,7 +438,8 @@ class LinkSender:
         self._parts.sent(step, now)
         for frame in frames:
             if self.recorder is not None and frame is frames[-1]:
-                # Before the write: after it the receiver may have the step already, which would misalign the clocks.
+                # Before the write: after it the receiver may have the step already, which would
+                # misalign the clocks.
                 self.recorder.sent(step)
             self.sent_bytes += len(frame.payload)
             await _write(call, frame)
@@ -413,7 +452,9 @@ async def _write(call: Exchange, message: LinkMessage) -> None:
         await _raise_end(call)
 
 
-async def _raise_end(call: Exchange, listener: Callable[[LinkMessage | None], None] = lambda message: None) -> None:
+async def _raise_end(
+    call: Exchange, listener: Callable[[LinkMessage | None], None] = lambda message: None
+) -> None:
     """Wait for the end of a call and raise its status; an orderly end counts as a lost stream."""
     while isinstance(answer := await call.read(), pb.ExchangeResponse):
         listener(link_message_from_wire(answer.message))

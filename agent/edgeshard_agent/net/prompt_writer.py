@@ -1,6 +1,7 @@
 """Writes to a stream that begin in the turn of the event loop in which there is something to write.
 
-A task that is woken to write begins a turn later, which is a tenth of a millisecond while the caches hold weights.
+A task that is woken to write begins a turn later, which is a tenth of a millisecond while the
+caches hold weights.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ class PromptWriter:
     """Runs the writes that `next_write` returns, one after the other, until it returns None; `poke`
     has it ask again.
 
-    A write is the coroutine of a gRPC call, which hands its message over before it waits for the first time. So the
-    first one is under way when `poke` returns. It runs in no task: it may wait only for futures,
-    and is not cancelled but dropped. The error of a write is passed to `failed`, and nothing is
-    written after it.
+    A write is the coroutine of a gRPC call, which hands its message over before it waits for the
+    first time. So the first one is under way when `poke` returns. It runs in no task: it may wait
+    only for futures, and is not cancelled but dropped. The error of a write is passed to `failed`,
+    and nothing is written after it.
     """
 
-    def __init__(self, next_write: Callable[[], Write | None], failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, next_write: Callable[[], Write | None], failed: Callable[[BaseException], None]
+    ) -> None:
         self._next_write = next_write
         self._failed = failed
         self._writing: Write | None = None

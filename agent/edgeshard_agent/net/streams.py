@@ -1,4 +1,5 @@
-"""Parts of every stream: directions that end together, a first message within a limit, a status at the end.
+"""Parts of every stream: directions that end together, a first message within a limit, a status at
+the end.
 
 `Reconnecting` decides when a stream is tried again, and which failures are logged.
 """
@@ -19,7 +20,8 @@ FIRST_REQUEST_S = 5.0
 
 
 async def until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
-    """Run them side by side until the first ends, and raise its error; the others are cancelled and waited for."""
+    """Run them side by side until the first ends, and raise its error; the others are cancelled and
+    waited for."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -32,7 +34,8 @@ async def until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
 
 
 async def end(task: asyncio.Task[None] | None, channel: grpc.aio.Channel | None) -> None:
-    """Cancel the task of a stream, wait for its end, and close its channel, as far as there are any."""
+    """Cancel the task of a stream, wait for its end, and close its channel, as far as there are
+    any."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -49,7 +52,8 @@ def heed(task: asyncio.Future[Any]) -> None:
 
 
 async def first_request(context: Any, what: str) -> Any:
-    """The first message of a stream, grpc.aio.EOF if there is none. Raises DeadlineError after `FIRST_REQUEST_S`.
+    """The first message of a stream, grpc.aio.EOF if there is none. Raises DeadlineError after
+    `FIRST_REQUEST_S`.
 
     The read itself is never cancelled, which gRPC does not take well; it ends with the call.
     """
@@ -62,13 +66,18 @@ async def first_request(context: Any, what: str) -> Any:
     await asyncio.wait({reading}, timeout=FIRST_REQUEST_S)
     if reading.done():
         return reading.result()
-    raise DeadlineError(f"no {what} arrived within {FIRST_REQUEST_S:.0f} s", field=what, reason="NOTHING_SAID")
+    raise DeadlineError(
+        f"no {what} arrived within {FIRST_REQUEST_S:.0f} s", field=what, reason="NOTHING_SAID"
+    )
 
 
 async def status_of(call: Any) -> grpc.aio.AioRpcError:
     """The status of a call that has ended, as its error."""
     return grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        await call.code(),
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        await call.details(),
     )
 
 
@@ -84,13 +93,15 @@ MAX_REASONS = 16
 
 
 class Reconnecting:
-    """When an agent tries a peer again, and which failures it logs. Pure: times are arguments, in seconds.
+    """When an agent tries a peer again, and which failures it logs. Pure: times are arguments, in
+    seconds.
 
-    A coordinator that restarts is back within seconds, and requests wait for its nodes. So the pause stays short for
-    `PATIENCE_S`. Then it doubles: a coordinator that is away for a day must not fill the disk of a node with lines.
+    A coordinator that restarts is back within seconds, and requests wait for its nodes. So the
+    pause stays short for `PATIENCE_S`. Then it doubles: a coordinator that is away for a day must
+    not fill the disk of a node with lines.
 
-    One absence of the coordinator after another. Until an absence has lasted, pauses go from `retry_s` to
-    `max_retry_s`.
+    One absence of the coordinator after another. Until an absence has lasted, pauses go from
+    `retry_s` to `max_retry_s`.
     """
 
     def __init__(self, retry_s: float = RETRY_S, max_retry_s: float = MAX_RETRY_S) -> None:
@@ -121,9 +132,12 @@ class Reconnecting:
         return pause_s
 
     def is_news(self, reason: str, message: str, now: float) -> bool:
-        """Whether to log a failure: the first of its kind in this absence, or the first for a minute."""
+        """Whether to log a failure: the first of its kind in this absence, or the first for a
+        minute."""
         kind = (reason, re.sub(r"\d+", "0", message))
-        if (kind in self._reasons or len(self._reasons) >= MAX_REASONS) and now - self._logged_at < QUIET_S:
+        if (
+            kind in self._reasons or len(self._reasons) >= MAX_REASONS
+        ) and now - self._logged_at < QUIET_S:
             return False
         if len(self._reasons) < MAX_REASONS:
             self._reasons.add(kind)
@@ -136,7 +150,8 @@ class Reconnecting:
         return failures
 
     def came_back(self, now: float) -> bool:
-        """Note that the coordinator took the node. Return whether to log it: it may come and go within seconds."""
+        """Note that the coordinator took the node. Return whether to log it: it may come and go
+        within seconds."""
         self._back_at = now
         self._pause_s = min(self._pause_s, self._max_retry_s)
         if now - self._told_back_at < QUIET_S:

@@ -18,10 +18,11 @@ _QUERIES_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class SpanTables:
-    """The places of S spans and of their requests' keys and values; int32 on the CPU, each contiguous.
+    """The places of S spans and of their requests' keys and values; int32 on the CPU, each
+    contiguous.
 
-    Rows first_rows[s] to first_rows[s + 1] - 1 of a step are span s, the last of the lengths[s] tokens of a request,
-    whose position p is in block blocks[s, p // block_tokens].
+    Rows first_rows[s] to first_rows[s + 1] - 1 of a step are span s, the last of the lengths[s]
+    tokens of a request, whose position p is in block blocks[s, p // block_tokens].
     """
 
     blocks: Tensor
@@ -31,13 +32,21 @@ class SpanTables:
 
     def __post_init__(self) -> None:
         count = self.span_count
-        fits = self.blocks.dim() == 2 and len(self.blocks) == count and self.first_rows.shape == (count + 1,)
+        fits = (
+            self.blocks.dim() == 2
+            and len(self.blocks) == count
+            and self.first_rows.shape == (count + 1,)
+        )
         integers = (self.blocks, self.lengths, self.first_rows)
         if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in integers):
-            raise InvalidArgumentError("tables must be contiguous int32 with a row for each span", field="blocks")
+            raise InvalidArgumentError(
+                "tables must be contiguous int32 with a row for each span", field="blocks"
+            )
         edges = self.first_rows.tolist()
         if edges[0] != 0 or any(end <= first for first, end in pairwise(edges)):
-            raise InvalidArgumentError(f"spans begin at rows {edges}; each must have one or more", field="first_rows")
+            raise InvalidArgumentError(
+                f"spans begin at rows {edges}; each must have one or more", field="first_rows"
+            )
 
     @property
     def span_count(self) -> int:
@@ -52,8 +61,9 @@ class SpanTables:
 class Scoring:
     """The way from queries and keys to weights.
 
-    Products are multiplied by `scale`; a `softcap` above 0 caps them by tanh; with a `window` above 0 a query sees the
-    last `window` positions up to its own. `sinks` [heads] are scores of a further position whose value is 0.
+    Products are multiplied by `scale`; a `softcap` above 0 caps them by tanh; with a `window` above
+    0 a query sees the last `window` positions up to its own. `sinks` [heads] are scores of a
+    further position whose value is 0.
     """
 
     scale: float
@@ -63,17 +73,24 @@ class Scoring:
 
 
 def attend(
-    query: Tensor, new_keys: Tensor, new_values: Tensor, arena: KvArena, spans: SpanTables, scoring: Scoring
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    arena: KvArena,
+    spans: SpanTables,
+    scoring: Scoring,
 ) -> Tensor:
-    """[T, heads, head_dim] from query [T, heads, head_dim]; `new_keys` and `new_values` are [T, kv_heads, head_dim].
+    """[T, heads, head_dim] from query [T, heads, head_dim]; `new_keys` and `new_values` are [T,
+    kv_heads, head_dim].
 
-    New keys and values are first written at the last positions of each span. Each token then sees the positions up to
-    its own. Scores, weights and sums are float32; the native kernel rounds softmax's weights to bfloat16 where query,
-    keys and values all are and the CPU multiplies such numbers. There, over a `NativeArena`, a token's result is the
-    same bit for bit whichever tokens are in the call with it, by however many threads.
+    New keys and values are first written at the last positions of each span. Each token then sees
+    the positions up to its own. Scores, weights and sums are float32; the native kernel rounds
+    softmax's weights to bfloat16 where query, keys and values all are and the CPU multiplies such
+    numbers. There, over a `NativeArena`, a token's result is the same bit for bit whichever tokens
+    are in the call with it, by however many threads.
 
-    Raises InvalidArgumentError where shapes do not fit, or a length or block lies outside the table or the arena;
-    nothing has been written then.
+    Raises InvalidArgumentError where shapes do not fit, or a length or block lies outside the table
+    or the arena; nothing has been written then.
     """
     _check(query, new_keys, new_values, arena, spans)
     library = native.active()
@@ -83,7 +100,9 @@ def attend(
     if dtype not in native.ELEMENTS:
         wide = attend(query.float(), new_keys.float(), new_values.float(), arena, spans, scoring)
         return wide.to(dtype)
-    return _native(library, _by_rows(query), _by_rows(new_keys), _by_rows(new_values), arena, spans, scoring)
+    return _native(
+        library, _by_rows(query), _by_rows(new_keys), _by_rows(new_values), arena, spans, scoring
+    )
 
 
 def _native(
@@ -145,29 +164,41 @@ def _outside(span: int) -> InvalidArgumentError:
     )
 
 
-def _check(query: Tensor, new_keys: Tensor, new_values: Tensor, arena: KvArena, spans: SpanTables) -> None:
+def _check(
+    query: Tensor, new_keys: Tensor, new_values: Tensor, arena: KvArena, spans: SpanTables
+) -> None:
     rows, heads, head_dim = query.shape
     kv_heads, kept_dim = arena.width
     if kept_dim != head_dim or heads % kv_heads:
         raise InvalidArgumentError(
-            f"the arena has {kv_heads} KV heads of {kept_dim}; queries are {tuple(query.shape)}: KV heads must divide "
+            f"the arena has {kv_heads} KV heads of {kept_dim}; queries are {tuple(query.shape)}: "
+            "KV heads must divide "
             "heads, and both must have one width",
             field="arena",
         )
     if new_keys.shape != (rows, kv_heads, head_dim) or new_values.shape != new_keys.shape:
         raise InvalidArgumentError(
-            f"new keys are {tuple(new_keys.shape)} and values {tuple(new_values.shape)}; both must be "
+            f"new keys are {tuple(new_keys.shape)} and values {tuple(new_values.shape)}; both must "
+            "be "
             f"{(rows, kv_heads, head_dim)}",
             field="new_keys",
         )
     if spans.rows != rows:
-        raise InvalidArgumentError(f"spans have {spans.rows} rows; there are {rows} queries", field="first_rows")
+        raise InvalidArgumentError(
+            f"spans have {spans.rows} rows; there are {rows} queries", field="first_rows"
+        )
 
 
 def _reference(
-    query: Tensor, new_keys: Tensor, new_values: Tensor, arena: KvArena, spans: SpanTables, scoring: Scoring
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    arena: KvArena,
+    spans: SpanTables,
+    scoring: Scoring,
 ) -> Tensor:
-    """The same in plain torch, a few queries of a span at a time: scores of all would take memory by the square."""
+    """The same in plain torch, a few queries of a span at a time: scores of all would take memory
+    by the square."""
     edges, lengths = spans.first_rows.tolist(), spans.lengths.tolist()
     all_slots = []
     for span, (table, length) in enumerate(zip(spans.blocks, lengths, strict=True)):
@@ -181,12 +212,15 @@ def _reference(
         arena.write(slots[before:], new_keys[first:end], new_values[first:end])
         for row in range(first, end, _QUERIES_AT_ONCE):
             some = slice(row, min(row + _QUERIES_AT_ONCE, end))
-            result[some] = _attended(query[some], arena, slots[: before + some.stop - first], scoring)
+            result[some] = _attended(
+                query[some], arena, slots[: before + some.stop - first], scoring
+            )
     return result
 
 
 def _slots(table: Tensor, length: int, block_tokens: int, arena: int) -> Tensor | None:
-    """Slots of every position up to `length`; None where that, or a block, lies outside the table or the arena."""
+    """Slots of every position up to `length`; None where that, or a block, lies outside the table
+    or the arena."""
     if not 1 <= length <= len(table) * block_tokens:
         return None
     used = table[: -(-length // block_tokens)].long()
@@ -196,7 +230,8 @@ def _slots(table: Tensor, length: int, block_tokens: int, arena: int) -> Tensor 
 
 
 def _attended(query: Tensor, arena: KvArena, slots: Tensor, scoring: Scoring) -> Tensor:
-    """Queries [T, heads, head_dim] of the last T of the positions that have these slots, in float32."""
+    """Queries [T, heads, head_dim] of the last T of the positions that have these slots, in
+    float32."""
     count, length, window = len(query), len(slots), scoring.window
     start = max(0, length - count - window + 1) if window else 0
     keys, values = (part.float() for part in arena.read(slots[start:]))

@@ -1,7 +1,7 @@
 """Matrices in block formats: their bytes in the store and packed for the kernels.
 
-A row is whole blocks, each of `BlockLayout.inputs` consecutive inputs. block_numbers.py has their numbers, kernels.h
-the packed layouts.
+A row is whole blocks, each of `BlockLayout.inputs` consecutive inputs. block_numbers.py has their
+numbers, kernels.h the packed layouts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class BlockWeight:
         """A matrix of random integers with small scales, the same each time."""
         layout = layout_of(kind)
         generator = torch.Generator().manual_seed(7)
-        blocks = torch.randint(0, 256, (rows * columns // layout.inputs, layout.stored_bytes), generator=generator)
+        blocks = torch.randint(
+            0, 256, (rows * columns // layout.inputs, layout.stored_bytes), generator=generator
+        )
         blocks = blocks.to(torch.uint8)
         for first, modest in _MODEST.get(kind, _FIRST_FACTOR):
             blocks[:, first : first + len(modest)] = torch.tensor(list(modest), dtype=torch.uint8)
@@ -106,7 +108,8 @@ _MODEST = {
     "nvfp4": ((0, b"\1\2\3\4"),),
     "int4_zeros": ((0, b"\0\4\x08"),),
 }
-"""Bytes that make the numbers of a random block small, with their places: most set a float16 factor to 2^-14."""
+"""Bytes that make the numbers of a random block small, with their places: most set a float16 factor
+to 2^-14."""
 _FIRST_FACTOR = ((0, b"\0\4"),)
 
 
@@ -117,7 +120,8 @@ _RUN = 32
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
-    """The parts of a packed block: groups of so many inputs, and the bits of a weight above the low four."""
+    """The parts of a packed block: groups of so many inputs, and the bits of a weight above the low
+    four."""
 
     group: int
     high_bits: int
@@ -178,7 +182,8 @@ _UNITS: Mapping[IntegerFormat, tuple[tuple[int, int], ...]] = {
     IntegerFormat.Q2_0: ((1, 2), (4, 4)),
     IntegerFormat.INT4_ZEROS: ((1, 2), (1, 1), (4, 4)),
 }
-"""The formats that the kernels read as they are stored: the units of a block in order, how many of how many bytes.
+"""The formats that the kernels read as they are stored: the units of a block in order, how many of
+how many bytes.
 
 A unit of 32 rows lies together.
 """
@@ -186,7 +191,8 @@ A unit of 32 rows lies together.
 
 @cache
 def _table(kind: IntegerFormat) -> torch.Tensor | None:
-    """What the kernels look up for a format: scales by their byte, or vectors of a grid; None if it needs no table."""
+    """What the kernels look up for a format: scales by their byte, or vectors of a grid; None if it
+    needs no table."""
     if kind in (IntegerFormat.MXFP4, IntegerFormat.NVFP4):
         return scales_of_bytes(kind)
     if not kind.startswith(("iq1", "iq2", "iq3")):
@@ -198,13 +204,15 @@ def _table(kind: IntegerFormat) -> torch.Tensor | None:
 
 
 def table_address(kind: IntegerFormat) -> int | None:
-    """The address of what the kernels look up for a format, which stays; None if it needs no table."""
+    """The address of what the kernels look up for a format, which stays; None if it needs no
+    table."""
     table = _table(kind)
     return None if table is None else table.data_ptr()
 
 
 class _Parts(NamedTuple):
-    """Blocks [n] taken apart: factors [n, 1 or 2, 2], scales [n, groups, 1 or 2] and values [n, 256], all uint8."""
+    """Blocks [n] taken apart: factors [n, 1 or 2, 2], scales [n, groups, 1 or 2] and values [n,
+    256], all uint8."""
 
     factors: torch.Tensor
     scales: torch.Tensor
@@ -217,7 +225,11 @@ def _parts(blocks: torch.Tensor, kind: IntegerFormat) -> _Parts:
     if kind is IntegerFormat.IQ4_XS:
         scales = scales_of_iq4_xs(blocks) - 32
         return _Parts(blocks[:, None, :2], scales.unsqueeze(-1), codes_of_iq4_xs(blocks).flatten(1))
-    values = nibbles(blocks[:, 16:].contiguous()) if kind is IntegerFormat.Q4_K else values_of_q5_k(blocks)
+    values = (
+        nibbles(blocks[:, 16:].contiguous())
+        if kind is IntegerFormat.Q4_K
+        else values_of_q5_k(blocks)
+    )
     scales = torch.stack(scales_and_minima(blocks[:, 4:16]), -1)
     return _Parts(blocks[:, :4].unflatten(1, (2, 2)), scales, values.flatten(1))
 
@@ -253,18 +265,24 @@ def _pack_units(weight: BlockWeight) -> torch.Tensor:
         for count, size in _UNITS[weight.format]:
             units = stored[..., place : place + count * size].unflatten(-1, (count, size))
             interleaved = units.permute(0, 2, 3, 1, 4).flatten(2)
-            packed[first : first + at_once, :, PANEL * place : PANEL * (place + count * size)] = interleaved
+            packed[first : first + at_once, :, PANEL * place : PANEL * (place + count * size)] = (
+                interleaved
+            )
             place += count * size
     return packed.view(-1)
 
 
-def _rows_of_units(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor) -> BlockWeight:
+def _rows_of_units(
+    packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor
+) -> BlockWeight:
     """Rows of what `_pack_units` packed, by their indices [n]."""
     layout, panel, row = layout_of(kind), indices // PANEL, indices % PANEL
     panels = packed.view(-1, columns // layout.inputs, PANEL * layout.stored_bytes)
     parts, place = [], 0
     for count, size in _UNITS[kind]:
-        units = panels[..., PANEL * place : PANEL * (place + count * size)].unflatten(-1, (count, PANEL, size))
+        units = panels[..., PANEL * place : PANEL * (place + count * size)].unflatten(
+            -1, (count, PANEL, size)
+        )
         parts.append(units[panel, :, :, row].flatten(2))
         place += count * size
     return BlockWeight(torch.cat(parts, -1).flatten(1), kind, columns)
@@ -287,10 +305,14 @@ def _pack_panels(form: PackedBlocks, parts: _Parts, packed: torch.Tensor) -> Non
     runs = _BLOCK // _RUN
     weights = torch.cat(chunks, -1).flatten(2).unflatten(2, (runs, -1))
     packed[..., : form.factors_bytes] = factors.flatten(2)
-    packed[..., form.factors_bytes :] = torch.cat((scales.flatten(2).unflatten(2, (runs, -1)), weights), -1).flatten(2)
+    packed[..., form.factors_bytes :] = torch.cat(
+        (scales.flatten(2).unflatten(2, (runs, -1)), weights), -1
+    ).flatten(2)
 
 
-def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor) -> torch.Tensor:
+def block_rows(
+    packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor
+) -> torch.Tensor:
     """Rows [n, columns] float32 of what `pack_blocks` packed, by their indices [n]."""
     if kind in _UNITS:
         return _rows_of_units(packed, kind, columns, indices).dequantize()
@@ -300,9 +322,13 @@ def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices:
     pairs = panels[..., : form.factors_bytes].unflatten(-1, (-1, PANEL, 2))[panel, :, :, row]
     factors = pairs.contiguous().view(torch.float16).float()  # [n, blocks, 1 or 2, 1]
     runs = panels[..., form.factors_bytes :].unflatten(-1, (_BLOCK // _RUN, form.run_bytes))
-    scales = runs[..., : form.scales_bytes].unflatten(-1, (-1, PANEL))[panel, :, :, :, row]  # [n, blocks, runs, 1 or 2]
+    scales = runs[..., : form.scales_bytes].unflatten(-1, (-1, PANEL))[
+        panel, :, :, :, row
+    ]  # [n, blocks, runs, 1 or 2]
     scales = scales if form.has_minima else scales.flatten(2).unsqueeze(-1)
-    chunks = runs[..., form.scales_bytes :].unflatten(-1, (_RUN // form.group, -1, PANEL, 4))[panel, :, :, :, :, row]
+    chunks = runs[..., form.scales_bytes :].unflatten(-1, (_RUN // form.group, -1, PANEL, 4))[
+        panel, :, :, :, :, row
+    ]
     groups = chunks.flatten(2, 3)  # [n, blocks, groups, chunks, 4]
     low = groups[:, :, :, : form.group // 8]
     values = torch.stack((low & 15, low >> 4), -2).view(*groups.shape[:3], form.group)

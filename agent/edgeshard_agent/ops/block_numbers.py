@@ -1,11 +1,12 @@
 """The numbers of blocks in llama.cpp's formats, from their bytes in the store.
 
-Layouts: ggml-common.h of https://github.com/ggml-org/llama.cpp. Numbers are computed in float32 in the order in which
-the `gguf` package does it, so that they are equal bit for bit. It does not read Q1_0 and Q2_0, which follow
-ggml-quants.c.
+Layouts: ggml-common.h of https://github.com/ggml-org/llama.cpp. Numbers are computed in float32 in
+the order in which the `gguf` package does it, so that they are equal bit for bit. It does not read
+Q1_0 and Q2_0, which follow ggml-quants.c.
 
-The weights of a grid format are places in a list of short vectors. A vector's values are digits of an integer, the
-first one the lowest. The integers of a table ascend, and its text has their differences, 16 bits each, compressed.
+The weights of a grid format are places in a list of short vectors. A vector's values are digits of
+an integer, the first one the lowest. The integers of a table ascend, and its text has their
+differences, 16 bits each, compressed.
 """
 
 from __future__ import annotations
@@ -35,20 +36,23 @@ def scales_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """The 4-bit values [n, 8, 32] uint8 in 128 bytes [n, 128]: those of two groups share 32 bytes, the lower first."""
+    """The 4-bit values [n, 8, 32] uint8 in 128 bytes [n, 128]: those of two groups share 32 bytes,
+    the lower first."""
     pairs = packed.view(-1, 4, 1, 32)
     return torch.cat((pairs & 15, pairs >> 4), 2).view(-1, 8, 32)
 
 
 def values_of_q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    """The 5-bit values [n, 8, 32] uint8 of blocks [n, 176]: the highest bits of group g are bit g of 32 bytes."""
+    """The 5-bit values [n, 8, 32] uint8 of blocks [n, 176]: the highest bits of group g are bit g
+    of 32 bytes."""
     bits = torch.arange(8, dtype=torch.uint8).view(1, 8, 1)
     high = (blocks[:, None, 16:48] >> bits) & 1
     return nibbles(blocks[:, 48:].contiguous()) | (high << 4)
 
 
 def values_of_q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    """The 6-bit values [n, 256] uint8 of blocks [n, 210]: halves of 128, in each four quarters of 32."""
+    """The 6-bit values [n, 256] uint8 of blocks [n, 210]: halves of 128, in each four quarters of
+    32."""
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
     low = torch.cat((low & 15, low >> 4), 2).view(-1, 2, 4, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
@@ -84,14 +88,16 @@ LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 
 
 def scales_of_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    """The 6-bit scales [n, 8] uint8, 32 too large: their high bits are two bytes, their low ones nibbles of four."""
+    """The 6-bit scales [n, 8] uint8, 32 too large: their high bits are two bytes, their low ones
+    nibbles of four."""
     high = blocks[:, 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1)
     return low.flatten(1) | ((high.flatten(1) & 3) << 4)
 
 
 def codes_of_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    """The places in `LEVELS` [n, 8, 32] uint8: 16 bytes for each group, the first half in their low nibbles."""
+    """The places in `LEVELS` [n, 8, 32] uint8: 16 bytes for each group, the first half in their low
+    nibbles."""
     pairs = blocks[:, 8:].reshape(-1, 8, 16)
     return torch.cat((pairs & 15, pairs >> 4), -1)
 
@@ -197,7 +203,8 @@ def _fp4(codes: torch.Tensor) -> torch.Tensor:
 
 @cache
 def scales_of_bytes(kind: IntegerFormat) -> torch.Tensor:
-    """The scale [256] float32 that each byte stands for: E8M0 of MXFP4, E4M3 without sign of NVFP4, both halved."""
+    """The scale [256] float32 that each byte stands for: E8M0 of MXFP4, E4M3 without sign of NVFP4,
+    both halved."""
     exact = torch.arange(256, dtype=torch.float64)
     if kind is IntegerFormat.MXFP4:
         return (2.0 ** (exact - 128)).float()
@@ -234,7 +241,11 @@ def _tq2_0(blocks: torch.Tensor) -> torch.Tensor:
 
 def _tq1_0(blocks: torch.Tensor) -> torch.Tensor:
     powers = torch.tensor((1, 3, 9, 27, 81), dtype=torch.uint8).view(1, -1, 1)
-    parts = blocks[:, None, :32] * powers, blocks[:, None, 32:48] * powers, blocks[:, None, 48:52] * powers[:, :4]
+    parts = (
+        blocks[:, None, :32] * powers,
+        blocks[:, None, 32:48] * powers,
+        blocks[:, None, 48:52] * powers[:, :4],
+    )
     products = torch.cat([part.flatten(1) for part in parts], 1)
     values = (products.short() * 3 >> 8).float() - 1
     return _half(blocks[:, 52:]) * values
@@ -246,15 +257,19 @@ def _signs(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _with_parity(signs: torch.Tensor) -> torch.Tensor:
-    """The eight bits of signs of which 7 [n, k] are stored: each byte gets an even number of ones."""
+    """The eight bits of signs of which 7 [n, k] are stored: each byte gets an even number of
+    ones."""
     parity = signs ^ (signs >> 4)
     parity = parity ^ (parity >> 2)
     parity = (parity ^ (parity >> 1)) & 1
     return (signs | (parity << 7)).to(torch.uint8)
 
 
-def _on_grid(kind: IntegerFormat, scales: torch.Tensor, places: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
-    """Numbers [n, 256] from scales [n, groups], places in the grid [n, vectors] and bytes of signs [n, 32]."""
+def _on_grid(
+    kind: IntegerFormat, scales: torch.Tensor, places: torch.Tensor, signs: torch.Tensor
+) -> torch.Tensor:
+    """Numbers [n, 256] from scales [n, groups], places in the grid [n, vectors] and bytes of signs
+    [n, 32]."""
     vectors = grid_of(kind)[places]
     grouped = _grouped(scales, vectors)
     return grouped * _signs(signs)
@@ -312,7 +327,9 @@ def _iq1_s(blocks: torch.Tensor) -> torch.Tensor:
     above = _shorts(blocks[:, 34:50])
     scales = _half(blocks[:, :2]) * (2 * ((above >> 12) & 7) + 1).float()
     shifts = torch.where(above >> 15 == 0, _SHIFT, -_SHIFT)
-    places = blocks[:, 2:34].long() | ((_shifted(above, (0, 3, 6, 9)) & 7).transpose(1, 2).flatten(1) << 8)
+    places = blocks[:, 2:34].long() | (
+        (_shifted(above, (0, 3, 6, 9)) & 7).transpose(1, 2).flatten(1) << 8
+    )
     vectors = grid_of(IntegerFormat.IQ1_S)[places].view(-1, 8, 32)
     return _grouped(scales, vectors + shifts.unsqueeze(-1))
 

@@ -1,7 +1,8 @@
-"""Operators between the linear layers: RMS norms, rotary embedding with its angles, gates, activations, and the cap on
-logits.
+"""Operators between the linear layers: RMS norms, rotary embedding with its angles, gates,
+activations, and the cap on logits.
 
-Numbers are rounded to the dtype where transformers' modules round them, so that a model gives the same with either.
+Numbers are rounded to the dtype where transformers' modules round them, so that a model gives the
+same with either.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ def rms_norm(
     unit_offset: bool = False,
     rounded_last: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(normalised, sum): s = x + residual (x itself without one), and s / rms(s) * weight, both [rows, width].
+    """(normalised, sum): s = x + residual (x itself without one), and s / rms(s) * weight, both
+    [rows, width].
 
-    As transformers' LlamaRMSNorm: in float32, and rounded to x's dtype before the multiplication by `weight` [width].
-    With a `unit_offset`, as its Gemma2RMSNorm: s / rms(s) * (1 + weight), rounded once. `rounded_last`, as its
-    GptOssRMSNorm: rounded once, behind the multiplication.
+    As transformers' LlamaRMSNorm: in float32, and rounded to x's dtype before the multiplication by
+    `weight` [width]. With a `unit_offset`, as its Gemma2RMSNorm: s / rms(s) * (1 + weight), rounded
+    once. `rounded_last`, as its GptOssRMSNorm: rounded once, behind the multiplication.
     """
     if weight.shape != x.shape[1:] or (residual is not None and residual.shape != x.shape):
         raise InvalidArgumentError(
-            f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}: they must be [rows, width] and [width], and a "
+            f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}: they must be [rows, width] and "
+            "[width], and a "
             "residual shaped as x",
             field="x",
         )
@@ -56,7 +59,11 @@ def rms_norm(
         x.shape[0],
         x.shape[1],
         eps,
-        native.NORM_UNIT_OFFSET if unit_offset else native.NORM_ROUNDED_LAST if rounded_last else native.NORM_PLAIN,
+        native.NORM_UNIT_OFFSET
+        if unit_offset
+        else native.NORM_ROUNDED_LAST
+        if rounded_last
+        else native.NORM_PLAIN,
         native.ELEMENTS[x.dtype],
     )
     return normalised, summed
@@ -65,13 +72,19 @@ def rms_norm(
 def rotary_(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Rotate q [rows, heads, head_dim] and k [rows, kv_heads, head_dim] in place, half-split style.
 
-    `cos` and `sin` are [rows, rotary_dim], both halves equal, and rounded to q's dtype first, as transformers does;
-    dimensions from rotary_dim on stay as they are. q and k may be views into packed q|k|v rows.
+    `cos` and `sin` are [rows, rotary_dim], both halves equal, and rounded to q's dtype first, as
+    transformers does; dimensions from rotary_dim on stay as they are. q and k may be views into
+    packed q|k|v rows.
     """
     rotary_dim = cos.shape[-1]
-    if rotary_dim % 2 or sin.shape != cos.shape or any(len(x) != len(cos) or x.shape[-1] < rotary_dim for x in (q, k)):
+    if (
+        rotary_dim % 2
+        or sin.shape != cos.shape
+        or any(len(x) != len(cos) or x.shape[-1] < rotary_dim for x in (q, k))
+    ):
         raise InvalidArgumentError(
-            f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}; for q {tuple(q.shape)} and k {tuple(k.shape)} both "
+            f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}; for q {tuple(q.shape)} and k "
+            f"{tuple(k.shape)} both "
             "must be [rows, an even number up to head_dim]",
             field="cos",
         )
@@ -115,27 +128,33 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     if library is None:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.mul(silu(gate), up, out=out)
-    library.edgeshard_swiglu(gate_up.data_ptr(), out.data_ptr(), rows, inner, native.ELEMENTS[gate_up.dtype])
+    library.edgeshard_swiglu(
+        gate_up.data_ptr(), out.data_ptr(), rows, inner, native.ELEMENTS[gate_up.dtype]
+    )
     return out
 
 
 def geglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up in gelu's form with tanh, [rows, inner], from gate|up side by side, [rows, 2 * inner]."""
+    """gelu(gate) * up in gelu's form with tanh, [rows, inner], from gate|up side by side, [rows, 2
+    * inner]."""
     out = _room_for_gated(gate_up)
     rows, inner = out.shape
     library = _library(gate_up)
     if library is None:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * up
-    library.edgeshard_geglu(gate_up.data_ptr(), out.data_ptr(), rows, inner, native.ELEMENTS[gate_up.dtype])
+    library.edgeshard_geglu(
+        gate_up.data_ptr(), out.data_ptr(), rows, inner, native.ELEMENTS[gate_up.dtype]
+    )
     return out
 
 
 def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """gate * sigmoid(alpha * gate) * (up + 1), [rows, inner], from numbers of gate and up in turn, [rows, 2 * inner].
+    """gate * sigmoid(alpha * gate) * (up + 1), [rows, inner], from numbers of gate and up in turn,
+    [rows, 2 * inner].
 
-    The gate is at most `limit`, up within it on both sides. Rounded behind each operation, as in transformers'
-    GptOssExperts.
+    The gate is at most `limit`, up within it on both sides. Rounded behind each operation, as in
+    transformers' GptOssExperts.
     """
     out = _room_for_gated(gate_up)
     rows, inner = out.shape
@@ -144,7 +163,13 @@ def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.T
         gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
         return (up + 1) * (gate * torch.sigmoid(gate * alpha))
     library.edgeshard_clamped_swiglu(
-        gate_up.data_ptr(), out.data_ptr(), rows, inner, alpha, limit, native.ELEMENTS[gate_up.dtype]
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        rows,
+        inner,
+        alpha,
+        limit,
+        native.ELEMENTS[gate_up.dtype],
     )
     return out
 
@@ -154,20 +179,31 @@ def _room_for_gated(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> t
     rows, width = gate_up.shape
     if width % 2 or (out is not None and out.shape != (rows, width // 2)):
         raise InvalidArgumentError(
-            f"gate_up is {tuple(gate_up.shape)}; it must be [rows, 2 * inner], and out [rows, inner]", field="gate_up"
+            f"gate_up is {tuple(gate_up.shape)}; it must be [rows, 2 * inner], and out [rows, "
+            "inner]",
+            field="gate_up",
         )
-    return torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device) if out is None else out
+    return (
+        torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device)
+        if out is None
+        else out
+    )
 
 
-def gated_head_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) * weight * silu(gate), [rows, heads, width], of x as it is and a gate [rows, heads * width].
+def gated_head_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """x / rms(x) * weight * silu(gate), [rows, heads, width], of x as it is and a gate [rows, heads
+    * width].
 
-    As transformers' Qwen3_5RMSNormGated: rounded to the dtype before either multiplication, and at the end.
+    As transformers' Qwen3_5RMSNormGated: rounded to the dtype before either multiplication, and at
+    the end.
     """
     rows, heads, width = x.shape
     if gate.shape != (rows, heads * width) or weight.shape != (width,):
         raise InvalidArgumentError(
-            f"x is {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)}; they must be "
+            f"x is {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)}; they "
+            "must be "
             "[rows, heads, width], [rows, heads * width] and [width]",
             field="gate",
         )
@@ -195,14 +231,20 @@ def sigmoid_gate(values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """values * sigmoid(gate), both [rows, width]; `values` may be written over."""
     if values.shape != gate.shape:
         raise InvalidArgumentError(
-            f"values are {tuple(values.shape)}, gate {tuple(gate.shape)}; they must be alike", field="gate"
+            f"values are {tuple(values.shape)}, gate {tuple(gate.shape)}; they must be alike",
+            field="gate",
         )
     library = _library(values) if gate.dtype is values.dtype and gate.stride(1) == 1 else None
     if library is None:
         return values * torch.sigmoid(gate)
     rows, width = values.shape
     library.edgeshard_sigmoid_gate(
-        values.data_ptr(), gate.data_ptr(), gate.stride(0), rows, width, native.ELEMENTS[values.dtype]
+        values.data_ptr(),
+        gate.data_ptr(),
+        gate.stride(0),
+        rows,
+        width,
+        native.ELEMENTS[values.dtype],
     )
     return values
 
@@ -215,17 +257,23 @@ def gated_norm(
     groups: int = 1,
     gate_first: bool = True,
 ) -> torch.Tensor:
-    """[rows, width] in gate's dtype: x silu(gate), over the root mean square of its group of the row, times `weight`.
+    """[rows, width] in gate's dtype: x silu(gate), over the root mean square of its group of the
+    row, times `weight`.
 
-    Without `gate_first` silu(gate) multiplies what the norm gives, without a `weight` [width] there is no norm.
-    `x` [rows, width] is float32, as all numbers up to the end, and is overwritten; `gate` may be a view into wider
-    rows. Raises InvalidArgumentError where shapes do not fit.
+    Without `gate_first` silu(gate) multiplies what the norm gives, without a `weight` [width] there
+    is no norm. `x` [rows, width] is float32, as all numbers up to the end, and is overwritten;
+    `gate` may be a view into wider rows. Raises InvalidArgumentError where shapes do not fit.
     """
     rows, width = x.shape
-    fits = gate.shape == x.shape and (weight is None or weight.shape == (width,)) and width % groups == 0
+    fits = (
+        gate.shape == x.shape
+        and (weight is None or weight.shape == (width,))
+        and width % groups == 0
+    )
     if not fits or x.dtype is not torch.float32:
         raise InvalidArgumentError(
-            f"x is {tuple(x.shape)} {x.dtype}, gate {tuple(gate.shape)}: both must be [rows, width], x in float32, "
+            f"x is {tuple(x.shape)} {x.dtype}, gate {tuple(gate.shape)}: both must be [rows, "
+            "width], x in float32, "
             f"weight [width], and width a multiple of {groups} groups",
             field="x",
         )
@@ -270,13 +318,18 @@ def _library(first: torch.Tensor, *others: torch.Tensor) -> ctypes.CDLL | None:
 def rotary_angles(
     positions: torch.Tensor, frequencies: torch.Tensor, scaling: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cosines, sines), both [T, 2 * pairs] in `dtype` with equal halves, of integer `positions` [T].
+    """(cosines, sines), both [T, 2 * pairs] in `dtype` with equal halves, of integer `positions`
+    [T].
 
-    `frequencies` [pairs] are float32, in radians from one position to the next. Angles, cosines and sines are rounded
-    to float32, multiplied by `scaling`, and rounded to `dtype`, as in transformers. The kernels reduce angles exactly
-    up to 2^26 radians.
+    `frequencies` [pairs] are float32, in radians from one position to the next. Angles, cosines and
+    sines are rounded to float32, multiplied by `scaling`, and rounded to `dtype`, as in
+    transformers. The kernels reduce angles exactly up to 2^26 radians.
     """
-    library = native.active() if positions.is_cpu and frequencies.is_cpu and dtype in native.ELEMENTS else None
+    library = (
+        native.active()
+        if positions.is_cpu and frequencies.is_cpu and dtype in native.ELEMENTS
+        else None
+    )
     if library is None:
         half = torch.outer(positions.to(torch.float32), frequencies)
         angles = torch.cat((half, half), dim=-1)

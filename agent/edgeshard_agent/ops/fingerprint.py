@@ -1,8 +1,8 @@
 """A short hash of the bits that this node computes, for comparison with other nodes.
 
-If two nodes have the same one, a layer of a family in our own blocks gives the same bits on both (docs/kernels.md,
-Numbers). Compilers and processors give one hash; two kinds of kernels have their own
-(docs/decisions/kernels.md#choice-one-set-of-bits).
+If two nodes have the same one, a layer of a family in our own blocks gives the same bits on both
+(docs/kernels.md, Numbers). Compilers and processors give one hash; two kinds of kernels have their
+own (docs/decisions/kernels.md#choice-one-set-of-bits).
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
 from edgeshard_agent.ops.quantize import PLAIN_SCHEMES, Scheme
-from edgeshard_agent.ops.recurrent import SpanStates, delta_gates, gated_delta_rule, short_convolution
+from edgeshard_agent.ops.recurrent import (
+    SpanStates,
+    delta_gates,
+    gated_delta_rule,
+    short_convolution,
+)
 from edgeshard_agent.ops.routing import route
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -48,7 +53,8 @@ _SLOTS = -(-(_PAST + _ROWS) // PAGE) * PAGE
 
 
 def bits_fingerprint() -> str:
-    """Sixteen hexadecimal digits; "" where there are no native kernels, for then bits depend on the batch, too."""
+    """Sixteen hexadecimal digits; "" where there are no native kernels, for then bits depend on the
+    batch, too."""
     if not native.native_available():
         return ""
     digest = hashlib.blake2b(digest_size=8)
@@ -97,8 +103,8 @@ def _angles() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _random_linears() -> Iterator[torch.Tensor]:
-    """Products of integers with random weights and rows. A few of so many numbers lie next to the middle of two
-    integers, and a fused sum rounds them to the other one."""
+    """Products of integers with random weights and rows. A few of so many numbers lie next to the
+    middle of two integers, and a fused sum rounds them to the other one."""
     rows, weight = _random(_RANDOM_ROWS, 512), _random(64, 512)
     for scheme in (Scheme.INT8, Scheme.INT4, Scheme.INT2):
         layer = PackedLinear.pack(weight, scheme)
@@ -128,11 +134,16 @@ def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
 
 
 def _advanced(dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """The gated delta rule with what lies around it, of tokens of one request: a key head and two value heads."""
-    spans = SpanStates(torch.tensor([0], dtype=torch.int32), torch.tensor([0, _ROWS], dtype=torch.int32))
+    """The gated delta rule with what lies around it, of tokens of one request: a key head and two
+    value heads."""
+    spans = SpanStates(
+        torch.tensor([0], dtype=torch.int32), torch.tensor([0, _ROWS], dtype=torch.int32)
+    )
     width = 4 * _HEAD_DIM
     tails = _made(1, 3, width).to(dtype)
-    mixed = short_convolution(_made(_ROWS, width).to(dtype), _made(width, 4).to(dtype), tails, spans)
+    mixed = short_convolution(
+        _made(_ROWS, width).to(dtype), _made(width, 4).to(dtype), tails, spans
+    )
     query, key = (mixed[:, at : at + _HEAD_DIM].unsqueeze(1) for at in (0, _HEAD_DIM))
     value = mixed[:, 2 * _HEAD_DIM :].view(_ROWS, 2, _HEAD_DIM)
     opening, decaying = (_made(_ROWS, 4) * 4).to(dtype).chunk(2, dim=1)
@@ -140,7 +151,9 @@ def _advanced(dtype: torch.dtype) -> Iterator[torch.Tensor]:
     states = _made(1, 2, _HEAD_DIM, _HEAD_DIM)
     outputs = gated_delta_rule(query, key, value, *gates, states, spans)
     yield from (mixed, *gates, states)
-    yield gated_head_norm(outputs, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6)
+    yield gated_head_norm(
+        outputs, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6
+    )
 
 
 def _made(*shape: int) -> torch.Tensor:
@@ -151,8 +164,11 @@ def _made(*shape: int) -> torch.Tensor:
 
 
 def _random(*shape: int) -> torch.Tensor:
-    """Numbers near a normal distribution: sums of four random integers of 16 bits, by splitmix64. Exact in float32."""
-    mixed = np.arange(1, torch.Size(shape).numel() + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    """Numbers near a normal distribution: sums of four random integers of 16 bits, by splitmix64.
+    Exact in float32."""
+    mixed = np.arange(1, torch.Size(shape).numel() + 1, dtype=np.uint64) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
     for bits, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ mixed >> np.uint64(bits)) * np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)

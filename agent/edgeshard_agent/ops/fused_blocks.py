@@ -34,10 +34,12 @@ class NativeBlock:
     def compile(
         cls, linears: Sequence[PackedLinear], norms: Sequence[torch.Tensor | None], **options: float
     ) -> NativeBlock | None:
-        """A block: norm, q|k|v, (norms of queries and keys,) rotation, attention, output, norm, gate|up, silu, down.
+        """A block: norm, q|k|v, (norms of queries and keys,) rotation, attention, output, norm,
+        gate|up, silu, down.
 
-        `linears`, `norms` and `options` are as `Block` of blocks.cpp names them, in its order; a `window` of 0 is full
-        attention. None where there is no native library, or it lacks what this block needs.
+        `linears`, `norms` and `options` are as `Block` of blocks.cpp names them, in its order; a
+        `window` of 0 is full attention. None where there is no native library, or it lacks what
+        this block needs.
         """
         there = [norm for norm in norms if norm is not None]
         addresses, dtype = [linear.native_address for linear in linears], there[0].dtype
@@ -48,12 +50,15 @@ class NativeBlock:
         pointers = [None if norm is None else norm.data_ptr() for norm in norms]
         hidden, inner = linears[0].in_features, linears[-1].in_features
         element = native.ELEMENTS[dtype]
-        struct = layouts.BlockStruct(*addresses, *pointers, hidden=hidden, inner=inner, element=element, **options)
+        struct = layouts.BlockStruct(
+            *addresses, *pointers, hidden=hidden, inner=inner, element=element, **options
+        )
         return cls(struct, linears, norms)
 
 
 class NativePass:
-    """A step on its way through native blocks: hidden states [T, width], T rows of spans as `attend` takes them.
+    """A step on its way through native blocks: hidden states [T, width], T rows of spans as
+    `attend` takes them.
 
     Cosines and sines are as `rotary_` takes them, contiguous. `arena` is any of the blocks'.
     """
@@ -61,7 +66,12 @@ class NativePass:
     __slots__ = ("_kept", "addend", "began", "residual", "struct")
 
     def __init__(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, spans: SpanTables, arena: NativeArena
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        spans: SpanTables,
+        arena: NativeArena,
     ) -> None:
         self.addend = hidden.clone(memory_format=torch.contiguous_format)
         self.residual = torch.empty_like(self.addend)
@@ -90,14 +100,21 @@ class NativePass:
         return self.addend + self.residual if self.began else self.addend
 
 
-def run_blocks(blocks: Sequence[NativeBlock], arenas: Sequence[NativeArena], passes: Sequence[NativePass]) -> None:
-    """Steps through the next blocks, which have these arenas, in one call: all through one block before the next.
+def run_blocks(
+    blocks: Sequence[NativeBlock], arenas: Sequence[NativeArena], passes: Sequence[NativePass]
+) -> None:
+    """Steps through the next blocks, which have these arenas, in one call: all through one block
+    before the next.
 
     A row's result depends on that row and its request alone, bit for bit.
     """
     library = native.active()
     assert library is not None
-    of_blocks, of_steps, of_flags = c_void_p * len(blocks), c_void_p * len(passes), c_uint8 * len(passes)
+    of_blocks, of_steps, of_flags = (
+        c_void_p * len(blocks),
+        c_void_p * len(passes),
+        c_uint8 * len(passes),
+    )
     refused = library.edgeshard_blocks(
         of_blocks(*(block.address for block in blocks)),
         of_blocks(*(arena.keys.data_ptr() for arena in arenas)),
@@ -111,7 +128,10 @@ def run_blocks(blocks: Sequence[NativeBlock], arenas: Sequence[NativeArena], pas
     )
     if refused >= 0:
         step, span = refused >> 32, refused & 0xFFFF_FFFF
-        raise InternalError(f"the length or a block of span {span} of step {step} lies outside its table or the arena")
+        raise InternalError(
+            f"the length or a block of span {span} of step {step} lies outside its table or the "
+            "arena"
+        )
     for one in passes:
         one.began = True
 
@@ -127,10 +147,11 @@ class BlockTable:
 
 
 class NativeRows:
-    """Rows of one request at a time through native blocks, which have these arenas: a step as `NativePass` and
-    `run_blocks` make it, but for what is the same each time.
+    """Rows of one request at a time through native blocks, which have these arenas: a step as
+    `NativePass` and `run_blocks` make it, but for what is the same each time.
 
-    `cos` and `sin` [positions, rotary_dim] are those of all positions; a step has `most` rows at most.
+    `cos` and `sin` [positions, rotary_dim] are those of all positions; a step has `most` rows at
+    most.
     """
 
     def __init__(
@@ -177,17 +198,25 @@ class NativeRows:
         )
 
     def run(self, hidden: torch.Tensor, table: BlockTable, first: int) -> torch.Tensor:
-        """[1, width] behind the last of hidden states [T, width], of positions from `first` on. Keys and values of a
-        request are in the blocks of its `table`, in order."""
+        """[1, width] behind the last of hidden states [T, width], of positions from `first` on.
+        Keys and values of a request are in the blocks of its `table`, in order."""
         rows, step = len(hidden), self._struct
         self._inputs[rows].copy_(hidden)
         self._lengths[0], self._first_rows[1] = first + rows, rows
         step.rows, step.threads = rows, torch.get_num_threads()
-        step.cos, step.sin = self._cos + first * self._row_bytes, self._sin + first * self._row_bytes
-        step.block_tables, step.table_stride, step.table_blocks = table.address, table.count, table.count
+        step.cos, step.sin = (
+            self._cos + first * self._row_bytes,
+            self._sin + first * self._row_bytes,
+        )
+        step.block_tables, step.table_stride, step.table_blocks = (
+            table.address,
+            table.count,
+            table.count,
+        )
         if self._function(*self._call) >= 0:
             raise InternalError(
-                f"positions up to {first + rows} or a block lie outside the request's table or the arena"
+                f"positions up to {first + rows} or a block lie outside the request's table or the "
+                "arena"
             )
         addend, residual = self._last[rows - 1]
         return addend + residual

@@ -1,8 +1,9 @@
 """Memory for what a processor reads in every step: huge pages where the system has them.
 
-A core that reads gigabytes in pages of 4 KiB spends much of its time on looking addresses up. The kernel gives huge
-pages only to private mappings that ask for them. Python's own anonymous mappings are shared ones: there the kernel
-ignores the request, unless `/sys/kernel/mm/transparent_hugepage/shmem_enabled` says otherwise.
+A core that reads gigabytes in pages of 4 KiB spends much of its time on looking addresses up. The
+kernel gives huge pages only to private mappings that ask for them. Python's own anonymous mappings
+are shared ones: there the kernel ignores the request, unless
+`/sys/kernel/mm/transparent_hugepage/shmem_enabled` says otherwise.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ _ALIGNMENT = 64
 class Arena:
     """Hands out pieces of large chunks, so that small tensors share huge pages.
 
-    A chunk goes back to the system when the last tensor in it is gone. The unused end of a chunk is never touched and
-    takes no memory, but for the rest of one huge page.
+    A chunk goes back to the system when the last tensor in it is gone. The unused end of a chunk is
+    never touched and takes no memory, but for the rest of one huge page.
     """
 
     def __init__(self, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
         self._chunk: weakref.ref[mmap.mmap] | None = None
         self._next = self._end = 0
-        self._lock = threading.Lock()  # agents in one process share it, and each packs in a thread of its own
+        self._lock = (
+            threading.Lock()
+        )  # agents in one process share it, and each packs in a thread of its own
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype, alignment: int = _ALIGNMENT) -> torch.Tensor:
-        """A tensor in memory that nobody else has, aligned to a cache line or more. Raises MemoryError."""
+    def take(
+        self, shape: Sequence[int], dtype: torch.dtype, alignment: int = _ALIGNMENT
+    ) -> torch.Tensor:
+        """A tensor in memory that nobody else has, aligned to a cache line or more. Raises
+        MemoryError."""
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -54,7 +60,8 @@ class Arena:
         return _tensor(chunk, offset, shape, dtype)
 
     def part(self) -> None:
-        """Have what is taken from now on share no chunk with what was taken before, so that the two go separately."""
+        """Have what is taken from now on share no chunk with what was taken before, so that the two
+        go separately."""
         with self._lock:
             self._chunk = None
 
@@ -62,11 +69,13 @@ class Arena:
 WEIGHTS = Arena()
 """For the weights of every stage in this process."""
 SMALL_WEIGHTS = Arena()
-"""For small weights that stay when the large ones beside them leave memory, and would hold whole chunks back."""
+"""For small weights that stay when the large ones beside them leave memory, and would hold whole
+chunks back."""
 
 
 def mapped(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros in a mapping of its own, which the system has back as soon as it is gone. Raises MemoryError.
+    """A tensor of zeros in a mapping of its own, which the system has back as soon as it is gone.
+    Raises MemoryError.
 
     Its whole huge pages are asked for as such; what is left over comes in ordinary pages.
     """
@@ -94,5 +103,9 @@ def _mapping(size: int) -> tuple[mmap.mmap, int]:
     return memory, start
 
 
-def _tensor(memory: mmap.mmap, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset).view(tuple(shape))
+def _tensor(
+    memory: mmap.mmap, offset: int, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset).view(
+        tuple(shape)
+    )

@@ -33,7 +33,8 @@ def kernel_speed() -> KernelSpeed:
 
 
 def measure_kernels(clock: Clock = time.thread_time) -> KernelSpeed:
-    """Measure the kernels in use; without them the value is that of torch's operators. `clock` returns seconds."""
+    """Measure the kernels in use; without them the value is that of torch's operators. `clock`
+    returns seconds."""
     if not native.native_available():
         return KernelSpeed()
     row_bytes = 2 * _ROW_MATRIX[0] * _ROW_MATRIX[1]

@@ -1,4 +1,5 @@
-"""The memory of one layer's keys and values, by slot: token s % block_tokens of block s // block_tokens has slot s."""
+"""The memory of one layer's keys and values, by slot: token s % block_tokens of block s //
+block_tokens has slot s."""
 
 from __future__ import annotations
 
@@ -51,26 +52,36 @@ class RowArena:
         return self.keys[slots], self.values[slots]
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put keys and values [n, kv_heads, head_dim], rounded to the arena's dtype, into int64 slots [n]."""
+        """Put keys and values [n, kv_heads, head_dim], rounded to the arena's dtype, into int64
+        slots [n]."""
         self.keys[slots], self.values[slots] = keys.to(self.dtype), values.to(self.dtype)
 
 
 class PanelArena:
-    """Pages of 16 tokens, for each KV head, in the order in which the native kernel's products read them.
+    """Pages of 16 tokens, for each KV head, in the order in which the native kernel's products read
+    them.
 
-    Outputs of the first product are tokens, so that keys are transposed; its inputs, and the tokens that the second
-    product takes in, go by twos in bfloat16. With `step` 2 for bfloat16 and 1 for float32, `keys` are
-    [pages, kv_heads, head_dim / step, 16, step] and `values` [pages, kv_heads, head_dim / 16, 16 / step, 16, step].
-    They lie in the two rows of `memory` [2, slots * kv_heads * head_dim] where it is given.
+    Outputs of the first product are tokens, so that keys are transposed; its inputs, and the tokens
+    that the second product takes in, go by twos in bfloat16. With `step` 2 for bfloat16 and 1 for
+    float32, `keys` are [pages, kv_heads, head_dim / step, 16, step] and `values` [pages, kv_heads,
+    head_dim / 16, 16 / step, 16, step]. They lie in the two rows of `memory` [2, slots * kv_heads *
+    head_dim] where it is given.
     """
 
     def __init__(
-        self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, memory: torch.Tensor | None = None
+        self,
+        slots: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        memory: torch.Tensor | None = None,
     ) -> None:
         step = 4 // dtype.itemsize
         pages, vectors = slots // PAGE, head_dim // KV_VECTOR
         keys, values = (
-            [zeroed((slots * kv_heads * head_dim,), dtype, "cpu") for _ in range(2)] if memory is None else memory
+            [zeroed((slots * kv_heads * head_dim,), dtype, "cpu") for _ in range(2)]
+            if memory is None
+            else memory
         )
         self.keys = keys.view(pages, kv_heads, head_dim // step, PAGE, step)
         self.values = values.view(pages, kv_heads, vectors, PAGE // step, KV_VECTOR, step)
@@ -108,7 +119,8 @@ class PanelArena:
         all_values[page, at // step, at % step] = split
 
     def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views: keys [pages, 16, ...] and values [pages, 16 / step, step, ...], a token's numbers last."""
+        """Views: keys [pages, 16, ...] and values [pages, 16 / step, step, ...], a token's numbers
+        last."""
         return self.keys.permute(0, 3, 1, 2, 4), self.values.permute(0, 3, 5, 1, 2, 4)
 
 
@@ -119,7 +131,8 @@ KvArena = RowArena | NativeArena
 
 
 def check_int4(head_dim: int, block_tokens: int, device: str) -> None:
-    """Raise InvalidArgumentError unless keys and values of these heads, blocks and device can be of 4 bits."""
+    """Raise InvalidArgumentError unless keys and values of these heads, blocks and device can be of
+    4 bits."""
     KvFormat.INT4.check_heads(head_dim)
     if torch.device(device).type != "cpu":
         what = f"runs on the CPU, not on {device}"
@@ -127,7 +140,9 @@ def check_int4(head_dim: int, block_tokens: int, device: str) -> None:
         what = f"takes blocks of whole pages of {PAGE} tokens, not of {block_tokens}"
     else:
         return
-    raise InvalidArgumentError(f"kv_dtype: int4 {what}; use bfloat16", field="kv_dtype", reason=UNSUPPORTED_KV_DTYPE)
+    raise InvalidArgumentError(
+        f"kv_dtype: int4 {what}; use bfloat16", field="kv_dtype", reason=UNSUPPORTED_KV_DTYPE
+    )
 
 
 def make_arena(
@@ -139,10 +154,12 @@ def make_arena(
     device: str,
     memory: torch.Tensor | None = None,
 ) -> RowArena | NativeArena:
-    """An arena as the device's attention reads it best, in the two rows of `memory`, or in memory of its own.
+    """An arena as the device's attention reads it best, in the two rows of `memory`, or in memory
+    of its own.
 
-    A block's keys lie one behind the other in a row, and so do its values. Raises RuntimeError or MemoryError where
-    memory is short, InvalidArgumentError where keys and values cannot be of 4 bits.
+    A block's keys lie one behind the other in a row, and so do its values. Raises RuntimeError or
+    MemoryError where memory is short, InvalidArgumentError where keys and values cannot be of 4
+    bits.
     """
     if isinstance(dtype, KvFormat):
         check_int4(head_dim, block_tokens, device)

@@ -1,9 +1,10 @@
-"""Keys and values of 4 bits: pages of 16 tokens as the native kernel reads them, and their arithmetic in torch.
+"""Keys and values of 4 bits: pages of 16 tokens as the native kernel reads them, and their
+arithmetic in torch.
 
-Each group of 32 of a token's numbers in one head (16 where 32 do not divide the head) is kept as its minimum, a
-float32, the step between two of sixteen values, a bfloat16, and an integer from 0 to 15 for each number. A number and
-what is read of it differ by at most 1.02 (max - min) / 30; numbers that lie within 1e-34 count as equal. The kernels
-(kv_int4.h) make the same bits.
+Each group of 32 of a token's numbers in one head (16 where 32 do not divide the head) is kept as
+its minimum, a float32, the step between two of sixteen values, a bfloat16, and an integer from 0 to
+15 for each number. A number and what is read of it differ by at most 1.02 (max - min) / 30; numbers
+that lie within 1e-34 count as equal. The kernels (kv_int4.h) make the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ALL_ONES = torch.tensor(15, dtype=torch.int32)
 
 
 def rounded(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Integers [..., width] (int32), minima [..., groups] (float32) and steps [..., groups] (bfloat16) of [..., width].
+    """Integers [..., width] (int32), minima [..., groups] (float32) and steps [..., groups]
+    (bfloat16) of [..., width].
 
     A group with an infinity or a NaN has NaN for its minimum.
     """
@@ -50,14 +52,18 @@ def restored(integers: torch.Tensor, minima: torch.Tensor, steps: torch.Tensor) 
 
 
 class Int4Arena:
-    """Pages of 16 tokens, for each KV head, of keys and of values, as kernels.h lays them out, each a row of bytes.
+    """Pages of 16 tokens, for each KV head, of keys and of values, as kernels.h lays them out, each
+    a row of bytes.
 
-    `keys` and `values` are [pages, kv_heads, page bytes]; they lie in the two rows of `memory` where it is given.
+    `keys` and `values` are [pages, kv_heads, page bytes]; they lie in the two rows of `memory`
+    where it is given.
     """
 
     element = native.INT4
 
-    def __init__(self, slots: int, kv_heads: int, head_dim: int, memory: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, slots: int, kv_heads: int, head_dim: int, memory: torch.Tensor | None = None
+    ) -> None:
         self._head_dim, self._groups = head_dim, head_dim // KvFormat.group(head_dim)
         page_bytes = PAGE * KvFormat.INT4.head_bytes(head_dim)
         if memory is None:
@@ -84,17 +90,23 @@ class Int4Arena:
         for part in (self.keys, self.values):
             minima, steps, words = self._parts(part)
             if part is self.keys:
-                words = words.view(*words.shape[:2], -1, PAGE)[page, :, :, at].unsqueeze(-1) >> _NIBBLES
+                words = (
+                    words.view(*words.shape[:2], -1, PAGE)[page, :, :, at].unsqueeze(-1) >> _NIBBLES
+                )
             else:
                 words = words.view(*words.shape[:2], -1, 2, PAGE)[page, :, :, at // 8]
                 words = words >> _NIBBLES[at % 8].view(-1, 1, 1, 1)
             integers = (words & 15).flatten(-2)
-            by_token = (header.view(*header.shape[:2], groups, PAGE)[page, :, :, at] for header in (minima, steps))
+            by_token = (
+                header.view(*header.shape[:2], groups, PAGE)[page, :, :, at]
+                for header in (minima, steps)
+            )
             parts.append(restored(integers, *by_token))
         return parts[0], parts[1]
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put keys and values [n, kv_heads, head_dim], rounded, into int64 slots [n], in the order given."""
+        """Put keys and values [n, kv_heads, head_dim], rounded, into int64 slots [n], in the order
+        given."""
         page, at, groups = slots // PAGE, slots % PAGE, self._groups
         for part, numbers in ((self.keys, keys), (self.values, values)):
             integers, low, step = rounded(numbers)
@@ -103,7 +115,9 @@ class Int4Arena:
                 header.view(*header.shape[:2], groups, PAGE)[page, :, :, at] = new
             if part is self.keys:
                 eights = integers.unflatten(-1, (-1, 8)) << _NIBBLES
-                words.view(*words.shape[:2], -1, PAGE)[page, :, :, at] = eights.sum(-1, dtype=torch.int32)
+                words.view(*words.shape[:2], -1, PAGE)[page, :, :, at] = eights.sum(
+                    -1, dtype=torch.int32
+                )
                 continue
             # Tokens of one page share words.
             by_vector = words.view(*words.shape[:2], -1, 2, PAGE)
@@ -113,7 +127,8 @@ class Int4Arena:
                 place.bitwise_and_(~(_ALL_ONES << shift)).bitwise_or_(wide[index] << shift)
 
     def _parts(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of pages: minima, steps and words, each [pages, kv_heads, ...] and flat behind these."""
+        """Views of pages: minima, steps and words, each [pages, kv_heads, ...] and flat behind
+        these."""
         first = self._groups * PAGE * 4
         second = first + self._groups * PAGE * 2
         return (

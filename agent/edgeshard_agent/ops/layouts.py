@@ -1,4 +1,5 @@
-"""The kernels' structs and functions for ctypes. Written by tools/generate_native.py; do not edit."""
+"""The kernels' structs and functions for ctypes. Written by tools/generate_native.py; do not
+edit."""
 
 from __future__ import annotations
 

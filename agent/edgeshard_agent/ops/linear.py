@@ -36,7 +36,8 @@ _FLOATS = (Scheme.FLOAT32, Scheme.BFLOAT16)
 _SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3, Scheme.INT2: 4}
 _SCHEMES |= {Scheme(kind): 5 + place for place, kind in enumerate(BLOCK_FORMATS)}
 ROW_GROUP = 32
-"""Inputs of a row that are rounded with one scale for matrices in block formats, whatever their own groups."""
+"""Inputs of a row that are rounded with one scale for matrices in block formats, whatever their own
+groups."""
 ROW_DTYPES = {
     Scheme.FLOAT32: (torch.float32,),
     Scheme.BFLOAT16: (torch.bfloat16,),
@@ -47,8 +48,8 @@ ROW_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """The form of packed bytes: their scheme, how many inputs share a scale (0 for floats), and the matrix [out,
-    in]."""
+    """The form of packed bytes: their scheme, how many inputs share a scale (0 for floats), and the
+    matrix [out, in]."""
 
     scheme: str
     group: int
@@ -71,22 +72,28 @@ class PackedForm:
     @property
     def size(self) -> int:
         """Bytes of the packed matrix without its bias."""
-        return packing.packed_size(Scheme.parse(self.scheme), self.group, self.out_features, self.in_features)
+        return packing.packed_size(
+            Scheme.parse(self.scheme), self.group, self.out_features, self.in_features
+        )
 
 
 class PackedLinear:
     """y = x W^T + b, with W stored as `scheme` says; accumulated in float32.
 
-    A row's result depends on that row alone: in the native kernels it is the same, bit for bit, however many rows are
-    computed together. The integer schemes round x too, to 8 bits with a scale for each row and group; block formats do
-    it in groups of 32 inputs. Without native kernels these do not: their numbers become float32, some rows at a time,
-    which is slow.
+    A row's result depends on that row alone: in the native kernels it is the same, bit for bit,
+    however many rows are computed together. The integer schemes round x too, to 8 bits with a scale
+    for each row and group; block formats do it in groups of 32 inputs. Without native kernels these
+    do not: their numbers become float32, some rows at a time, which is slow.
     """
 
     __slots__ = ("_held", "_next", "group", "in_features", "out_features", "scheme")
 
     def __init__(
-        self, weight: Tensor | QuantizedWeight | BlockWeight, scheme: Scheme, bias: Tensor | None, group: int
+        self,
+        weight: Tensor | QuantizedWeight | BlockWeight,
+        scheme: Scheme,
+        bias: Tensor | None,
+        group: int,
     ) -> None:
         self.scheme = scheme
         self.group = group
@@ -113,11 +120,12 @@ class PackedLinear:
         bias: Tensor | Sequence[Tensor | None] | None = None,
         group: int | None = None,
     ) -> PackedLinear:
-        """Pack a weight [out, in], or several of the same `in`, whose outputs then follow one another.
+        """Pack a weight [out, in], or several of the same `in`, whose outputs then follow one
+        another.
 
-        `bias` is [out], or one (or None) for each weight. `group` is for the integer schemes: how many inputs share a
-        scale. The weights may be dropped afterwards. Raises InvalidArgumentError for an unknown scheme or group, and
-        for shapes that do not fit.
+        `bias` is [out], or one (or None) for each weight. `group` is for the integer schemes: how
+        many inputs share a scale. The weights may be dropped afterwards. Raises
+        InvalidArgumentError for an unknown scheme or group, and for shapes that do not fit.
         """
         parsed_scheme = Scheme.parse(scheme)
         weights = [weight] if isinstance(weight, Tensor) else list(weight)
@@ -125,20 +133,34 @@ class PackedLinear:
         _check_weights(weights)
         size = DEFAULT_GROUPS.get(parsed_scheme, 0) if group is None else group
         if size not in (GROUPS if parsed_scheme.is_quantized else (0,)):
-            allowed = f"use one of {GROUPS}" if parsed_scheme.is_quantized else "only the integer schemes have groups"
-            raise InvalidArgumentError(f"group is {size} for {parsed_scheme}: {allowed}", field="group")
-        joined = weights[0].detach() if len(weights) == 1 else torch.cat([part.detach() for part in weights])
+            allowed = (
+                f"use one of {GROUPS}"
+                if parsed_scheme.is_quantized
+                else "only the integer schemes have groups"
+            )
+            raise InvalidArgumentError(
+                f"group is {size} for {parsed_scheme}: {allowed}", field="group"
+            )
+        joined = (
+            weights[0].detach()
+            if len(weights) == 1
+            else torch.cat([part.detach() for part in weights])
+        )
         with _one_thread():
             return cls(joined, parsed_scheme, _joined_bias(weights, biases), size)
 
     @classmethod
-    def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: Tensor | None = None) -> PackedLinear:
+    def pack_stored(
+        cls, weight: QuantizedWeight, scheme: str, bias: Tensor | None = None
+    ) -> PackedLinear:
         """The same for integers that there are already, of whole groups; nothing is rounded."""
         parsed_scheme = Scheme.parse(scheme)
         if Scheme.INT2 in (parsed_scheme, weight.scheme) or (
             parsed_scheme is not weight.scheme and parsed_scheme is not Scheme.INT8
         ):
-            raise InvalidArgumentError(f"{weight.scheme} values do not fit {parsed_scheme}", field="scheme")
+            raise InvalidArgumentError(
+                f"{weight.scheme} values do not fit {parsed_scheme}", field="scheme"
+            )
         with _one_thread():
             return cls(weight, parsed_scheme, bias, weight.group)
 
@@ -150,14 +172,17 @@ class PackedLinear:
 
     @classmethod
     def adopt(cls, form: PackedForm, memory: Tensor | None, bias: Tensor | None) -> PackedLinear:
-        """A layer whose packed bytes are there already: `memory`, of `form.size` bytes aligned to a cache line.
+        """A layer whose packed bytes are there already: `memory`, of `form.size` bytes aligned to a
+        cache line.
 
-        Nothing is copied or computed. Without memory the layer must be `place`d before it is called. `bias` is
-        in float32, padded to whole panels. Raises InvalidArgumentError where memory or bias do not fit the form, and
-        FailedPreconditionError without native kernels.
+        Nothing is copied or computed. Without memory the layer must be `place`d before it is
+        called. `bias` is in float32, padded to whole panels. Raises InvalidArgumentError where
+        memory or bias do not fit the form, and FailedPreconditionError without native kernels.
         """
         if not native.native_available():
-            raise FailedPreconditionError("packed weights need the native kernels, which are missing or switched off")
+            raise FailedPreconditionError(
+                "packed weights need the native kernels, which are missing or switched off"
+            )
         layer = cls.__new__(cls)
         layer.scheme, layer.group, layer._next = Scheme.parse(form.scheme), form.group, None
         layer.out_features, layer.in_features = form.out_features, form.in_features
@@ -173,7 +198,12 @@ class PackedLinear:
     def copied(self) -> PackedLinear:
         """The same layer, with its weights in memory of its own."""
         layer = PackedLinear.__new__(PackedLinear)
-        layer.scheme, layer.group, layer._next, layer._held = self.scheme, self.group, None, self._held.copied()
+        layer.scheme, layer.group, layer._next, layer._held = (
+            self.scheme,
+            self.group,
+            None,
+            self._held.copied(),
+        )
         layer.out_features, layer.in_features = self.out_features, self.in_features
         return layer
 
@@ -183,7 +213,8 @@ class PackedLinear:
 
     @property
     def form(self) -> PackedForm | None:
-        """The form that `adopt` takes for this layer; None where it is not packed for native kernels."""
+        """The form that `adopt` takes for this layer; None where it is not packed for native
+        kernels."""
         return None if self._native is None else self._native.form
 
     @property
@@ -192,23 +223,26 @@ class PackedLinear:
         return None if self._native is None else self._native.packed
 
     def place(self, memory: Tensor | None) -> None:
-        """Read the packed bytes from `memory` from now on; None takes them away, and the layer cannot be called."""
+        """Read the packed bytes from `memory` from now on; None takes them away, and the layer
+        cannot be called."""
         assert self._native is not None
         self._native.place(memory)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: weights, scales and bias, and what pads them. Native kernels read all of them in every call."""
+        """Bytes held: weights, scales and bias, and what pads them. Native kernels read all of them
+        in every call."""
         return self._held.nbytes
 
     @property
     def native_address(self) -> int | None:
-        """The address of the kernels' description of this layer; None where it has none, or where rows must be
-        padded."""
+        """The address of the kernels' description of this layer; None where it has none, or where
+        rows must be padded."""
         return None if self._native is None or self._native.padding else self._native.address
 
     def continue_with(self, following: PackedLinear) -> None:
-        """Compute its outputs too in each call, after these. Both have a `native_address` and the same inputs."""
+        """Compute its outputs too in each call, after these. Both have a `native_address` and the
+        same inputs."""
         assert isinstance(self._held, _NativeWeight) and following.native_address is not None
         self._next = following
         self._held.continue_with(following.native_address)
@@ -219,19 +253,26 @@ class PackedLinear:
         return self.out_features + (0 if self._next is None else self._next.outputs)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows [n, in] of the weight, by their indices [n]: an embedding is looked up so. Integers become float32."""
+        """Rows [n, in] of the weight, by their indices [n]: an embedding is looked up so. Integers
+        become float32."""
         return self._held.rows(indices, self.scheme)[:, : self.in_features]
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, out] in x's dtype from x [rows, in]; into `out` where given.
 
-        Raises InvalidArgumentError where shape or dtype does not fit: bf16 weights take bfloat16 rows, fp32 weights
-        float32 ones, and the integer schemes both.
+        Raises InvalidArgumentError where shape or dtype does not fit: bf16 weights take bfloat16
+        rows, fp32 weights float32 ones, and the integer schemes both.
         """
-        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in ROW_DTYPES[self.scheme] or not x.is_cpu:
+        if (
+            x.dim() != 2
+            or x.shape[1] != self.in_features
+            or x.dtype not in ROW_DTYPES[self.scheme]
+            or not x.is_cpu
+        ):
             raise InvalidArgumentError(
                 f"x is {x.dtype} {tuple(x.shape)} on {x.device}; this {self.scheme} layer takes "
-                f"[rows, {self.in_features}] of {' or '.join(map(str, ROW_DTYPES[self.scheme]))} on the CPU",
+                f"[rows, {self.in_features}] of {' or '.join(map(str, ROW_DTYPES[self.scheme]))} "
+                "on the CPU",
                 field="x",
             )
         rows = x.shape[0]
@@ -239,7 +280,8 @@ class PackedLinear:
             out = torch.empty((rows, self.outputs), dtype=x.dtype)
         elif out.shape != (rows, self.outputs) or out.dtype is not x.dtype or out.stride(1) != 1:
             raise InvalidArgumentError(
-                f"out is {out.dtype} {tuple(out.shape)}; it must be {x.dtype} ({rows}, {self.outputs}), each row "
+                f"out is {out.dtype} {tuple(out.shape)}; it must be {x.dtype} ({rows}, "
+                f"{self.outputs}), each row "
                 "contiguous",
                 field="out",
             )
@@ -251,9 +293,10 @@ class PackedLinear:
 def _one_thread() -> Iterator[None]:
     """Let the calling thread compute alone.
 
-    Packing is thousands of operations of some 100 µs. Shared among threads, each of them waits until the last thread
-    was on a core, and spins meanwhile: on a busy machine that takes several times as long. torch's number of threads is
-    the caller's, and what threads that begin later start with: those of ours set their own.
+    Packing is thousands of operations of some 100 µs. Shared among threads, each of them waits
+    until the last thread was on a core, and spins meanwhile: on a busy machine that takes several
+    times as long. torch's number of threads is the caller's, and what threads that begin later
+    start with: those of ours set their own.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -270,7 +313,11 @@ class _NativeWeight:
 
     @classmethod
     def pack(
-        cls, weight: Tensor | QuantizedWeight | BlockWeight, scheme: Scheme, bias: Tensor | None, group: int
+        cls,
+        weight: Tensor | QuantizedWeight | BlockWeight,
+        scheme: Scheme,
+        bias: Tensor | None,
+        group: int,
     ) -> _NativeWeight:
         out_features, in_features = weight.shape
         half_scales = isinstance(weight, QuantizedWeight) and weight.scales.dtype is torch.float16
@@ -297,7 +344,9 @@ class _NativeWeight:
         sizes = form.in_features, form.in_padded, form.out_features, form.panels
         group = ROW_GROUP if scheme.is_block_format else form.group
         table = table_address(IntegerFormat(scheme)) if scheme.is_block_format else None
-        self._struct = layouts.LinearStruct(*pointers, _SCHEMES[scheme], group, *sizes, form.half_scales, None, table)
+        self._struct = layouts.LinearStruct(
+            *pointers, _SCHEMES[scheme], group, *sizes, form.half_scales, None, table
+        )
         self.address = ctypes.addressof(self._struct)
 
     def continue_with(self, address: int) -> None:
@@ -309,11 +358,15 @@ class _NativeWeight:
 
     @property
     def nbytes(self) -> int:
-        return (0 if self.packed is None else self.packed.numel()) + (0 if self.bias is None else self.bias.nbytes)
+        return (0 if self.packed is None else self.packed.numel()) + (
+            0 if self.bias is None else self.bias.nbytes
+        )
 
     def copied(self) -> _NativeWeight:
         assert self.packed is not None
-        return _NativeWeight(self.form, WEIGHTS.take(self.packed.shape, torch.uint8).copy_(self.packed), self.bias)
+        return _NativeWeight(
+            self.form, WEIGHTS.take(self.packed.shape, torch.uint8).copy_(self.packed), self.bias
+        )
 
     def rows(self, indices: Tensor, scheme: Scheme) -> Tensor:
         assert self.packed is not None
@@ -345,11 +398,14 @@ class _NativeWeight:
 
 
 class _ReferenceWeight:
-    """The same in plain torch; integers are made floats at every call, which is slow and says what is meant."""
+    """The same in plain torch; integers are made floats at every call, which is slow and says what
+    is meant."""
 
     __slots__ = ("_bias", "_group", "_weight")
 
-    def __init__(self, stored: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> None:
+    def __init__(
+        self, stored: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int
+    ) -> None:
         self._group = group
         if isinstance(stored, Tensor):
             dtype = torch.float32 if scheme is Scheme.FLOAT32 else torch.bfloat16
@@ -366,7 +422,11 @@ class _ReferenceWeight:
     def copied(self) -> _ReferenceWeight:
         copy, weight = _ReferenceWeight.__new__(_ReferenceWeight), self._weight
         copy._group, copy._bias = self._group, self._bias
-        copy._weight = weight.clone() if isinstance(weight, Tensor) else replace(weight, values=weight.values.clone())
+        copy._weight = (
+            weight.clone()
+            if isinstance(weight, Tensor)
+            else replace(weight, values=weight.values.clone())
+        )
         return copy
 
     def rows(self, indices: Tensor, _: Scheme) -> Tensor:
@@ -384,7 +444,8 @@ class _ReferenceWeight:
 
 
 class _BlockReference:
-    """A weight in a block format, computed by its meaning: float32 numbers of some outputs at a time.
+    """A weight in a block format, computed by its meaning: float32 numbers of some outputs at a
+    time.
 
     The fp32 kernel multiplies them, so that a row's bits depend on that row only.
     """
@@ -402,7 +463,9 @@ class _BlockReference:
 
     @property
     def nbytes(self) -> int:
-        return (0 if self.packed is None else self.packed.numel()) + (0 if self.bias is None else self.bias.nbytes)
+        return (0 if self.packed is None else self.packed.numel()) + (
+            0 if self.bias is None else self.bias.nbytes
+        )
 
     def copied(self) -> _BlockReference:
         assert self.packed is not None
@@ -414,7 +477,9 @@ class _BlockReference:
         if self.packed is None:
             raise InternalError("a layer was called whose weights are not in memory")
         form = self.form
-        return BlockWeight.of(self.packed, (form.out_features, form.in_features), IntegerFormat(form.scheme))
+        return BlockWeight.of(
+            self.packed, (form.out_features, form.in_features), IntegerFormat(form.scheme)
+        )
 
     def rows(self, indices: Tensor, _: Scheme) -> Tensor:
         return self._weight.rows(indices).dequantize()
@@ -435,9 +500,13 @@ _REFERENCE_ELEMENTS = 1 << 22
 
 def _check_weights(weights: Sequence[Tensor]) -> None:
     shapes = [tuple(weight.shape) for weight in weights]
-    if not shapes or any(len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1] for shape in shapes):
+    if not shapes or any(
+        len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1] for shape in shapes
+    ):
         raise InvalidArgumentError(
-            f"weights of shapes {shapes} cannot be packed together: each must be [out, in], of one `in`", field="weight"
+            f"weights of shapes {shapes} cannot be packed together: each must be [out, in], of one "
+            "`in`",
+            field="weight",
         )
 
 
@@ -455,4 +524,6 @@ def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> 
             return joined
     elif len(biases) == 1 and biases[0] is not None and biases[0].shape == (total,):
         return biases[0].detach().float()
-    raise InvalidArgumentError(f"bias must have {total} elements, or one bias (or None) for each weight", field="bias")
+    raise InvalidArgumentError(
+        f"bias must have {total} elements, or one bias (or None) for each weight", field="bias"
+    )

@@ -1,9 +1,10 @@
 """The library of native kernels: found, loaded, and called by address.
 
-It has a plain C interface and knows nothing of torch, so it outlives torch's upgrades. `hatch_build.py` compiles it
-when EdgeShard is installed, for every instruction set of the machine's family; which of them runs is decided when it is
-loaded. Set the environment variable EDGESHARD_NATIVE_OPS to 0 to do without, and EDGESHARD_BF16_PRODUCTS to 0 to leave
-out the kernels of AVX512-BF16.
+It has a plain C interface and knows nothing of torch, so it outlives torch's upgrades.
+`hatch_build.py` compiles it when EdgeShard is installed, for every instruction set of the machine's
+family; which of them runs is decided when it is loaded. Set the environment variable
+EDGESHARD_NATIVE_OPS to 0 to do without, and EDGESHARD_BF16_PRODUCTS to 0 to leave out the kernels
+of AVX512-BF16.
 """
 
 from __future__ import annotations
@@ -46,12 +47,17 @@ NOT_FINITE, NOT_TAKEN = -1, -2
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None, after one warning, where it was not built, does not load or is of other sources."""
+    """The library, or None, after one warning, where it was not built, does not load or is of other
+    sources."""
     slow = "native kernels are not in use, so layers on the CPU run several times slower:"
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
-        _log.warning("%s %s. Install a C++ compiler (on Debian: g++) and install EdgeShard again.", slow, error)
+        _log.warning(
+            "%s %s. Install a C++ compiler (on Debian: g++) and install EdgeShard again.",
+            slow,
+            error,
+        )
         return None
     try:
         for name, (result, arguments) in layouts.SIGNATURES.items():
@@ -61,11 +67,17 @@ def library() -> ctypes.CDLL | None:
     except AttributeError:
         is_ours = False
     if not is_ours:  # its structs may be laid out otherwise
-        _log.warning("%s %s is of other sources; install EdgeShard again, or run hatch_build.py.", slow, LIBRARY.name)
+        _log.warning(
+            "%s %s is of other sources; install EdgeShard again, or run hatch_build.py.",
+            slow,
+            LIBRARY.name,
+        )
         return None
     names = sources.kernel_names(loaded)
     if not sources.is_allowed(names[0]):
-        loaded.edgeshard_use_kernels(next(index for index, name in enumerate(names) if sources.is_allowed(name)))
+        loaded.edgeshard_use_kernels(
+            next(index for index, name in enumerate(names) if sources.is_allowed(name))
+        )
     return loaded
 
 
@@ -86,7 +98,8 @@ def kernel_names() -> tuple[str, ...]:
 
 
 def best_kernel_name() -> str:
-    """Name of the best instruction set that this CPU can run, compiled or not; "" without the native library."""
+    """Name of the best instruction set that this CPU can run, compiled or not; "" without the
+    native library."""
     loaded = library()
     name = None if loaded is None else loaded.edgeshard_cpu_kernels(0)
     return "" if name is None else name.decode()
@@ -100,7 +113,8 @@ def use_kernels(name: str) -> None:
 
 
 def read_rate_gb_per_s(stream_bytes: int = _STREAM_BYTES) -> float:
-    """GB/s at which one thread reads `stream_bytes` bytes of memory in order; 0.0 without the native library.
+    """GB/s at which one thread reads `stream_bytes` bytes of memory in order; 0.0 without the
+    native library.
 
     It takes 0.1 to 0.3 s and returns 0.0 if the system has no memory for them.
     """
@@ -112,7 +126,8 @@ def read_rate_gb_per_s(stream_bytes: int = _STREAM_BYTES) -> float:
 
 
 def fma_rate_gflop_per_s() -> float:
-    """GFLOP/s of float32 multiply-adds of one thread, by the kernels in use; 0.0 without the native library.
+    """GFLOP/s of float32 multiply-adds of one thread, by the kernels in use; 0.0 without the native
+    library.
 
     It takes about 0.03 s.
     """
@@ -124,7 +139,8 @@ def fma_rate_gflop_per_s() -> float:
 
 
 def crc32c(data: memoryview) -> int | None:
-    """CRC32C of contiguous bytes, not copied; None without the native library. Other threads run meanwhile."""
+    """CRC32C of contiguous bytes, not copied; None without the native library. Other threads run
+    meanwhile."""
     loaded = active()
     if loaded is None:
         return None
@@ -135,10 +151,10 @@ def crc32c(data: memoryview) -> int | None:
 def idle_spin(seconds: float, cores: int) -> None:
     """Keep so many cores from halting for so long from now on: between the steps of a generation.
 
-    A node waits for the others for most of a token, too short to sleep: a core that halts meanwhile comes back with its
-    clock down and its caches gone, and on a virtual machine it was given to somebody else. Threads of the system's idle
-    priority spin there, and give way to everything else at once. Without the native library, or on a system that is
-    not Linux, nothing happens.
+    A node waits for the others for most of a token, too short to sleep: a core that halts meanwhile
+    comes back with its clock down and its caches gone, and on a virtual machine it was given to
+    somebody else. Threads of the system's idle priority spin there, and give way to everything else
+    at once. Without the native library, or on a system that is not Linux, nothing happens.
     """
     loaded = active()
     if loaded is not None:

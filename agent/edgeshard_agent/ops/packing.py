@@ -1,4 +1,5 @@
-"""Weights in the order the native kernels read them (`Linear` in kernels.h), in memory that streams fast."""
+"""Weights in the order the native kernels read them (`Linear` in kernels.h), in memory that streams
+fast."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def pack_float(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """The bytes of a weight [out, in] as fp32 [panel][in][32] or bf16 [panel][in / 2][32][2]."""
     step, dtype = (1, torch.float32) if scheme is Scheme.FLOAT32 else (2, torch.bfloat16)
     missing = (0, -weight.shape[1] % step, 0, -weight.shape[0] % PANEL)
-    padded = pad(weight.to(dtype), missing) if any(missing) else weight.to(dtype)  # pad copies even where it adds none
+    padded = (
+        pad(weight.to(dtype), missing) if any(missing) else weight.to(dtype)
+    )  # pad copies even where it adds none
     panels = padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2)
     packed = WEIGHTS.take((padded.numel() * padded.element_size(),), torch.uint8)
     packed.view(dtype).view(panels.shape).copy_(panels)
@@ -43,7 +46,9 @@ def packed_size(scheme: Scheme, group: int, out_features: int, in_features: int)
     return panels * (padded // group) * (_SCALES_BYTES + values_bytes)
 
 
-def float_rows(packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: torch.Tensor) -> torch.Tensor:
+def float_rows(
+    packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: torch.Tensor
+) -> torch.Tensor:
     """Rows [n, in_padded] of what `pack_float` packed, by their indices [n]."""
     step, dtype = (1, torch.float32) if scheme is Scheme.FLOAT32 else (2, torch.bfloat16)
     panels = packed.view(dtype).view(-1, in_padded // step, PANEL, step)
@@ -51,9 +56,15 @@ def float_rows(packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: to
 
 
 def integer_rows(
-    packed: torch.Tensor, scheme: Scheme, group: int, in_padded: int, half_scales: bool, indices: torch.Tensor
+    packed: torch.Tensor,
+    scheme: Scheme,
+    group: int,
+    in_padded: int,
+    half_scales: bool,
+    indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Rows [n, in_padded] float32 of what `pack_quantized` packed as int8 or int4, by their indices [n]."""
+    """Rows [n, in_padded] float32 of what `pack_quantized` packed as int8 or int4, by their indices
+    [n]."""
     panels = packed.view(-1, in_padded // group, _SCALES_BYTES + PANEL * group * scheme.bits // 8)
     panel, row = indices // PANEL, indices % PANEL
     chunks = panels[..., _SCALES_BYTES:].unflatten(-1, (-1, PANEL, 4))[panel, :, :, row]
@@ -67,11 +78,15 @@ def integer_rows(
     return numbers.flatten(1)
 
 
-def pack_quantized(weight: torch.Tensor | QuantizedWeight, scheme: Scheme, group: int) -> torch.Tensor:
-    """The bytes of a weight [out, in] as integers: for each panel and group its scales, then its values, unsigned.
+def pack_quantized(
+    weight: torch.Tensor | QuantizedWeight, scheme: Scheme, group: int
+) -> torch.Tensor:
+    """The bytes of a weight [out, in] as integers: for each panel and group its scales, then its
+    values, unsigned.
 
-    A few panels are rounded and packed at a time, so that what lies between takes no memory to speak of. Integers that
-    there are already, in groups of this size, are not rounded; `scheme` holds their values.
+    A few panels are rounded and packed at a time, so that what lies between takes no memory to
+    speak of. Integers that there are already, in groups of this size, are not rounded; `scheme`
+    holds their values.
     """
     out_features, in_features = matrix(weight).shape
     panels, groups = -(-out_features // PANEL), -(-in_features // group)

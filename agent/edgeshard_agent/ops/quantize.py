@@ -1,4 +1,5 @@
-"""Weight-only number formats: symmetric integers with one scale for each group of consecutive inputs."""
+"""Weight-only number formats: symmetric integers with one scale for each group of consecutive
+inputs."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Scheme(StrEnum):
             return cls(text)
         except ValueError:
             choices = ", ".join(cls)
-            raise InvalidArgumentError(f"scheme {text!r} is unknown: use one of {choices}", field="scheme") from None
+            raise InvalidArgumentError(
+                f"scheme {text!r} is unknown: use one of {choices}", field="scheme"
+            ) from None
 
     @property
     def is_quantized(self) -> bool:
@@ -65,7 +68,13 @@ class Scheme(StrEnum):
     @property
     def bits(self) -> int:
         """Bits of one weight, without its scale; not of a block format."""
-        return {Scheme.FLOAT32: 32, Scheme.BFLOAT16: 16, Scheme.INT8: 8, Scheme.INT4: 4, Scheme.INT2: 2}[self]
+        return {
+            Scheme.FLOAT32: 32,
+            Scheme.BFLOAT16: 16,
+            Scheme.INT8: 8,
+            Scheme.INT4: 4,
+            Scheme.INT2: 2,
+        }[self]
 
 
 PLAIN_SCHEMES = tuple(scheme for scheme in Scheme if not scheme.is_block_format)
@@ -83,10 +92,11 @@ ELEMENTS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """`values` [out, in] int8 and `scales` [out, groups] bfloat16; group g is the inputs [g * group, (g+1) * group).
+    """`values` [out, in] int8 and `scales` [out, groups] bfloat16; group g is the inputs [g *
+    group, (g+1) * group).
 
-    `in` is padded with zeros to whole groups. A model may be stored so; its `scales` are float16. `scheme` is the
-    narrowest that holds the values.
+    `in` is padded with zeros to whole groups. A model may be stored so; its `scales` are float16.
+    `scheme` is the narrowest that holds the values.
     """
 
     values: torch.Tensor
@@ -110,16 +120,19 @@ class QuantizedWeight:
     def dequantize(self) -> torch.Tensor:
         """[out, in] float32, padding included."""
         out_features = self.values.shape[0]
-        grouped = self.values.view(out_features, -1, self.group).float() * self.scales.float().unsqueeze(-1)
+        grouped = self.values.view(
+            out_features, -1, self.group
+        ).float() * self.scales.float().unsqueeze(-1)
         return grouped.view(out_features, -1)
 
 
 def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> QuantizedWeight:
     """Round a weight [out, in] to the nearest integers times a scale.
 
-    int8 takes the scale from the largest magnitude. int4 tries several scales for each group, of either sign (-8 has
-    no positive counterpart), and keeps the one with the least squared error. int2 has the values -3, -1, 1 and 3, whose
-    four levels lie evenly about zero; it tries several scales, too, each fitted to the values that it gives.
+    int8 takes the scale from the largest magnitude. int4 tries several scales for each group, of
+    either sign (-8 has no positive counterpart), and keeps the one with the least squared error.
+    int2 has the values -3, -1, 1 and 3, whose four levels lie evenly about zero; it tries several
+    scales, too, each fitted to the values that it gives.
     """
     out_features, in_features = weight.shape
     groups = -(-in_features // group)
@@ -129,7 +142,9 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> Quantiz
     at_once = max(1, ELEMENTS_AT_ONCE // (groups * group))
     for first in range(0, out_features, at_once):
         rows = slice(first, first + at_once)
-        padded = torch.nn.functional.pad(weight[rows].float(), (0, -in_features % group)).view(-1, groups, group)
+        padded = torch.nn.functional.pad(weight[rows].float(), (0, -in_features % group)).view(
+            -1, groups, group
+        )
         scales[rows] = _SCALES[scheme](padded)
         values[rows] = _rounded(padded, scales[rows], scheme)
     return QuantizedWeight(values.view(out_features, -1), scales, group, scheme)
@@ -153,7 +168,9 @@ def _int2_scales(grouped: torch.Tensor) -> torch.Tensor:
     return torch.where(largest < _NEGLIGIBLE, 0.0, best.float()).bfloat16()
 
 
-def _closest(grouped: torch.Tensor, candidates: Iterator[torch.Tensor], scheme: Scheme) -> torch.Tensor:
+def _closest(
+    grouped: torch.Tensor, candidates: Iterator[torch.Tensor], scheme: Scheme
+) -> torch.Tensor:
     """The scale with the least squared error for each group, of equal ones the first."""
     best = next(candidates)
     best_error = _squared_error(grouped, best, scheme)
@@ -184,7 +201,8 @@ def _squared_error(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) 
 def _sums(groups: torch.Tensor) -> torch.Tensor:
     """The sums [...] of groups [..., n], added half to half; n is a power of two.
 
-    torch's own sum has another order on each processor. Two nodes would keep different scales of one weight.
+    torch's own sum has another order on each processor. Two nodes would keep different scales of
+    one weight.
     """
     while groups.shape[-1] > 1:
         first, second = groups.chunk(2, dim=-1)
@@ -198,12 +216,15 @@ def _rounded(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> tor
     inverse = torch.where(divisors.abs() < _NEGLIGIBLE, 0.0, 1.0 / divisors)
     scaled = grouped * inverse
     if scheme is Scheme.INT2:  # the odd numbers
-        return scaled.sub_(1).mul_(0.5).round_().mul_(2).add_(1).clamp_(lowest, highest).to(torch.int8)
+        return (
+            scaled.sub_(1).mul_(0.5).round_().mul_(2).add_(1).clamp_(lowest, highest).to(torch.int8)
+        )
     return scaled.round_().clamp_(lowest, highest).to(torch.int8)
 
 
 def quantize_activation(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """Rows [rows, in] as the integer kernels see them: rounded to 8 bits with one scale per row and group, in float32.
+    """Rows [rows, in] as the integer kernels see them: rounded to 8 bits with one scale per row and
+    group, in float32.
 
     `in` must be whole groups. A row's numbers depend on that row alone.
     """

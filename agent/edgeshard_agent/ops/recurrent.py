@@ -1,8 +1,9 @@
-"""Operators whose past is a state of fixed size for each request: a short convolution, the gated delta rule and the
-selective scan.
+"""Operators whose past is a state of fixed size for each request: a short convolution, the gated
+delta rule and the selective scan.
 
-All take the packed rows of a step's spans, and where these spans' states are. Tokens are computed one after the other,
-whatever the length of a span, so that a token's bits do not depend on how its prompt was cut (docs/kernels.md).
+All take the packed rows of a step's spans, and where these spans' states are. Tokens are computed
+one after the other, whatever the length of a span, so that a token's bits do not depend on how its
+prompt was cut (docs/kernels.md).
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ _L2_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SpanStates:
-    """The states of a step's spans: row first_rows[s] up to first_rows[s + 1] - 1 are span s, the next tokens of the
-    request whose state is in slot slots[s]. All are contiguous int32; each slot is of one span.
+    """The states of a step's spans: row first_rows[s] up to first_rows[s + 1] - 1 are span s, the
+    next tokens of the request whose state is in slot slots[s]. All are contiguous int32; each slot
+    is of one span.
 
-    Where some of its tokens are guesses, a request may have to go on from any of them: `row_slots` [rows] are then the
-    slots into which the state behind each row goes. What lies in slots[s] stays, unless a row's goes there.
+    Where some of its tokens are guesses, a request may have to go on from any of them: `row_slots`
+    [rows] are then the slots into which the state behind each row goes. What lies in slots[s]
+    stays, unless a row's goes there.
     """
 
     slots: Tensor
@@ -39,18 +42,27 @@ class SpanStates:
     def check(self, rows: int) -> None:
         """Raise InvalidArgumentError unless each of the step's rows is in one span."""
         slots, first_rows = self.slots, self.first_rows
-        tensors = (slots, first_rows) if self.row_slots is None else (slots, first_rows, self.row_slots)
+        tensors = (
+            (slots, first_rows) if self.row_slots is None else (slots, first_rows, self.row_slots)
+        )
         fits = slots.dim() == 1 and first_rows.shape == (len(slots) + 1,) and 0 < len(slots) <= rows
         fits = fits and (self.row_slots is None or self.row_slots.shape == (rows,))
         if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in tensors):
             raise InvalidArgumentError(
-                "slots, first_rows and row_slots must be contiguous int32, [spans], [spans + 1] and [rows]",
+                "slots, first_rows and row_slots must be contiguous int32, [spans], [spans + 1] "
+                "and [rows]",
                 field="slots",
             )
-        if len(slots) == rows or not first_rows.is_cpu:  # one token each; an accelerator is not asked
+        if (
+            len(slots) == rows or not first_rows.is_cpu
+        ):  # one token each; an accelerator is not asked
             return
         edges = first_rows.tolist()
-        if edges[0] != 0 or edges[-1] != rows or any(end <= first for first, end in pairwise(edges)):
+        if (
+            edges[0] != 0
+            or edges[-1] != rows
+            or any(end <= first for first, end in pairwise(edges))
+        ):
             raise InvalidArgumentError(
                 f"spans begin at {edges}; each of {rows} rows must be in one", field="first_rows"
             )
@@ -58,11 +70,15 @@ class SpanStates:
     def pointers(self) -> dict[str, int | None]:
         """For the native kernels."""
         row_slots = None if self.row_slots is None else self.row_slots.data_ptr()
-        return {"slots": self.slots.data_ptr(), "first_rows": self.first_rows.data_ptr(), "row_slots": row_slots}
+        return {
+            "slots": self.slots.data_ptr(),
+            "first_rows": self.first_rows.data_ptr(),
+            "row_slots": row_slots,
+        }
 
     def pieces(self, rows: int, slot_count: int) -> Iterator[_Piece]:
-        """All spans at once where each has one token, so that nothing is read back from an accelerator; one span after
-        the other else. There are `slot_count` slots."""
+        """All spans at once where each has one token, so that nothing is read back from an
+        accelerator; one span after the other else. There are `slot_count` slots."""
         self._check_slots(slot_count)
         if len(self.slots) == rows:
             into = self.slots if self.row_slots is None else self.row_slots
@@ -74,7 +90,9 @@ class SpanStates:
             if self.row_slots is not None:
                 into = self.row_slots[first:end].long()
                 edges = pairwise([*into.tolist(), -1])
-                kept_tokens = [token for token, (slot, following) in enumerate(edges) if slot != following]
+                kept_tokens = [
+                    token for token, (slot, following) in enumerate(edges) if slot != following
+                ]
             yield _Piece(own, slice(first, end), count, into.unsqueeze(0), kept_tokens)
 
     def _check_slots(self, slot_count: int) -> None:
@@ -95,16 +113,24 @@ def short_convolution(
     bias: Tensor | None = None,
     activated: bool = True,
 ) -> Tensor:
-    """A causal convolution of each channel by itself, and silu of it if `activated`: [T, channels] from x of that size.
+    """A causal convolution of each channel by itself, and silu of it if `activated`: [T, channels]
+    from x of that size.
 
-    `weight` is [channels, taps], the token's own last; `tails` [slots, taps - 1, channels] are the inputs before each
-    span, the oldest first, in x's dtype, and are brought up to date. Sums are float32, and rounded to the dtype before
-    silu as in transformers. Raises InvalidArgumentError where shapes do not fit or there is no such slot.
+    `weight` is [channels, taps], the token's own last; `tails` [slots, taps - 1, channels] are the
+    inputs before each span, the oldest first, in x's dtype, and are brought up to date. Sums are
+    float32, and rounded to the dtype before silu as in transformers. Raises InvalidArgumentError
+    where shapes do not fit or there is no such slot.
     """
     channels, taps = weight.shape
-    if x.dim() != 2 or x.shape[1] != channels or tails.shape[1:] != (taps - 1, channels) or tails.dtype != x.dtype:
+    if (
+        x.dim() != 2
+        or x.shape[1] != channels
+        or tails.shape[1:] != (taps - 1, channels)
+        or tails.dtype != x.dtype
+    ):
         raise InvalidArgumentError(
-            f"x is {tuple(x.shape)}, weight {tuple(weight.shape)} and tails {tuple(tails.shape)} {tails.dtype}; they "
+            f"x is {tuple(x.shape)}, weight {tuple(weight.shape)} and tails {tuple(tails.shape)} "
+            f"{tails.dtype}; they "
             f"must be [T, C], [C, K] and [slots, K - 1, C] {x.dtype}",
             field="tails",
         )
@@ -145,12 +171,13 @@ def gated_delta_rule(
 ) -> Tensor:
     """[T, value heads, Dv] from query and key [T, key heads, Dk] and value [T, value heads, Dv].
 
-    Each token multiplies its request's state S, [Dk, Dv] in each value head, by exp(log_decay), then adds
-    k (beta (v - k^T S))^T, and gives q^T S: docs/papers/agent.md#gated-delta-rule. Queries and keys are first divided
-    by their lengths, queries by sqrt(Dk) too; value heads share key heads in groups. `log_decay` and `beta` [T, value
-    heads] are float32, as `states` [slots, value heads, Dk, Dv], which are brought up to date. Where log_decay is [T,
-    value heads, Dk], each row of S has a decay of its own: docs/papers/agent.md#kimi-delta-attention.
-    Raises InvalidArgumentError where shapes do not fit or there is no such slot.
+    Each token multiplies its request's state S, [Dk, Dv] in each value head, by exp(log_decay),
+    then adds k (beta (v - k^T S))^T, and gives q^T S: docs/papers/agent.md#gated-delta-rule.
+    Queries and keys are first divided by their lengths, queries by sqrt(Dk) too; value heads share
+    key heads in groups. `log_decay` and `beta` [T, value heads] are float32, as `states` [slots,
+    value heads, Dk, Dv], which are brought up to date. Where log_decay is [T, value heads, Dk],
+    each row of S has a decay of its own: docs/papers/agent.md#kimi-delta-attention. Raises
+    InvalidArgumentError where shapes do not fit or there is no such slot.
     """
     _check_rule(query, key, value, log_decay, beta, states)
     spans.check(len(key))
@@ -161,7 +188,9 @@ def gated_delta_rule(
         return _advanced(query, key, value, log_decay, beta, states, spans)
     dtype = value.dtype
     if dtype not in native.ELEMENTS:
-        return gated_delta_rule(query.float(), key.float(), value.float(), log_decay, beta, states, spans).to(dtype)
+        return gated_delta_rule(
+            query.float(), key.float(), value.float(), log_decay, beta, states, spans
+        ).to(dtype)
     query, key, value = (x if x[0].is_contiguous() else x.contiguous() for x in (query, key, value))
     out = torch.empty(value.shape, dtype=dtype)
     call = layouts.DeltaRuleStruct(
@@ -189,34 +218,48 @@ def gated_delta_rule(
     return out
 
 
-def _check_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor) -> None:
+def _check_rule(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor
+) -> None:
     rows, key_heads, key_dim = key.shape
     _, heads, value_dim = value.shape
     fits = query.shape == key.shape and len(value) == rows and heads % key_heads == 0
     fits = fits and beta.shape == (rows, heads) and states.shape[1:] == (heads, key_dim, value_dim)
-    fits = fits and log_decay.shape == ((rows, heads, key_dim) if log_decay.dim() == 3 else beta.shape)
+    fits = fits and log_decay.shape == (
+        (rows, heads, key_dim) if log_decay.dim() == 3 else beta.shape
+    )
     if not fits or any(x.dtype is not torch.float32 for x in (log_decay, beta, states)):
         raise InvalidArgumentError(
-            f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}, states "
-            f"{tuple(states.shape)}: key heads must divide value heads, and log_decay, beta and states be float32 "
+            f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}, "
+            "states "
+            f"{tuple(states.shape)}: key heads must divide value heads, and log_decay, beta and "
+            "states be float32 "
             "of value heads",
             field="states",
         )
 
 
-def delta_gates(beta: Tensor, step: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(log_decay, beta) of `gated_delta_rule`, [T, value heads] in float32, from what a layer projects, of that shape.
+def delta_gates(
+    beta: Tensor, step: Tensor, a_log: Tensor, dt_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(log_decay, beta) of `gated_delta_rule`, [T, value heads] in float32, from what a layer
+    projects, of that shape.
 
-    They are -exp(a_log) * softplus(step + dt_bias), and sigmoid(beta) rounded to its dtype; `a_log` and `dt_bias`
-    [value heads] are float32.
+    They are -exp(a_log) * softplus(step + dt_bias), and sigmoid(beta) rounded to its dtype; `a_log`
+    and `dt_bias` [value heads] are float32.
     """
     if beta.shape != step.shape or a_log.shape != dt_bias.shape or beta.shape[1:] != a_log.shape:
         raise InvalidArgumentError(
-            f"beta is {tuple(beta.shape)}, step {tuple(step.shape)}, a_log {tuple(a_log.shape)}, dt_bias "
+            f"beta is {tuple(beta.shape)}, step {tuple(step.shape)}, a_log {tuple(a_log.shape)}, "
+            "dt_bias "
             f"{tuple(dt_bias.shape)}; they must be [T, heads] twice and [heads] twice",
             field="step",
         )
-    fits = beta.dtype is step.dtype and beta.dtype in native.ELEMENTS and beta.stride() == step.stride()
+    fits = (
+        beta.dtype is step.dtype
+        and beta.dtype in native.ELEMENTS
+        and beta.stride() == step.stride()
+    )
     library = _library(a_log, dt_bias) if fits and beta.is_cpu and beta.stride(1) == 1 else None
     if library is None:
         return -a_log.exp() * softplus(step.float() + dt_bias), beta.sigmoid().float()
@@ -238,8 +281,8 @@ def delta_gates(beta: Tensor, step: Tensor, a_log: Tensor, dt_bias: Tensor) -> t
 
 @dataclass(frozen=True, slots=True)
 class ScanHeads:
-    """What the heads of a selective scan have of their own, each [heads] in float32, and the least and the most step
-    of any."""
+    """What the heads of a selective scan have of their own, each [heads] in float32, and the least
+    and the most step of any."""
 
     step_bias: Tensor
     log_rate: Tensor
@@ -247,17 +290,31 @@ class ScanHeads:
     step_limits: tuple[float, float] = (0.0, math.inf)
 
 
-def _check_scan(x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor) -> None:
-    """Raise InvalidArgumentError for arguments of `selective_scan` whose shapes or types do not fit."""
+def _check_scan(
+    x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor
+) -> None:
+    """Raise InvalidArgumentError for arguments of `selective_scan` whose shapes or types do not
+    fit."""
     rows, heads, head_dim = x.shape
     groups, state_dim = b.shape[1:]
-    fits = b.shape == c.shape and len(b) == rows and heads % groups == 0 and step.shape == (rows, heads)
+    fits = (
+        b.shape == c.shape
+        and len(b) == rows
+        and heads % groups == 0
+        and step.shape == (rows, heads)
+    )
     by_head = (own.step_bias, own.log_rate, own.skip)
-    fits = fits and all(one.shape == (heads,) for one in by_head) and states.shape[1:] == (heads, state_dim, head_dim)
+    fits = (
+        fits
+        and all(one.shape == (heads,) for one in by_head)
+        and states.shape[1:] == (heads, state_dim, head_dim)
+    )
     if not fits or any(one.dtype is not torch.float32 for one in (*by_head, states)):
         raise InvalidArgumentError(
-            f"x is {tuple(x.shape)}, b {tuple(b.shape)}, c {tuple(c.shape)}, step {tuple(step.shape)}, states "
-            f"{tuple(states.shape)}: groups must divide heads, and step_bias, log_rate, skip and states be float32 of "
+            f"x is {tuple(x.shape)}, b {tuple(b.shape)}, c {tuple(c.shape)}, step "
+            f"{tuple(step.shape)}, states "
+            f"{tuple(states.shape)}: groups must divide heads, and step_bias, log_rate, skip and "
+            "states be float32 of "
             "heads",
             field="states",
         )
@@ -274,16 +331,21 @@ def selective_scan(
 ) -> Tensor:
     """[T, heads, P] in float32 from x [T, heads, P], b and c [T, groups, N] and step [T, heads].
 
-    Each token's step d is softplus(step + step_bias), kept within the limits. It multiplies its request's state S,
-    [N, P] in each head, by exp(-d exp(log_rate)), adds b (d x)^T, and gives c^T S + skip x:
-    docs/papers/agent.md#selective-scan. Heads share b and c in groups. `states` [slots, heads, N, P] are float32 and
-    are brought up to date. Raises InvalidArgumentError where shapes do not fit or there is no such slot.
+    Each token's step d is softplus(step + step_bias), kept within the limits. It multiplies its
+    request's state S, [N, P] in each head, by exp(-d exp(log_rate)), adds b (d x)^T, and gives c^T
+    S + skip x: docs/papers/agent.md#selective-scan. Heads share b and c in groups. `states` [slots,
+    heads, N, P] are float32 and are brought up to date. Raises InvalidArgumentError where shapes do
+    not fit or there is no such slot.
     """
     _check_scan(x, b, c, step, own, states)
     heads, head_dim = x.shape[1:]
     groups, state_dim = b.shape[1:]
     spans.check(len(x))
-    library = _library(states, own.step_bias, own.log_rate, own.skip) if state_dim <= native.MOST_STATE_DIM else None
+    library = (
+        _library(states, own.step_bias, own.log_rate, own.skip)
+        if state_dim <= native.MOST_STATE_DIM
+        else None
+    )
     if library is None:
         return _scanned(x, b, c, step, own, states, spans)
     dtype = x.dtype if x.dtype in native.ELEMENTS else torch.float32
@@ -320,7 +382,8 @@ def selective_scan(
 
 
 def _library(first: Tensor, *others: Tensor) -> ctypes.CDLL | None:
-    """The native kernels where they take these: contiguous, on the CPU, of one dtype that they know."""
+    """The native kernels where they take these: contiguous, on the CPU, of one dtype that they
+    know."""
     if first.dtype not in native.ELEMENTS or not first.is_cpu:
         return None
     if any(x.dtype is not first.dtype or not x.is_contiguous() for x in others):
@@ -330,14 +393,16 @@ def _library(first: Tensor, *others: Tensor) -> ctypes.CDLL | None:
 
 def _check_slot(refused: int) -> None:
     if refused >= 0:
-        raise InvalidArgumentError(f"the slot of span {refused} is outside the states", field="slots")
+        raise InvalidArgumentError(
+            f"the slot of span {refused} is outside the states", field="slots"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Spans of `count` tokens each, which are `rows` of the step. `sources` [spans] are the slots from which they go
-    on, and `into` [spans, count] those for what is behind their tokens; of `kept_tokens` tokens it is not
-    overwritten."""
+    """Spans of `count` tokens each, which are `rows` of the step. `sources` [spans] are the slots
+    from which they go on, and `into` [spans, count] those for what is behind their tokens; of
+    `kept_tokens` tokens it is not overwritten."""
 
     sources: Tensor
     rows: slice
@@ -352,13 +417,20 @@ class _Piece:
 
 
 def _convolved(
-    x: Tensor, weight: Tensor, tails: Tensor, spans: SpanStates, bias: Tensor | None, activated: bool
+    x: Tensor,
+    weight: Tensor,
+    tails: Tensor,
+    spans: SpanStates,
+    bias: Tensor | None,
+    activated: bool,
 ) -> Tensor:
     out = torch.empty_like(x)
     by_tap, before = weight.float().t(), tails.shape[1]
     for piece in spans.pieces(len(x), len(tails)):
         rows, count = piece.rows, piece.count
-        inputs = torch.cat((tails[piece.sources], x[rows].reshape(len(piece.sources), count, -1)), dim=1)
+        inputs = torch.cat(
+            (tails[piece.sources], x[rows].reshape(len(piece.sources), count, -1)), dim=1
+        )
         for token in piece.kept_tokens:
             piece.put(tails, token, inputs[:, token + 1 : token + 1 + before])
         summed = sum(inputs[:, tap : tap + count].float() * one for tap, one in enumerate(by_tap))
@@ -371,7 +443,13 @@ def _convolved(
 
 
 def _advanced(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, spans: SpanStates
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    spans: SpanStates,
 ) -> Tensor:
     group = value.shape[1] // key.shape[1]
     queries = _unit(query).repeat_interleave(group, dim=1) * key.shape[-1] ** -0.5
@@ -381,7 +459,9 @@ def _advanced(
     for piece in spans.pieces(len(value), len(states)):
         state = states[piece.sources]
         for token in range(piece.count):
-            at = slice(piece.rows.start + token, piece.rows.stop, piece.count)  # a row of each state
+            at = slice(
+                piece.rows.start + token, piece.rows.stop, piece.count
+            )  # a row of each state
             k = keys[at].unsqueeze(-1)
             state *= decays[at]
             change = (values[at] - (state * k).sum(-2)) * beta[at].unsqueeze(-1)
@@ -403,7 +483,9 @@ def _scanned(
     for piece in spans.pieces(len(x), len(states)):
         state = states[piece.sources]
         for token in range(piece.count):
-            at = slice(piece.rows.start + token, piece.rows.stop, piece.count)  # a row of each state
+            at = slice(
+                piece.rows.start + token, piece.rows.stop, piece.count
+            )  # a row of each state
             state = state * decays[at] + into[at] * scaled_inputs[at].unsqueeze(-2)
             out[at] += (state * outof[at]).sum(-2)
             piece.put(states, token, state)

@@ -10,7 +10,8 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import layouts, native
 
 _MIN_SUM = 1e-20
-"""Added to the sum of normalised shares, because sigmoids may all be 0. Any other sum stays the same."""
+"""Added to the sum of normalised shares, because sigmoids may all be 0. Any other sum stays the
+same."""
 
 
 def route(
@@ -24,20 +25,23 @@ def route(
     groups: int = 1,
     kept_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(experts, shares), both [T, count], int64 and float32, the largest first, from logits [T, experts].
+    """(experts, shares), both [T, count], int64 and float32, the largest first, from logits [T,
+    experts].
 
-    The experts have the `count` largest scores, which are softmax or, if `sigmoid`, sigmoid of the logits in float32.
-    `correction` [experts] is added to the scores for this choice only. If there are several `groups` of experts, the
-    choice is among the `kept_groups` whose two best experts have the largest sum. The kernels choose the first of equal
-    scores. Shares are the scores, divided by their sum if `normalised`, times `scale`.
-    Raises InvalidArgumentError if the sizes do not fit.
+    The experts have the `count` largest scores, which are softmax or, if `sigmoid`, sigmoid of the
+    logits in float32. `correction` [experts] is added to the scores for this choice only. If there
+    are several `groups` of experts, the choice is among the `kept_groups` whose two best experts
+    have the largest sum. The kernels choose the first of equal scores. Shares are the scores,
+    divided by their sum if `normalised`, times `scale`. Raises InvalidArgumentError if the sizes do
+    not fit.
     """
     rows, experts = logits.shape
     fits = 0 < count <= experts and experts % groups == 0 and kept_groups <= groups
     fits = fits and (groups == 1 or experts // groups > 1)
     if not fits or (correction is not None and correction.shape != (experts,)):
         raise InvalidArgumentError(
-            f"{count} of {experts} experts in {kept_groups} of {groups} groups cannot be chosen: groups must divide "
+            f"{count} of {experts} experts in {kept_groups} of {groups} groups cannot be chosen: "
+            "groups must divide "
             "the experts, and a correction must have a value for each",
             field="count",
         )
@@ -78,12 +82,18 @@ def _routed(
     groups: int,
     kept_groups: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = torch.sigmoid(logits.float()) if sigmoid else torch.softmax(logits, dim=-1, dtype=torch.float32)
+    scores = (
+        torch.sigmoid(logits.float())
+        if sigmoid
+        else torch.softmax(logits, dim=-1, dtype=torch.float32)
+    )
     ranked = scores if correction is None else scores + correction
     if groups > 1:
         by_group = ranked.view(len(ranked), groups, -1)
         best = by_group.topk(2, dim=-1).values.sum(-1).topk(kept_groups, dim=-1).indices
-        left_out = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, False)
+        left_out = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter_(
+            1, best, False
+        )
         ranked = by_group.masked_fill(left_out.unsqueeze(-1), float("-inf")).view(ranked.shape)
     choices = ranked.topk(count, dim=-1).indices
     shares = scores.gather(1, choices)

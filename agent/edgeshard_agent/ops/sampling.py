@@ -1,8 +1,9 @@
 """Choosing the next token of each of several requests from their logits.
 
-A draw for a position of a request is a function of (seed, position) alone: nothing is remembered between draws, so a
-replay on another node, or beside other requests, draws the same. `sampling_reference.py` is the definition; the native
-kernel (`sampling.h`) gives the same tokens, and log-probabilities that differ in the last digits alone.
+A draw for a position of a request is a function of (seed, position) alone: nothing is remembered
+between draws, so a replay on another node, or beside other requests, draws the same.
+`sampling_reference.py` is the definition; the native kernel (`sampling.h`) gives the same tokens,
+and log-probabilities that differ in the last digits alone.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ _MOST_INT32 = 2**31 - 1
 
 
 class RequestSampler:
-    """One request's sampling parameters, and what its penalties count: tokens seen before, and those of its answer."""
+    """One request's sampling parameters, and what its penalties count: tokens seen before, and
+    those of its answer."""
 
     __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
     def __init__(
-        self, sampling: SamplingOptions, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
+        self,
+        sampling: SamplingOptions,
+        seen_tokens: Iterable[int],
+        vocab_size: int,
+        answer: Iterable[int] = (),
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size
@@ -42,7 +48,15 @@ class RequestSampler:
         figures = min(sampling.top_k, _MOST_INT32), sampling.logprobs, sampling.top_logprobs
         temperature = 0.0 if sampling_reference.is_greedy(sampling) else sampling.temperature
         self._struct = layouts.ChoiceStruct(
-            temperature, sampling.top_p, penalty, reach, sampling.seed, flags_address, None, None, *figures
+            temperature,
+            sampling.top_p,
+            penalty,
+            reach,
+            sampling.seed,
+            flags_address,
+            None,
+            None,
+            *figures,
         )
         self.address = ctypes.addressof(self._struct)
         self._show_offsets()
@@ -50,7 +64,11 @@ class RequestSampler:
     @property
     def is_plain_greedy(self) -> bool:
         """Whether the token is the largest logit and nothing else is asked."""
-        return sampling_reference.is_greedy(self.sampling) and not self.changes_logits and not self.wants_logprobs
+        return (
+            sampling_reference.is_greedy(self.sampling)
+            and not self.changes_logits
+            and not self.wants_logprobs
+        )
 
     @property
     def changes_logits(self) -> bool:
@@ -89,29 +107,36 @@ class Chosen:
     top: LikelyTokens = ()
 
 
-def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]) -> list[Chosen]:
+def sample_rows(
+    logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]
+) -> list[Chosen]:
     """A token of each request, for its position, from its row of `logits` [R, vocab] on the CPU.
 
-    A row's token depends on that row alone. Threads share the rows. Raises InternalError when a row has no finite
-    largest value, InvalidArgumentError where requests, positions and rows are not as many, or a request is of another
-    vocabulary.
+    A row's token depends on that row alone. Threads share the rows. Raises InternalError when a row
+    has no finite largest value, InvalidArgumentError where requests, positions and rows are not as
+    many, or a request is of another vocabulary.
     """
     rows, vocab = logits.shape
     if len(samplers) != rows or len(positions) != rows:
         raise InvalidArgumentError(
-            f"there are {rows} rows of logits for {len(samplers)} requests and {len(positions)} positions: they must "
+            f"there are {rows} rows of logits for {len(samplers)} requests and {len(positions)} "
+            "positions: they must "
             "be as many",
             field="logits",
         )
     if not all(sampler.fits(vocab) for sampler in samplers):
-        raise InvalidArgumentError(f"a request's vocabulary is not that of its logits, {vocab} tokens", field="logits")
+        raise InvalidArgumentError(
+            f"a request's vocabulary is not that of its logits, {vocab} tokens", field="logits"
+        )
     if logits.dtype not in native.ELEMENTS:
         logits = logits.float()
     library = native.active()
     if library is None:
         require_finite(logits)
         return [_reference(*row) for row in zip(logits, samplers, positions, strict=True)]
-    return _native(library, logits if logits.stride(1) == 1 else logits.contiguous(), samplers, positions)
+    return _native(
+        library, logits if logits.stride(1) == 1 else logits.contiguous(), samplers, positions
+    )
 
 
 def require_finite(logits: torch.Tensor) -> None:
@@ -121,7 +146,10 @@ def require_finite(logits: torch.Tensor) -> None:
 
 
 def _native(
-    library: ctypes.CDLL, logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]
+    library: ctypes.CDLL,
+    logits: torch.Tensor,
+    samplers: Sequence[RequestSampler],
+    positions: Sequence[int],
 ) -> list[Chosen]:
     rows, vocab = logits.shape
     most = max((sampler.sampling.top_logprobs for sampler in samplers), default=0)
@@ -129,7 +157,10 @@ def _native(
     logprobs = np.empty((rows, most), np.float64)
     samples = (layouts.SampledStruct * rows)()
     for row in range(rows if most else 0):
-        samples[row].top_tokens, samples[row].top_logprobs = tokens[row].ctypes.data, logprobs[row].ctypes.data
+        samples[row].top_tokens, samples[row].top_logprobs = (
+            tokens[row].ctypes.data,
+            logprobs[row].ctypes.data,
+        )
     choices = (ctypes.c_void_p * rows)(*(sampler.address for sampler in samplers))
     at = (ctypes.c_uint64 * rows)(*positions)
     call = layouts.SampledRowsStruct(
@@ -168,4 +199,6 @@ def _reference(logits: torch.Tensor, sampler: RequestSampler, position: int) -> 
 
 
 def _not_finite() -> InternalError:
-    return InternalError("the model's logits are not finite; try another dtype", reason="LOGITS_NOT_FINITE")
+    return InternalError(
+        "the model's logits are not finite; try another dtype", reason="LOGITS_NOT_FINITE"
+    )

@@ -1,13 +1,16 @@
-"""The choice of a token from logits, in numpy: the reference of the native kernel, which also runs in its place.
+"""The choice of a token from logits, in numpy: the reference of the native kernel, which also runs
+in its place.
 
-A draw is a race: each token arrives after a time exponentially distributed with its probability as rate, and the first
-one wins. A token's time depends on no other token's probability, so that a difference in the last bits of the logits,
-as another batch or a recomputed prefix makes, changes the winner only where two arrive at practically the same time.
-Looking up one number among summed probabilities would pass such a difference on from token to token.
+A draw is a race: each token arrives after a time exponentially distributed with its probability as
+rate, and the first one wins. A token's time depends on no other token's probability, so that a
+difference in the last bits of the logits, as another batch or a recomputed prefix makes, changes
+the winner only where two arrive at practically the same time. Looking up one number among summed
+probabilities would pass such a difference on from token to token.
 
-The times come of numbers that are functions of (seed, position, token), whoever asks and with what else. Source:
-Salmon et al., Parallel Random Numbers, SC 2011 (Philox4x64-10). The key is the seed; the counter's lowest word counts
-blocks of four tokens from 1, and the next one is the position, so that the draws of two positions never meet.
+The times come of numbers that are functions of (seed, position, token), whoever asks and with what
+else. Source: Salmon et al., Parallel Random Numbers, SC 2011 (Philox4x64-10). The key is the seed;
+the counter's lowest word counts blocks of four tokens from 1, and the next one is the position, so
+that the draws of two positions never meet.
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ LikelyTokens = tuple[tuple[int, float], ...]
 """Tokens with their log-probabilities, best first."""
 
 _NUCLEUS_GUESS = 8.0
-"""A nucleus is nearly always among the tokens not less likely than the likeliest by a factor of e^8."""
+"""A nucleus is nearly always among the tokens not less likely than the likeliest by a factor of
+e^8."""
 _BINS_A_NAT = 16
 _BINS = 1024
 
 
 class SamplingOptions(Protocol):
-    """How a request's tokens are chosen: the options of that name of a generation, 0 or 1 being off."""
+    """How a request's tokens are chosen: the options of that name of a generation, 0 or 1 being
+    off."""
 
     @property
     def temperature(self) -> float: ...
@@ -64,9 +69,11 @@ class SamplingOptions(Protocol):
 
 
 class Offsets:
-    """Numbers that are added to the logits of some tokens: their biases, less what tokens cost that the answer has.
+    """Numbers that are added to the logits of some tokens: their biases, less what tokens cost that
+    the answer has.
 
-    A token's offset is a function of how often the answer has it, whatever became of the request meanwhile.
+    A token's offset is a function of how often the answer has it, whatever became of the request
+    meanwhile.
     """
 
     def __init__(self, sampling: SamplingOptions, answer: Iterable[int]) -> None:
@@ -107,7 +114,11 @@ class Offsets:
             self._tokens = np.resize(self._tokens, 2 * place + 16)
             self._values = np.resize(self._values, 2 * place + 16)
         count = self._counts[token]
-        cost = self._sampling.presence_penalty + self._sampling.frequency_penalty * count if count else 0.0
+        cost = (
+            self._sampling.presence_penalty + self._sampling.frequency_penalty * count
+            if count
+            else 0.0
+        )
         self._tokens[place] = token
         self._values[place] = self._biases.get(token, 0.0) - cost
 
@@ -126,10 +137,14 @@ def arrivals(uniform: Floats) -> Floats:
 
 
 def drawn(
-    logits: Floats, sampling: SamplingOptions, seen_flags: Flags | None, position: int, offsets: Offsets | None = None
+    logits: Floats,
+    sampling: SamplingOptions,
+    seen_flags: Flags | None,
+    position: int,
+    offsets: Offsets | None = None,
 ) -> int:
-    """The token for `position` from its logits [vocab]; `seen_flags` [vocab] are the tokens that the repetition penalty
-    counts. `offsets` are added behind it."""
+    """The token for `position` from its logits [vocab]; `seen_flags` [vocab] are the tokens that
+    the repetition penalty counts. `offsets` are added behind it."""
     if seen_flags is not None:
         logits = penalised(logits, seen_flags, sampling.repetition_penalty)
     if offsets is not None:
@@ -142,7 +157,8 @@ def drawn(
 
 
 def penalised(logits: Floats, seen_flags: Flags, penalty: float) -> Floats:
-    """Logits of seen tokens divided by the penalty where positive, multiplied where negative (CTRL, section 4.1)."""
+    """Logits of seen tokens divided by the penalty where positive, multiplied where negative (CTRL,
+    section 4.1)."""
     return np.where(seen_flags, np.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -159,13 +175,16 @@ def reach(sampling: SamplingOptions) -> float:
 def candidates(logits: Floats, sampling: SamplingOptions) -> tuple[Ids, Floats]:
     """The tokens that may be drawn, in order of id, and their probabilities up to a common factor.
 
-    Temperature first, 0 leaving the likeliest alone, as top-p 0 does; then top-k (ties at the edge: all are kept) and
-    min-p; then top-p: the fewest likeliest tokens whose probabilities reach top_p, of equal ones those of lower id.
+    Temperature first, 0 leaving the likeliest alone, as top-p 0 does; then top-k (ties at the edge:
+    all are kept) and min-p; then top-p: the fewest likeliest tokens whose probabilities reach
+    top_p, of equal ones those of lower id.
     """
     if is_greedy(sampling):
         return np.array([logits.argmax()]), np.ones(1)
     tokens = np.arange(len(logits), dtype=np.int64)
-    with np.errstate(over="ignore"):  # -infinity is what a tiny temperature makes of all but the likeliest
+    with np.errstate(
+        over="ignore"
+    ):  # -infinity is what a tiny temperature makes of all but the likeliest
         scaled = (logits - logits.max()) / sampling.temperature
     least = -math.inf
     if 0 < sampling.top_k < len(logits):
@@ -199,8 +218,8 @@ def _nucleus(logits: Floats, scaled: Floats, probabilities: Floats, top_p: float
 def _cut(logits: Floats, scaled: Floats, probabilities: Floats, goal: float) -> Ids:
     """Indices, in their order, of the fewest likeliest that reach the goal.
 
-    Sorting a flat distribution over a large vocabulary would take many milliseconds. So tokens are put into bins by
-    likelihood, and only those of the bin in which the goal is reached are sorted.
+    Sorting a flat distribution over a large vocabulary would take many milliseconds. So tokens are
+    put into bins by likelihood, and only those of the bin in which the goal is reached are sorted.
     """
     bins = np.minimum(scaled * -_BINS_A_NAT, _BINS - 1).astype(np.int64)
     reached = np.bincount(bins, weights=probabilities).cumsum()
@@ -215,7 +234,8 @@ def _cut(logits: Floats, scaled: Floats, probabilities: Floats, goal: float) -> 
 
 
 def logprobs(logits: Floats, sampling: SamplingOptions, token: int) -> tuple[float, LikelyTokens]:
-    """The token's log-probability by the model alone, and the `top_logprobs` likeliest, best first, then by id."""
+    """The token's log-probability by the model alone, and the `top_logprobs` likeliest, best first,
+    then by id."""
     shifted = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())
     count = min(sampling.top_logprobs, len(logits))

@@ -1,4 +1,5 @@
-"""The native library and what it was made of: one of other sources is not called. `hatch_build.py` runs this, too."""
+"""The native library and what it was made of: one of other sources is not called. `hatch_build.py`
+runs this, too."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pathlib import Path
 LIBRARY = Path(__file__).with_name("libedgeshard_ops.so")
 SOURCES = Path(__file__).with_name("kernels")
 BF16_SWITCH = "EDGESHARD_BF16_PRODUCTS"
-"""Environment variable: 0 leaves out the kernels that multiply bfloat16 by AVX512-BF16, whose bits are their own."""
+"""Environment variable: 0 leaves out the kernels that multiply bfloat16 by AVX512-BF16, whose bits
+are their own."""
 _BF16_KERNELS = "avx512bf16"
 
 
@@ -24,7 +26,8 @@ def digest() -> str:
 
 
 def kernel_set() -> str:
-    """By what the library beside this file was made: compiler, version, options that decide about bits; "" without."""
+    """By what the library beside this file was made: compiler, version, options that decide about
+    bits; "" without."""
     try:
         function = ctypes.CDLL(str(LIBRARY)).edgeshard_kernel_set
     except (OSError, AttributeError):  # not built, of another machine, or older than the function

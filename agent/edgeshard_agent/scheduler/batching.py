@@ -15,7 +15,14 @@ from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.deployments.placement import Mode
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.requests.step import STEP_TOKENS, GuessedTokens, SampledToken, Span, StepResult, Targets
+from edgeshard.domain.requests.step import (
+    STEP_TOKENS,
+    GuessedTokens,
+    SampledToken,
+    Span,
+    StepResult,
+    Targets,
+)
 from edgeshard_agent.scheduler import sequence as sequences
 from edgeshard_agent.scheduler.scoring import (
     check_likeliest,
@@ -32,10 +39,11 @@ MAX_MICRO_BATCH = STEP_TOKENS // 2
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The limits of the placement: `micro_batch` requests (b) in each of `micro_batches` decode steps (m) in flight.
+    """The limits of the placement: `micro_batch` requests (b) in each of `micro_batches` decode
+    steps (m) in flight.
 
-    `window` is the most steps in flight, prompts' steps included. `fixed` m are used even if others would be
-    quicker. Otherwise m is chosen at run time, with as many decodes in a step as there are
+    `window` is the most steps in flight, prompts' steps included. `fixed` m are used even if others
+    would be quicker. Otherwise m is chosen at run time, with as many decodes in a step as there are
     requests. It is at most the placement's m or, if it is `open`, the window. Steps go in groups of
     up to `sweep`, for each of which stages that stream weights read them once.
     """
@@ -51,7 +59,9 @@ class Batching:
     def __post_init__(self) -> None:
         for name in ("window", "micro_batch", "micro_batches", "sweep"):
             if getattr(self, name) < 1:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be 1 or more", field=name)
+                raise InvalidArgumentError(
+                    f"{name} is {getattr(self, name)}; it must be 1 or more", field=name
+                )
 
     @property
     def places(self) -> int:
@@ -70,8 +80,9 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """The parts that a step's result must bring: the position of each request's token, and the prompts' tokens to
-    score. Behind that token come others, as far as the `guesses` of them were right.
+    """The parts that a step's result must bring: the position of each request's token, and the
+    prompts' tokens to score. Behind that token come others, as far as the `guesses` of them were
+    right.
 
     After it, the requests of `read` have been read up to these positions and bring no token yet.
     The last stage has forgotten the requests of `frees`.
@@ -87,7 +98,12 @@ class Owed:
 
     @classmethod
     def of(
-        cls, spans: Sequence[Span], guesses: GuessedTokens, frees: tuple[int, ...] = (), *, is_alone: bool = False
+        cls,
+        spans: Sequence[Span],
+        guesses: GuessedTokens,
+        frees: tuple[int, ...] = (),
+        *,
+        is_alone: bool = False,
     ) -> Owed:
         tokens = {span.request: span.certain_position for span in spans if span.sample}
         read = {span.request: span.end_position for span in spans if not span.sample}
@@ -100,7 +116,11 @@ class Owed:
         for sampled in tokens:
             before, guesses = newest.get(sampled.request), self.guesses.get(sampled.request, ())
             place = sampled.position - self.tokens.get(sampled.request, 0) - 1
-            follows = before is not None and before.position == sampled.position - 1 and 0 <= place < len(guesses)
+            follows = (
+                before is not None
+                and before.position == sampled.position - 1
+                and 0 <= place < len(guesses)
+            )
             if not (follows and before is not None and guesses[place] == before.token):
                 firsts.append(sampled)
             newest[sampled.request] = sampled
@@ -135,7 +155,8 @@ class Flight:
 
     @property
     def sweep(self) -> int:
-        """Steps that the next sweep may have; 0 while the sweeps in flight leave no room for another."""
+        """Steps that the next sweep may have; 0 while the sweeps in flight leave no room for
+        another."""
         if self._sweep == 1:
             return 1
         return self._sweep if len(self._sweeps) < self._most_sweeps else 0
@@ -188,18 +209,26 @@ def check_owed(
     came = {sampled.request: sampled.position for sampled in tokens}
     came |= {failed.request: due.get(failed.request, -1) for failed in failures}
     came |= {number: expectation.tokens.get(number, -1) for number in result.pending}
-    if len(came) < len(tokens) + len(failures) + len(result.pending) or not came.items() <= due.items():
-        raise InternalError(f"result of step {step} has a token that was not requested", reason="WRONG_RESULT")
+    if (
+        len(came) < len(tokens) + len(failures) + len(result.pending)
+        or not came.items() <= due.items()
+    ):
+        raise InternalError(
+            f"result of step {step} has a token that was not requested", reason="WRONG_RESULT"
+        )
     missing = sum(number in running for number in expectation.tokens.keys() - came.keys())
     if missing:
-        raise InternalError(f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT")
+        raise InternalError(
+            f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT"
+        )
     for sampled in result.tokens:
         check_token(step, sampled.token, vocab_size)
         check_logprob(step, sampled.logprob)
         check_likeliest(step, sampled.top, vocab_size)
         if sampled.top and exceeds_top(running, sampled.request, len(sampled.top)):
             raise InternalError(
-                f"result of step {step} has a token with too many likeliest ones", reason="WRONG_RESULT"
+                f"result of step {step} has a token with too many likeliest ones",
+                reason="WRONG_RESULT",
             )
     for forced in result.forced.values():  # the next step runs them as draft tokens
         for token in forced:

@@ -18,9 +18,11 @@ FIRST_GUESSES = 2
 _KEPT = 0.9
 """Weight of a measurement when the next one arrives."""
 _OUTLIER = 4.0
-"""A round that takes this many times the usual time waited for something else; it is counted with this limit."""
+"""A round that takes this many times the usual time waited for something else; it is counted with
+this limit."""
 _ROW_SHARE = 0.1
-"""Assumed cost of one more row, as a fraction of a round, until steps with other numbers of rows were seen."""
+"""Assumed cost of one more row, as a fraction of a round, until steps with other numbers of rows
+were seen."""
 _LEAST_SPREAD = 0.1
 """Least variance of the numbers of guesses in those rounds."""
 _BANDS = 5
@@ -34,8 +36,8 @@ class DraftAsk:
     """At most `most` guesses, at least 1, of the continuation of a request's `tokens`, none of
     which is among `ends`.
 
-    The first `prompt_count` tokens are its prompt; `sampling` is how its tokens are drawn. `request` is the number that
-    the stages know it by.
+    The first `prompt_count` tokens are its prompt; `sampling` is how its tokens are drawn.
+    `request` is the number that the stages know it by.
     """
 
     request: int
@@ -55,9 +57,11 @@ class Prices:
         self.guess_s = 0.0
         """Seconds of one step of the draft."""
         self.row_s = 0.0
-        """Seconds that a row more adds to a round: the slope of the line through the rounds seen."""
+        """Seconds that a row more adds to a round: the slope of the line through the rounds
+        seen."""
         self.token_s = 0.0
-        """Seconds that a right guess saves: the present time of a token, and no more than a round without guesses."""
+        """Seconds that a right guess saves: the present time of a token, and no more than a round
+        without guesses."""
 
     def drew(self, seconds: float) -> None:
         """A step of the draft took `seconds`."""
@@ -66,7 +70,8 @@ class Prices:
         self.guess_s = seconds if not usual else _KEPT * usual + (1 - _KEPT) * seconds
 
     def passed(self, guesses: int, tokens: int, seconds: float, drafting_s: float) -> None:
-        """A round whose step had `guesses` guesses brought `tokens` tokens, in `seconds` without the draft's time."""
+        """A round whose step had `guesses` guesses brought `tokens` tokens, in `seconds` without
+        the draft's time."""
         if self._weight:
             seconds = min(seconds, _OUTLIER * self._seconds / self._weight)
         parts = (1.0, guesses, seconds, guesses * guesses, guesses * seconds)
@@ -83,12 +88,15 @@ class Prices:
         return self.token_s > 0 and self.guess_s > 0
 
     def _measure(self) -> None:
-        """The line through the rounds seen: seconds of one without guesses, and of each row more."""
+        """The line through the rounds seen: seconds of one without guesses, and of each row
+        more."""
         mean_s, rows = self._seconds / self._weight, self._rows / self._weight
         spread = self._rows_squared / self._weight - rows * rows
         slope = _ROW_SHARE * mean_s / (1 + _ROW_SHARE * rows)
         if spread > _LEAST_SPREAD:
-            slope = min(max(self._product / self._weight - rows * mean_s, 0.0) / spread, mean_s / (1 + rows))
+            slope = min(
+                max(self._product / self._weight - rows * mean_s, 0.0) / spread, mean_s / (1 + rows)
+            )
         self.row_s = slope
         self.token_s = min(self._spent_s / self._tokens, mean_s - rows * slope)
 
@@ -103,7 +111,9 @@ class Trust:
 
     expected: float = 0.6
     """How likely the next guess is right, before it is drawn."""
-    right: list[float] = field(default_factory=lambda: [_BELIEF * (0.3 + 0.13 * band) for band in range(_BANDS)])
+    right: list[float] = field(
+        default_factory=lambda: [_BELIEF * (0.3 + 0.13 * band) for band in range(_BANDS)]
+    )
     tested: list[float] = field(default_factory=lambda: [_BELIEF] * _BANDS)
     rest: int = 0
     misses: int = 0

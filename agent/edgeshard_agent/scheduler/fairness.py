@@ -1,7 +1,8 @@
-"""The order of requests: by priority, then the client that was served least, then the request that came first. Pure.
+"""The order of requests: by priority, then the client that was served least, then the request that
+came first. Pure.
 
-Clients of one priority get equal shares of the tokens run: each has a counter of tokens it was served, and the lowest
-goes first. (docs/papers/agent.md#fair-shares)
+Clients of one priority get equal shares of the tokens run: each has a counter of tokens it was
+served, and the lowest goes first. (docs/papers/agent.md#fair-shares)
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ WaitingT = TypeVar("WaitingT", bound=Waiting)
 
 
 class ServedTokens:
-    """Tokens served to each client that has requests. A new client begins level with the least served."""
+    """Tokens served to each client that has requests. A new client begins level with the least
+    served."""
 
     def __init__(self) -> None:
         self._served: dict[str, int] = {}
@@ -73,9 +75,12 @@ class FairQueue:
         insort(queue, sequence, key=lambda other: other.arrival)
 
     def first(self, behind: Container[str] = ()) -> Sequence | None:
-        """The request whose turn it is; a request of a client in `behind` only if no other one waits."""
+        """The request whose turn it is; a request of a client in `behind` only if no other one
+        waits."""
         firsts = [queue[0] for queue in self._queues.values()]
-        return self._served_tokens.first([one for one in firsts if one.client not in behind] or firsts)
+        return self._served_tokens.first(
+            [one for one in firsts if one.client not in behind] or firsts
+        )
 
     def remove(self, sequence: Sequence) -> bool:
         """Take a request out; False when it is not waiting."""

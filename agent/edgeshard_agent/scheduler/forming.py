@@ -94,10 +94,17 @@ class FormingStep:
         )
         self.tokens += (*sequence.tokens[first:end], *guesses)
         sequence.introduced = True
-        sequence.certain, sequence.scheduled, sequence.assumed = end, end + len(guesses), len(guesses)
+        sequence.certain, sequence.scheduled, sequence.assumed = (
+            end,
+            end + len(guesses),
+            len(guesses),
+        )
 
     def plan(
-        self, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()
+        self,
+        frees: tuple[int, ...],
+        swap_outs: tuple[int, ...] = (),
+        swap_ins: tuple[KvGrant, ...] = (),
     ) -> StepPlan:
         return StepPlan(
             frees,
@@ -128,7 +135,8 @@ def _told(sequence: Sequence) -> int:
 
 
 def _seen_tokens(sequence: Sequence) -> tuple[int, ...]:
-    """Tokens that a repetition penalty counts as seen; the last stage adds the tokens it samples."""
+    """Tokens that a repetition penalty counts as seen; the last stage adds the tokens it
+    samples."""
     if sequence.generation.sampling.repetition_penalty == 1.0:
         return ()
     return tuple(sorted(set(sequence.tokens)))

@@ -19,7 +19,8 @@ from edgeshard.planning.costs.guesses import that_pay
 
 LONGEST_MATCH, SHORTEST_MATCH = 4, 2
 MOST_LOOKED_AT = 16
-"""Earlier places with the same two newest tokens, the latest first, that a longer match is looked for among."""
+"""Earlier places with the same two newest tokens, the latest first, that a longer match is looked
+for among."""
 MOST_ROWS = MOST_GUESSES + 1
 """Rows that decodes may have in a step with guesses. This number costs little compared with the
 weights that the step reads.
@@ -36,7 +37,8 @@ class Proposer(Protocol):
     """Guesses for one request."""
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` guesses of the continuation of `tokens`, which begin with the tokens of the previous call."""
+        """At most `limit` guesses of the continuation of `tokens`, which begin with the tokens of
+        the previous call."""
 
 
 class NgramDrafter:
@@ -104,7 +106,9 @@ class DraftPacing:
             return DraftPacing(min(MOST_ROWS, 2 * max(self.length, proposed)))
         if accepted:
             return DraftPacing(min(MOST_ROWS, accepted + 1))
-        return DraftPacing(max(1, self.length // 2), min(MOST_REST, 2**self.misses), self.misses + 1)
+        return DraftPacing(
+            max(1, self.length // 2), min(MOST_REST, 2**self.misses), self.misses + 1
+        )
 
     @property
     def most(self) -> int:
@@ -129,7 +133,9 @@ class Guessed:
         if is_alone:
             self.counted[proposed, accepted] += 1
         if not self.are_forced:
-            self.pace = self.pace.after(0, 0) if self.are_drafted else self.pace.after(proposed, accepted)
+            self.pace = (
+                self.pace.after(0, 0) if self.are_drafted else self.pace.after(proposed, accepted)
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +166,8 @@ class Guessing:
         return self._that_pay(guesses, len(tokens) - 1)
 
     def asked(self, guessed: Guessed, guesses: Sequence[int], most: int) -> int:
-        """How many guesses are requested from the draft for a request that has these guesses; at most `most`."""
+        """How many guesses are requested from the draft for a request that has these guesses; at
+        most `most`."""
         guessed.are_drafted = self.drafts and most > 0 and not (guesses or guessed.are_forced)
         return most if guessed.are_drafted else 0
 

@@ -1,4 +1,5 @@
-"""The head's KV block allocator, the keys of its blocks, and the memory that a request reserves. Pure.
+"""The head's KV block allocator, the keys of its blocks, and the memory that a request reserves.
+Pure.
 
 The allocator is the only one in a pipeline. (docs/papers/agent.md#kv-memory-in-pages)
 """
@@ -30,12 +31,13 @@ class _Table:
 
 
 class BlockAllocator:
-    """Blocks 0..count-1 of `block_tokens` tokens each, and for models with states slots 0..slots-1. Pure.
+    """Blocks 0..count-1 of `block_tokens` tokens each, and for models with states slots 0..slots-1.
+    Pure.
 
-    Admission promises a request blocks, which it gets as it reaches their positions. Beyond its promise it can have
-    blocks that no other request holds or was promised. A block counts how many requests hold it.
-    A full block may be published under a key of its content. It then outlives its request until its memory is needed,
-    and a request that begins with the same content shares it.
+    Admission promises a request blocks, which it gets as it reaches their positions. Beyond its
+    promise it can have blocks that no other request holds or was promised. A block counts how many
+    requests hold it. A full block may be published under a key of its content. It then outlives its
+    request until its memory is needed, and a request that begins with the same content shares it.
 
     States cannot be cut back to the end of what two requests share. So if there are slots, a
     request shares blocks up to a key whose states were saved. Those are in slots that no request
@@ -56,7 +58,8 @@ class BlockAllocator:
         self.slots = slots
         self._free_slots = deque(range(slots))
         self._saved: OrderedDict[bytes, int] = OrderedDict()
-        """The slots of saved states by the key of the prefix they belong to, the longest unused first."""
+        """The slots of saved states by the key of the prefix they belong to, the longest unused
+        first."""
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -99,7 +102,9 @@ class BlockAllocator:
         if need + sum(block in self._idle for block in shared) > self.unpromised:
             return None
         slot = self._take_slot(source) if self.slots else None
-        if self.slots and slot is None:  # without a second slot it can only start over, in the slot of the saved states
+        if (
+            self.slots and slot is None
+        ):  # without a second slot it can only start over, in the slot of the saved states
             return None if source is None else self.admit(request, tokens)
         for block in shared:
             self._idle.pop(block, None)
@@ -108,16 +113,28 @@ class BlockAllocator:
             self._saved.move_to_end(keys[len(shared) - 1])
         self._tables[request] = _Table(need, shared, slot, source)
         self._promised += need
-        return KvGrant(request, 0, tuple(shared), filled=len(shared) * self.block_tokens, slot=slot if shared else None)
+        return KvGrant(
+            request,
+            0,
+            tuple(shared),
+            filled=len(shared) * self.block_tokens,
+            slot=slot if shared else None,
+        )
 
     def restore(self, request: int) -> StateCopy | None:
-        """The saved states that a request begins from, once: from now on their slot may be taken for others."""
+        """The saved states that a request begins from, once: from now on their slot may be taken
+        for others."""
         table = self._tables[request]
         source, table.source = table.source, None
-        return None if source is None else StateCopy(request, len(table.blocks) * self.block_tokens, source)
+        return (
+            None
+            if source is None
+            else StateCopy(request, len(table.blocks) * self.block_tokens, source)
+        )
 
     def save(self, request: int, position: int, key: bytes) -> StateCopy | None:
-        """Save a request's states after this many positions, the end of a published block of this key.
+        """Save a request's states after this many positions, the end of a published block of this
+        key.
 
         None if they are saved already, or if there is no slot for them.
         """
@@ -131,7 +148,8 @@ class BlockAllocator:
         return StateCopy(request, position, slot)
 
     def _take_slot(self, other_than: int | None = None) -> int | None:
-        """A free slot, or the least recently used slot of saved states, unless a request is to begin from them."""
+        """A free slot, or the least recently used slot of saved states, unless a request is to
+        begin from them."""
         if self._free_slots:
             return self._free_slots.popleft()
         needed_slots = {other_than, *(table.source for table in self._tables.values())}
@@ -139,7 +157,8 @@ class BlockAllocator:
         return None if key is None else self._saved.pop(key)
 
     def reach(self, request: int) -> int:
-        """The most positions that the request can hold without a block that another one holds or was promised."""
+        """The most positions that the request can hold without a block that another one holds or
+        was promised."""
         table = self._tables[request]
         return (len(table.blocks) + table.promised + self.unpromised) * self.block_tokens
 
@@ -164,14 +183,16 @@ class BlockAllocator:
         return KvGrant(request, first, tuple(blocks), slot=None if first else table.slot)
 
     def publish(self, request: int, index: int, key: bytes) -> None:
-        """Make the block at `index` of a request's table, full and never written again, known by `key`."""
+        """Make the block at `index` of a request's table, full and never written again, known by
+        `key`."""
         block = self._tables[request].blocks[index]
         if key not in self._by_key and block not in self._keys:
             self._by_key[key] = block
             self._keys[block] = key
 
     def release(self, request: int) -> None:
-        """Return a request's blocks. They may be granted again from the step after the one that frees them."""
+        """Return a request's blocks. They may be granted again from the step after the one that
+        frees them."""
         table = self._tables.pop(request)
         self._promised -= table.promised
         if table.slot is not None:
@@ -206,10 +227,11 @@ class BlockAllocator:
 def extend_keys(sequence: sequences.Sequence, block_tokens: int, tokens: int) -> None:
     """Bring `sequence.keys` up to the full blocks within its first `tokens` tokens.
 
-    A block's keys and values depend on its own tokens and on every earlier token. So its key is a hash
-    of the previous key and its tokens. The chain begins with the client, so equal prompts of two
-    clients share nothing, and the speed of an answer does not tell a client what others asked. The hash
-    is cryptographic, because two prompts with one key would be answered from each other's KV.
+    A block's keys and values depend on its own tokens and on every earlier token. So its key is a
+    hash of the previous key and its tokens. The chain begins with the client, so equal prompts of
+    two clients share nothing, and the speed of an answer does not tell a client what others asked.
+    The hash is cryptographic, because two prompts with one key would be answered from each other's
+    KV.
     """
     keys = sequence.keys
     key = keys[-1] if keys else hashlib.sha256(sequence.client.encode()).digest()
@@ -222,22 +244,23 @@ def extend_keys(sequence: sequences.Sequence, block_tokens: int, tokens: int) ->
 def next_save(first: int, end: int, block_tokens: int, distance: int) -> int:
     """The position after `first` at which the states of a request with `end` tokens are saved next.
 
-    That is each multiple of `distance`, itself one of `block_tokens`, and the end of the last block that a request with
-    the same tokens can share.
+    That is each multiple of `distance`, itself one of `block_tokens`, and the end of the last block
+    that a request with the same tokens can share.
     """
     last, regular = (end - 1) // block_tokens * block_tokens, (first // distance + 1) * distance
     return min(last, regular) if last > first else regular
 
 
 MAX_REMEMBERED_ANSWERS = 64
-"""The weight of all earlier answers in the mean is that of 63 answers at most, so that it follows the newest ones."""
+"""The weight of all earlier answers in the mean is that of 63 answers at most, so that it follows
+the newest ones."""
 
 
 class Reservation:
     """Positions to reserve. `answer_tokens` is the likely length of an answer before any has ended.
 
-    An answer may be as long as its context, and few are. A request whose answer is longer than its reservation grows by
-    blocks, and takes them from the newest request if memory is short.
+    An answer may be as long as its context, and few are. A request whose answer is longer than its
+    reservation grows by blocks, and takes them from the newest request if memory is short.
 
     With `overcommit` nothing is reserved for answers.
     """
@@ -250,7 +273,8 @@ class Reservation:
     def positions(self, sequence: sequences.Sequence) -> int:
         """The positions to reserve for a request that is admitted: at most its longest text.
 
-        A preempted answer has the same reserve again: its length so far does not predict how much follows.
+        A preempted answer has the same reserve again: its length so far does not predict how much
+        follows.
         """
         answer_tokens = 1 if self._overcommit else max(1, ceil(self._answer_tokens))
         return min(sequence.longest, len(sequence.tokens) + answer_tokens)

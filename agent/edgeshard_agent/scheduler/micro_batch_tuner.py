@@ -1,4 +1,5 @@
-"""The number of micro-batches for decoding requests, chosen while they run. Pure: times come in as values.
+"""The number of micro-batches for decoding requests, chosen while they run. Pure: times come in as
+values.
 
 Two micro-batches keep two nodes at work, but each reads the weights. The best number depends on the
 number of requests and on the times of nodes and links. A profile predicts it, but is wrong if nodes
@@ -19,15 +20,19 @@ from edgeshard.domain.requests.generation import StageTiming
 from edgeshard_agent.scheduler.batching import Batching
 
 ROUNDS = 5
-"""Rounds (a token for every request) whose median counts as measured; one before them is left out."""
+"""Rounds (a token for every request) whose median counts as measured; one before them is left
+out."""
 MEANS_OVER = 8
 """Measurements of a setting that count, about: one that was lucky does not win for long."""
 BETTER = 0.03
-"""A number of micro-batches replaces another if it saves this fraction of the time between tokens."""
+"""A number of micro-batches replaces another if it saves this fraction of the time between
+tokens."""
 HOPE = 0.15
-"""A number that was not measured is tried if it would be the best when it takes this fraction less than expected."""
+"""A number that was not measured is tried if it would be the best when it takes this fraction less
+than expected."""
 HOPE_WITHOUT_PROFILE = 0.45
-"""The same if the expectation rests only on a few steps, which do not show how much nodes disturb each other."""
+"""The same if the expectation rests only on a few steps, which do not show how much nodes disturb
+each other."""
 MEASURED_FOR_S = 60.0
 """A number measured longer ago may be tried again."""
 _NEW = 0.2
@@ -73,14 +78,18 @@ class MeasuredSteps:
         if former_seconds is None or len(former_seconds) != len(computed):
             self._stages[rows] = computed
         else:
-            self._stages[rows] = [old + _NEW * (new - old) for old, new in zip(former_seconds, computed, strict=True)]
-        self._hops_s = hops_s if self._hops_s is None else self._hops_s + _NEW * (hops_s - self._hops_s)
+            self._stages[rows] = [
+                old + _NEW * (new - old) for old, new in zip(former_seconds, computed, strict=True)
+            ]
+        self._hops_s = (
+            hops_s if self._hops_s is None else self._hops_s + _NEW * (hops_s - self._hops_s)
+        )
 
     def inter_token_s(self, rows: int, in_flight: int) -> float | None:
         """max(R, m B) for `in_flight` steps of `rows` decodes each; None before any step was seen.
 
-        Between two numbers of decodes that were seen, times are on the line through them; beyond them they stay, since
-        a small step mostly reads weights.
+        Between two numbers of decodes that were seen, times are on the line through them; beyond
+        them they stay, since a small step mostly reads weights.
         """
         if not self._stages or self._hops_s is None:
             return None
@@ -88,8 +97,12 @@ class MeasuredSteps:
         return max(sum(stages) + self._hops_s, in_flight * max(stages))
 
     def _at(self, rows: int) -> list[float]:
-        below = max((measured_rows for measured_rows in self._stages if measured_rows <= rows), default=None)
-        above = min((measured_rows for measured_rows in self._stages if measured_rows >= rows), default=None)
+        below = max(
+            (measured_rows for measured_rows in self._stages if measured_rows <= rows), default=None
+        )
+        above = min(
+            (measured_rows for measured_rows in self._stages if measured_rows >= rows), default=None
+        )
         if below is None or above is None or below == above:
             nearest = above if below is None else below
             assert nearest is not None
@@ -100,7 +113,8 @@ class MeasuredSteps:
 
 
 class MicroBatchTuner:
-    """One pipeline's choice. `cost` is the profile's cost of a step; without one, observed steps replace it."""
+    """One pipeline's choice. `cost` is the profile's cost of a step; without one, observed steps
+    replace it."""
 
     def __init__(self, batching: Batching, cost: InterTokenSeconds | None = None) -> None:
         self._batching = batching
@@ -142,13 +156,16 @@ class MicroBatchTuner:
     def returned(self, timings: Sequence[StageTiming], now_s: float) -> None:
         """Take the oldest step back; its stages took `timings`."""
         step, self._now_s = self._formed.popleft(), now_s
-        if step.prompt_tokens or (step.decodes and (step.parts, step.count) != (self.parts, self._count)):
+        if step.prompt_tokens or (
+            step.decodes and (step.parts, step.count) != (self.parts, self._count)
+        ):
             self._forget_rounds()
         elif step.decodes:
             self._steps.saw(step.decodes, timings, now_s - step.at_s)
             self._count_round(step.decodes, now_s)
 
-    # -- measuring -----------------------------------------------------------------------------------------------
+    # -- measuring
+    # -----------------------------------------------------------------------------------------------
 
     def _forget_rounds(self) -> None:
         self._round_began_s = None
@@ -165,7 +182,9 @@ class MicroBatchTuner:
         self._round_began_s, self._round_decodes = now_s, 0
         if len(self._rounds) > ROUNDS:
             self._note(median(self._rounds[1:]), now_s)
-            self._rounds = self._rounds[-1:]  # the next ones follow it without a change between them
+            self._rounds = self._rounds[
+                -1:
+            ]  # the next ones follow it without a change between them
             self._is_due = True
 
     def _note(self, seconds: float, now_s: float) -> None:
@@ -175,7 +194,8 @@ class MicroBatchTuner:
             seconds = measurement.seconds + (seconds - measurement.seconds) / times
         self._measured[self.parts, self._count] = _Measured(seconds, now_s, times)
 
-    # -- choosing ------------------------------------------------------------------------------------------------
+    # -- choosing
+    # ------------------------------------------------------------------------------------------------
 
     def _change(self, parts: int, count: int) -> None:
         if (parts, count) != (self.parts, self._count):
@@ -184,17 +204,24 @@ class MicroBatchTuner:
         self._is_due = False
 
     def _settle(self, longest: Sequence[Piece], least: int, most: int) -> None:
-        """Requests joined or left: the best by all that is known, the former choice if it is as good."""
+        """Requests joined or left: the best by all that is known, the former choice if it is as
+        good."""
         count = len(longest)
-        expected = {parts: self._expected_s(parts, count, longest) for parts in range(least, most + 1)}
+        expected = {
+            parts: self._expected_s(parts, count, longest) for parts in range(least, most + 1)
+        }
         self._before_trial = 0
         former = self.parts if self.parts in expected else most
-        seconds_by_parts = {parts: seconds for parts, seconds in expected.items() if seconds is not None}
+        seconds_by_parts = {
+            parts: seconds for parts, seconds in expected.items() if seconds is not None
+        }
         if not seconds_by_parts:
             self._change(most, count)
             return
         # The largest of equal ones: smaller batches leave more room for prompts' chunks.
-        best = min(sorted(seconds_by_parts, reverse=True), key=lambda parts: seconds_by_parts[parts])
+        best = min(
+            sorted(seconds_by_parts, reverse=True), key=lambda parts: seconds_by_parts[parts]
+        )
         keeps = (
             bool(self._measured)
             and former in seconds_by_parts
@@ -208,7 +235,8 @@ class MicroBatchTuner:
         measured = {
             parts: seconds
             for parts in choices
-            if self._is_measured(parts, count) and (seconds := self._expected_s(parts, count, longest)) is not None
+            if self._is_measured(parts, count)
+            and (seconds := self._expected_s(parts, count, longest)) is not None
         }
         standing = self._before_trial if self._before_trial in measured else self.parts
         best = min(measured, key=lambda parts: measured[parts])
@@ -216,7 +244,9 @@ class MicroBatchTuner:
             best = standing
         self._before_trial = 0
         untried = [parts for parts in choices if parts not in measured]
-        hopes = {parts: self._expected_s(parts, count, longest, hope=True) or 0.0 for parts in untried}
+        hopes = {
+            parts: self._expected_s(parts, count, longest, hope=True) or 0.0 for parts in untried
+        }
         trial = min(hopes, key=lambda parts: hopes[parts], default=best)
         hope = HOPE if self._cost is not None else HOPE_WITHOUT_PROFILE
         if trial != best and (1 - hope) * hopes[trial] < measured[best]:
@@ -224,22 +254,27 @@ class MicroBatchTuner:
         self._change(best, count)
 
     def _is_measured(self, parts: int, count: int) -> bool:
-        """Whether this number was measured lately, with about as many requests; without a profile, with as many."""
+        """Whether this number was measured lately, with about as many requests; without a profile,
+        with as many."""
         alike = ALIKE if self._cost is not None else 1.0
         return any(
-            of == parts and max(count, others) <= alike * min(count, others) and self._is_new(measured)
+            of == parts
+            and max(count, others) <= alike * min(count, others)
+            and self._is_new(measured)
             for (of, others), measured in self._measured.items()
         )
 
     def _is_new(self, measured: _Measured) -> bool:
         return self._now_s - measured.at_s < MEASURED_FOR_S
 
-    def _expected_s(self, parts: int, count: int, longest: Sequence[Piece], *, hope: bool = False) -> float | None:
-        """Seconds between two tokens: as measured, or measured with another number of requests and scaled by the model.
-        With `hope`, old measurements are ignored.
+    def _expected_s(
+        self, parts: int, count: int, longest: Sequence[Piece], *, hope: bool = False
+    ) -> float | None:
+        """Seconds between two tokens: as measured, or measured with another number of requests and
+        scaled by the model. With `hope`, old measurements are ignored.
 
-        The slowdown of nodes against the model depends on how many of them work at once. So
-        a measurement with another number of micro-batches counts only if the nodes were quicker than
+        The slowdown of nodes against the model depends on how many of them work at once. So a
+        measurement with another number of micro-batches counts only if the nodes were quicker than
         the model.
         """
         modelled = self._modelled_s(parts, count, longest)
@@ -252,15 +287,26 @@ class MicroBatchTuner:
             nearest = min(own, key=lambda others: max(count, others) / min(count, others))
             seconds = self._measured[parts, nearest].seconds
             before = self._modelled_s(parts, nearest, longest)
-            return seconds if nearest == count or modelled is None or not before else seconds * modelled / before
+            return (
+                seconds
+                if nearest == count or modelled is None or not before
+                else seconds * modelled / before
+            )
         if modelled is None:
             return None
-        measurements = [(measured.seconds, self._modelled_s(*key, longest)) for key, measured in self._measured.items()]
-        return modelled * min([1.0, *(seconds / before for seconds, before in measurements if before)])
+        measurements = [
+            (measured.seconds, self._modelled_s(*key, longest))
+            for key, measured in self._measured.items()
+        ]
+        return modelled * min(
+            [1.0, *(seconds / before for seconds, before in measurements if before)]
+        )
 
     def _modelled_s(self, parts: int, count: int, longest: Sequence[Piece]) -> float | None:
         decodes = -(-count // parts)
         if self._cost is None:
             return self._steps.inter_token_s(decodes, parts)
         # The slowest micro-batch counts, assumed to be the one with the longest contexts.
-        return self._cost([longest[min(index, len(longest) - 1)] for index in range(decodes)], parts)
+        return self._cost(
+            [longest[min(index, len(longest) - 1)] for index in range(decodes)], parts
+        )

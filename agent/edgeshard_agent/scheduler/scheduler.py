@@ -1,4 +1,5 @@
-"""The choice of the head's next step. Pure: requests and results in, steps and events out; no clock, no I/O.
+"""The choice of the head's next step. Pure: requests and results in, steps and events out; no
+clock, no I/O.
 
 Batching is per iteration: requests join and leave between steps. A step is one micro-batch: the
 decodes of the requests whose tokens returned (`batching`), then chunks of prompts within the budget
@@ -68,7 +69,8 @@ class HeadStep:
         return guessed_tokens(self.plan.spans, self.tokens)
 
     def with_drafted(self, drafted: GuessedTokens) -> HeadStep:
-        """The step with the draft's guesses, by request, without the rows of guesses that it did not make."""
+        """The step with the draft's guesses, by request, without the rows of guesses that it did
+        not make."""
         ask_limits = {ask.request: ask.most for ask in self.asks}
         spans: list[Span] = []
         tokens: list[int] = []
@@ -79,10 +81,17 @@ class HeadStep:
                 spans.append(span)
                 tokens += self.tokens[begin:end]
                 continue
-            certain, guesses = self.tokens[begin : end - span.guesses], drafted.get(span.request, ())[: span.guesses]
-            spans.append(replace(span, token_count=len(certain) + len(guesses), guesses=len(guesses)))
+            certain, guesses = (
+                self.tokens[begin : end - span.guesses],
+                drafted.get(span.request, ())[: span.guesses],
+            )
+            spans.append(
+                replace(span, token_count=len(certain) + len(guesses), guesses=len(guesses))
+            )
             tokens += (*certain, *guesses)
-        return HeadStep(self.number, replace(self.plan, spans=tuple(spans)), tuple(tokens), is_drafted=True)
+        return HeadStep(
+            self.number, replace(self.plan, spans=tuple(spans)), tuple(tokens), is_drafted=True
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +118,8 @@ class Limits:
     * `answer_tokens`: the likely length of an answer, before any has ended.
     * `overcommit`: reserve memory for prompts only.
     * `prefix_cache`: share the KV of equal beginnings among the requests of a client.
-    * `save_every`: positions between two saves of a request's states, in whole KV blocks, with the prefix cache;
-      0 if they have no states.
+    * `save_every`: positions between two saves of a request's states, in whole KV blocks, with the
+      prefix cache; 0 if they have no states.
     """
 
     max_context: int
@@ -143,7 +152,8 @@ class SchedulerCounts:
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats(SchedulerCounts):
-    """The counts, and the present numbers of requests and blocks. Blocks used, cached and free make the pool."""
+    """The counts, and the present numbers of requests and blocks. Blocks used, cached and free make
+    the pool."""
 
     running: int
     waiting: int
@@ -186,7 +196,9 @@ class Scheduler:
         self._flight = Flight(self.batching)
         self._tuner = MicroBatchTuner(self.batching, self.chunking.inter_token_s)
         self._chunks = ChunkSizer(self.chunking, self._flight.window)
-        self._reservation = Reservation(self.limits.answer_tokens, overcommit=self.limits.overcommit)
+        self._reservation = Reservation(
+            self.limits.answer_tokens, overcommit=self.limits.overcommit
+        )
         self._served_tokens = ServedTokens()
         self._waiting = FairQueue(self._served_tokens)
         self._requests: dict[RequestId, Sequence] = {}
@@ -234,7 +246,8 @@ class Scheduler:
             **asdict(self._counts),
         )
 
-    # -- requests ------------------------------------------------------------------------------------------------
+    # -- requests
+    # ------------------------------------------------------------------------------------------------
 
     def submit(  # noqa: PLR0913 (all there is to say of a request)
         self,
@@ -259,7 +272,17 @@ class Scheduler:
         """
         number, tokens = self._take_number(), [*prompt, *emitted]
         arrival = number if arrival is None else arrival
-        sequence = Sequence(number, arrival, request_id, client, generation, tokens, len(prompt), text, scored=scored)
+        sequence = Sequence(
+            number,
+            arrival,
+            request_id,
+            client,
+            generation,
+            tokens,
+            len(prompt),
+            text,
+            scored=scored,
+        )
         if generation.max_new_tokens == 0 and not is_unscored(sequence):
             return RequestEnd(FinishReason.LENGTH, "")
         if emitted and (reason := self._finish_reason(sequence)) is not None:
@@ -272,25 +295,31 @@ class Scheduler:
         return None
 
     def text_of(self, request_id: RequestId, tokens: list[int]) -> TextStream | None:
-        """The text of a request that has just these tokens, prompt and emitted; None if there is no such request."""
+        """The text of a request that has just these tokens, prompt and emitted; None if there is no
+        such request."""
         sequence = self._requests.get(request_id)
         return sequence.text if sequence is not None and sequence.tokens == tokens else None
 
     def _check(self, sequence: Sequence, resumed: bool) -> None:
         longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens
         if sequence.request_id in self._requests:
-            raise errors.AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
+            raise errors.AlreadyExistsError(
+                f"request {sequence.request_id} is already running", field="request_id"
+            )
         if sequence.prompt_count + min(1, new_tokens) > self.limits.max_context:
             raise errors.InvalidArgumentError(
-                f"prompt: its {sequence.prompt_count} tokens leave no room in the deployment's context of "
+                f"prompt: its {sequence.prompt_count} tokens leave no room in the deployment's "
+                "context of "
                 f"{self.limits.max_context}; shorten it",
                 field="prompt",
                 reason="CONTEXT_EXCEEDED",
             )
         if longest > self.limits.max_context:
             raise errors.InvalidArgumentError(
-                f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones "
-                f"exceed the deployment's context of {self.limits.max_context}; shorten the prompt or request "
+                f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new "
+                "ones "
+                f"exceed the deployment's context of {self.limits.max_context}; shorten the prompt "
+                "or request "
                 "fewer",
                 field="max_new_tokens",
                 reason="CONTEXT_EXCEEDED",
@@ -304,21 +333,28 @@ class Scheduler:
             )
         if len(self._waiting) >= self.limits.waiting and not resumed:
             raise errors.ResourceExhaustedError(
-                f"{len(self._waiting)} requests are waiting already", reason="QUEUE_FULL", retry_after_s=1.0
+                f"{len(self._waiting)} requests are waiting already",
+                reason="QUEUE_FULL",
+                retry_after_s=1.0,
             )
 
     def cancel(self, request_id: RequestId) -> list[HeadEvent]:
-        """End a request now; its KV goes with the next step. An unknown id is a request that has ended: no event."""
+        """End a request now; its KV goes with the next step. An unknown id is a request that has
+        ended: no event."""
         sequence = self._requests.get(request_id)
         if sequence is None:
             return []
         self._end(sequence)
-        return [HeadEvent(request_id, RequestEnd(FinishReason.CANCELLED, "", sequence.guess_counts))]
+        return [
+            HeadEvent(request_id, RequestEnd(FinishReason.CANCELLED, "", sequence.guess_counts))
+        ]
 
-    # -- steps out -----------------------------------------------------------------------------------------------
+    # -- steps out
+    # -----------------------------------------------------------------------------------------------
 
     def next_sweep(self) -> tuple[HeadStep, ...]:
-        """The steps to run now: one, or all steps of a sweep; empty when nothing is runnable or enough is in flight."""
+        """The steps to run now: one, or all steps of a sweep; empty when nothing is runnable or
+        enough is in flight."""
         steps: list[HeadStep] = []
         for _ in range(self._flight.sweep):
             step = self.next_step()
@@ -355,12 +391,23 @@ class Scheduler:
         self._next_step += 1
         self._counts.steps += 1
         requests = {ask.request for ask in forming.asks}
-        guesses = {of: got for of, got in guessed_tokens(forming.spans, forming.tokens).items() if of not in requests}
-        self._flight.begin(decodes > 0, Owed.of(forming.spans, guesses, frees, is_alone=forming.is_alone))
+        guesses = {
+            of: got
+            for of, got in guessed_tokens(forming.spans, forming.tokens).items()
+            if of not in requests
+        }
+        self._flight.begin(
+            decodes > 0, Owed.of(forming.spans, guesses, frees, is_alone=forming.is_alone)
+        )
         prompt_tokens = len(forming.tokens) - decodes
         self._tuner.formed(decodes, prompt_tokens)
         self._chunks.formed(forming.pieces if prompt_tokens else (), prompt_tokens)
-        return HeadStep(number, forming.plan(frees, swap_outs, swap_ins), tuple(forming.tokens), tuple(forming.asks))
+        return HeadStep(
+            number,
+            forming.plan(frees, swap_outs, swap_ins),
+            tuple(forming.tokens),
+            tuple(forming.asks),
+        )
 
     def drafted(self, step: HeadStep) -> None:
         """Report that the draft's guesses for a step were added and it runs like this; call it
@@ -372,7 +419,8 @@ class Scheduler:
                 sequence.scheduled = min(sequence.scheduled, sequence.certain + span.guesses)
 
     def _add_decodes(self, forming: FormingStep) -> int:
-        """Add one micro-batch of requests whose tokens are back, unless all micro-batches are in flight; how many."""
+        """Add one micro-batch of requests whose tokens are back, unless all micro-batches are in
+        flight; how many."""
         if not self._ready:
             return 0
         decoding = [s for s in self._running.values() if s.decoding and s.number not in self._late]
@@ -390,40 +438,49 @@ class Scheduler:
             if sequence.number in self._ready and self._make_room(sequence):
                 guesses = self._guesses(sequence, min(most, self._free_slots(sequence, held_slots)))
                 self._add_span(forming, sequence, len(sequence.tokens), *guesses)
-                held_slots[sequence.number] = max(held_slots.get(sequence.number, 0), sequence.assumed)
+                held_slots[sequence.number] = max(
+                    held_slots.get(sequence.number, 0), sequence.assumed
+                )
                 del self._ready[sequence.number]
         return len(forming.spans)
 
     def _most_guesses(self, decoding: int, batch_size: int) -> int:
-        """For each of the `batch_size` requests of a step, while `decoding` requests decode: 0 if others need its rows."""
+        """For each of the `batch_size` requests of a step, while `decoding` requests decode: 0 if
+        others need its rows."""
         if self.guessing is None or self._prefilling or self._waiting:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // batch_size) - 1)
 
     def _free_slots(self, sequence: Sequence, held_slots: Mapping[int, int]) -> int:
         """The most guesses of a request after which the stages can keep states, if they have any.
-        Other requests hold the slots in `held_slots`; slots of their previous guesses stay taken until
-        the step is over."""
+        Other requests hold the slots in `held_slots`; slots of their previous guesses stay taken
+        until the step is over."""
         if self.guessing is None or self.guessing.slots is None:
             return MOST_ROWS
-        return self.guessing.slots - sum(count for number, count in held_slots.items() if number != sequence.number)
+        return self.guessing.slots - sum(
+            count for number, count in held_slots.items() if number != sequence.number
+        )
 
     def _guesses(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], DraftAsk | None]:
-        """The draft tokens of a request, or the request for them to the draft model; never beyond its last token, nor
-        in blocks that others have or were promised."""
+        """The draft tokens of a request, or the request for them to the draft model; never beyond
+        its last token, nor in blocks that others have or were promised."""
         if self.guessing is None or most < 1:
             if sequence.guessed is not None:
                 sequence.guessed.are_forced = sequence.guessed.are_drafted = False
             return (), None
         length, generation = len(sequence.tokens), sequence.generation
-        most = min(most, sequence.longest - 1 - length, self.allocator.reach(sequence.number) - length)
+        most = min(
+            most, sequence.longest - 1 - length, self.allocator.reach(sequence.number) - length
+        )
         due = self._next_save(sequence)  # a span has to end there
         most = min(most, (due if due > length else due + self.limits.save_every) - 1 - length)
         guessed = sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
         guesses = self.guessing.guesses(guessed, sequence.tokens, most, sequence.forced)
         if ask_count := self.guessing.asked(guessed, guesses, most):
             tokens, ends = tuple(sequence.tokens), self.guessing.ends.union(generation.stop_tokens)
-            return (), DraftAsk(sequence.number, tokens, sequence.prompt_count, generation.sampling, ask_count, ends)
+            return (), DraftAsk(
+                sequence.number, tokens, sequence.prompt_count, generation.sampling, ask_count, ends
+            )
         return tuple(takewhile(lambda token: token not in generation.stop_tokens, guesses)), None
 
     def _add_chunks(self, forming: FormingStep, decodes: int) -> None:
@@ -463,7 +520,9 @@ class Scheduler:
         if self.limits.prefix_cache:
             self._publish(sequence, certain_count, end)
         if is_saved:
-            save = self.allocator.save(number, end, sequence.keys[end // self.allocator.block_tokens - 1])
+            save = self.allocator.save(
+                number, end, sequence.keys[end // self.allocator.block_tokens - 1]
+            )
             self._saves += [] if save is None else [save]
 
     def _next_save(self, sequence: Sequence) -> int:
@@ -474,22 +533,27 @@ class Scheduler:
         return next_save(sequence.scheduled, len(sequence.tokens), size, distance)
 
     def _publish(self, sequence: Sequence, first: int, end: int) -> None:
-        """Publish the blocks that these positions complete. Steps run in order, so a later request finds them full."""
+        """Publish the blocks that these positions complete. Steps run in order, so a later request
+        finds them full."""
         size = self.allocator.block_tokens
         extend_keys(sequence, size, end)
         for index in range(first // size, end // size):
             self.allocator.publish(sequence.number, index, sequence.keys[index])
 
-    # -- results in ----------------------------------------------------------------------------------------------
+    # -- results in
+    # ----------------------------------------------------------------------------------------------
 
     def on_result(self, step: int, result: StepResult, now_s: float) -> list[TakenItem]:
-        """Take a step's result, which came at `now_s` of any steady clock; results come in the order of their steps.
+        """Take a step's result, which came at `now_s` of any steady clock; results come in the
+        order of their steps.
 
         Its outputs for clients are the `events` of the returned items: they can wait until the next
         step has been sent.
         """
         if step != self._returned or step >= self._next_step:
-            raise errors.InternalError(f"received the result of step {step}, expected step {self._returned}")
+            raise errors.InternalError(
+                f"received the result of step {step}, expected step {self._returned}"
+            )
         self._returned += 1
         self._now_s = now_s
         expectation = self._flight.end()
@@ -506,15 +570,21 @@ class Scheduler:
         ]
         for sampled in result.tokens:
             sequence = self._known.get(sampled.request)
-            if sequence is not None:  # otherwise cancelled or preempted while the step was under way
+            if (
+                sequence is not None
+            ):  # otherwise cancelled or preempted while the step was under way
                 items.append(self._take_token(sequence, sampled, result))
         return items
 
     def _note_late(self, expectation: Owed, result: StepResult) -> None:
-        came = [token.request for token in result.tokens] + [failed.request for failed in result.guide_failures]
+        came = [token.request for token in result.tokens] + [
+            failed.request for failed in result.guide_failures
+        ]
         for number in (*came, *expectation.frees):
             self._late.pop(number, None)
-        self._late.update((number, _Late(expectation.tokens[number], self._now_s)) for number in result.pending)
+        self._late.update(
+            (number, _Late(expectation.tokens[number], self._now_s)) for number in result.pending
+        )
 
     def _note_guesses(self, expectation: Owed, result: StepResult) -> None:
         """Continue after the guesses that were right. The stages learn it with the next span, which
@@ -535,7 +605,8 @@ class Scheduler:
 
     @property
     def must_ask(self) -> bool:
-        """Whether a token that the last stage still has to choose comes only with a step that somebody `ask`s for."""
+        """Whether a token that the last stage still has to choose comes only with a step that
+        somebody `ask`s for."""
         return bool(self._late) and not len(self._flight)
 
     def ask(self) -> None:
@@ -556,7 +627,15 @@ class Scheduler:
                 continue
             sequence, sampled = item.sequence, item.sampled
             text = item.text if item.text is not None else sequence.text.push(sampled.token)
-            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings, now)
+            token = Token(
+                sampled.position,
+                sampled.token,
+                text,
+                sampled.logprob,
+                sampled.top,
+                item.timings,
+                now,
+            )
             events.append(HeadEvent(sequence.request_id, token))
             if item.reason is not None:
                 end = RequestEnd(item.reason, sequence.text.finish(), sequence.guess_counts)
@@ -585,7 +664,9 @@ class Scheduler:
             sequence = self._known.get(failed.request)
             if sequence is not None:
                 self._end(sequence)
-                error = errors.InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
+                error = errors.InvalidArgumentError(
+                    f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED"
+                )
                 yield HeadEvent(sequence.request_id, error)
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
@@ -594,7 +675,9 @@ class Scheduler:
         self._counts.new_tokens += 1
         is_end = self.is_end(sequence.generation, sampled.token)
         text = "" if is_end else None
-        if not is_end and sequence.generation.stop_strings:  # only then the text decides whether it continues
+        if (
+            not is_end and sequence.generation.stop_strings
+        ):  # only then the text decides whether it continues
             text = sequence.text.push(sampled.token)
         reason = self._finish_reason(sequence)
         if reason is not None:
@@ -614,25 +697,33 @@ class Scheduler:
         return token in self.eos_tokens and not generation.ignore_eos
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """The reason why it ends with its newest token, which its text has received; None if it continues."""
+        """The reason why it ends with its newest token, which its text has received; None if it
+        continues."""
         token, generation = sequence.tokens[-1], sequence.generation
-        if self.is_end(generation, token) or token in generation.stop_tokens or sequence.text.stopped:
+        if (
+            self.is_end(generation, token)
+            or token in generation.stop_tokens
+            or sequence.text.stopped
+        ):
             return FinishReason.STOP
         if len(sequence.tokens) >= sequence.longest:
             return FinishReason.LENGTH
         return None
 
-    # -- memory --------------------------------------------------------------------------------------------------
+    # -- memory
+    # --------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Admit waiting requests, in their turn, while there are places and the pool can promise their blocks."""
+        """Admit waiting requests, in their turn, while there are places and the pool can promise
+        their blocks."""
         while (sequence := self._waiting.first(self._held_up())) is not None:
             while not self._let_in(sequence):
                 if not self._give_way(sequence):
                     return
 
     def _held_up(self) -> set[str]:
-        """Clients whose own guides hold up requests that run: more places would be of no use to them."""
+        """Clients whose own guides hold up requests that run: more places would be of no use to
+        them."""
         return {self._running[number].client for number in self._late if number in self._running}
 
     def _give_way(self, sequence: Sequence) -> bool:
@@ -640,7 +731,11 @@ class Scheduler:
         False if no request was held up for long enough."""
         for number, late in self._late.items():
             victim = self._running.get(number)
-            if victim is None or victim.client == sequence.client or victim.priority > sequence.priority:
+            if (
+                victim is None
+                or victim.client == sequence.client
+                or victim.priority > sequence.priority
+            ):
                 continue
             if self._now_s - late.since_s >= GIVES_WAY_S:
                 late.since_s = self._now_s  # if its KV is kept, it may come back with this number
@@ -659,7 +754,9 @@ class Scheduler:
         keys: list[bytes] = []
         if self.limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
             extend_keys(sequence, size, length - 1)
-            keys = sequence.keys[: (length - 1) // size]  # the last position has to be run for its token
+            keys = sequence.keys[
+                : (length - 1) // size
+            ]  # the last position has to be run for its token
         shared = allocator.admit(sequence.number, self._reservation.positions(sequence), keys)
         if shared is None:
             return False
@@ -668,7 +765,11 @@ class Scheduler:
         self._running[number] = self._known[number] = self._prefilling[number] = sequence
         self._admitted.append(sequence.request_id)
         if shared.blocks:
-            sequence.shared, sequence.scheduled, sequence.certain = shared, shared.filled, shared.filled
+            sequence.shared, sequence.scheduled, sequence.certain = (
+                shared,
+                shared.filled,
+                shared.filled,
+            )
             self._counts.prefix_hit_tokens += shared.filled
         return True
 
@@ -695,10 +796,11 @@ class Scheduler:
         return admitted
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """See to it that a decode has KV, by preemption of the newest if need be; False when it was preempted itself.
+        """See to it that a decode has KV, by preemption of the newest if need be; False when it was
+        preempted itself.
 
-        The oldest request of the highest priority is never preempted here while another one runs, and the pool holds
-        the longest text of any one request: so it always finishes.
+        The oldest request of the highest priority is never preempted here while another one runs,
+        and the pool holds the longest text of any one request: so it always finishes.
         """
         while not self.allocator.can_extend(sequence.number, len(sequence.tokens)):
             lowest = max(self._running.values(), key=lambda s: s.standing)

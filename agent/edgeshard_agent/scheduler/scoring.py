@@ -1,4 +1,5 @@
-"""The log-probabilities of a prompt that a step requests, and the check that its result contains them. Pure."""
+"""The log-probabilities of a prompt that a step requests, and the check that its result contains
+them. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def exceeds_top(running: Mapping[int, sequences.Sequence], request: int, count: 
 
 
 def check_likeliest(step: int, likeliest: Iterable[TokenLogprob], vocab_size: int) -> None:
-    """Raise InternalError unless these are tokens of the vocabulary with log-probabilities that are finite."""
+    """Raise InternalError unless these are tokens of the vocabulary with log-probabilities that are
+    finite."""
     for entry in likeliest:
         check_token(step, entry.token, vocab_size)
         check_logprob(step, entry.logprob)
@@ -53,14 +55,17 @@ def check_token(step: int, token: int, vocab_size: int) -> None:
     """
     if not 0 <= token < vocab_size:
         raise InternalError(
-            f"result of step {step} has token {token}, outside the vocabulary of {vocab_size}", reason="WRONG_RESULT"
+            f"result of step {step} has token {token}, outside the vocabulary of {vocab_size}",
+            reason="WRONG_RESULT",
         )
 
 
 def check_logprob(step: int, logprob: float) -> None:
     """Raise InternalError unless a log-probability is finite: no JSON holds another."""
     if not isfinite(logprob):
-        raise InternalError(f"result of step {step} has a log-probability that is not finite", reason="WRONG_RESULT")
+        raise InternalError(
+            f"result of step {step} has a log-probability that is not finite", reason="WRONG_RESULT"
+        )
 
 
 def check_scores(
@@ -70,8 +75,8 @@ def check_scores(
     running: Mapping[int, sequences.Sequence],
     vocab_size: int,
 ) -> None:
-    """Raise InternalError unless a result scores the targets of its step, each once and in order, with tokens of the
-    vocabulary and finite numbers.
+    """Raise InternalError unless a result scores the targets of its step, each once and in order,
+    with tokens of the vocabulary and finite numbers.
 
     Scores of a request that runs no more, or begins again, may be missing.
     """
@@ -79,10 +84,13 @@ def check_scores(
     for item in came:
         scores = item.prompt_logprobs
         top = max(map(len, scores.top), default=0)
-        is_owed = ends.get(item.request) == scores.position and len(scores.top) == len(scores.logprobs)
+        is_owed = ends.get(item.request) == scores.position and len(scores.top) == len(
+            scores.logprobs
+        )
         if not is_owed or exceeds_top(running, item.request, top):
             raise InternalError(
-                f"result of step {step} has log-probabilities that were not requested", reason="WRONG_RESULT"
+                f"result of step {step} has log-probabilities that were not requested",
+                reason="WRONG_RESULT",
             )
         for logprob in scores.logprobs:
             check_logprob(step, logprob)
@@ -92,4 +100,6 @@ def check_scores(
     for request, targets in expected_targets.items():
         behind = targets.position + len(targets.tokens)
         if ends[request] > behind or (ends[request] < behind and request in running):
-            raise InternalError(f"result of step {step} lacks log-probabilities", reason="WRONG_RESULT")
+            raise InternalError(
+                f"result of step {step} lacks log-probabilities", reason="WRONG_RESULT"
+            )

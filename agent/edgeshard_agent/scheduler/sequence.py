@@ -41,7 +41,8 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)
     """Prefix keys of its full blocks, as far as they were needed."""
     scored: int = 1
-    """The position after the last one whose prompt log-probability has arrived, if they were requested."""
+    """The position after the last one whose prompt log-probability has arrived, if they were
+    requested."""
     guessed: Guessed | None = None
     forced: tuple[int, ...] = ()
     """The tokens that its guide forces after its newest token."""

@@ -33,7 +33,10 @@ def make_scheduler(
     other. With `drafts` there is a draft to query for guesses: the continuation of a short match is
     less likely than the draft's guess."""
     spec, placement = prepare.spec, prepare.placement
-    longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * running_requests(spec, placement)
+    longest, waiting = (
+        spec.max_context or shape.max_context,
+        WAITING_PER_PLACE * running_requests(spec, placement),
+    )
     limits = Limits(
         longest,
         waiting,
@@ -59,22 +62,33 @@ def make_scheduler(
     guessing = Guessing(eos_tokens, chunking.inter_token_s, proposer, drafts, guess_slots)
     guesses = placement.speculation is Speculation.GUESSES
     return Scheduler(
-        allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare), guessing if guesses else None
+        allocator,
+        limits,
+        batching(prepare),
+        chunking,
+        eos_tokens,
+        swapping(prepare),
+        guessing if guesses else None,
     )
 
 
 def swapping(prepare: PrepareStage) -> Swapping:
-    """The limits of keeping KV aside: as much as the stage with the largest blocks may keep; how long a block takes
-    there and back, on the slowest."""
+    """The limits of keeping KV aside: as much as the stage with the largest blocks may keep; how
+    long a block takes there and back, on the slowest."""
     spec, placement = prepare.spec, prepare.placement
-    block_bytes = max((stage.kv_bytes // placement.kv_blocks for stage in placement.stages), default=0)
+    block_bytes = max(
+        (stage.kv_bytes // placement.kv_blocks for stage in placement.stages), default=0
+    )
     if not (spec.kv_swap_bytes and block_bytes):
         return Swapping()
 
     def block_s(stage: PlacedStage) -> float:
         out_bps = back_bps = MEMORY_BPS
         if spec.kv_swap_on_disk:  # at the measured rates, if there are any
-            out_bps, back_bps = stage.disk_write_bytes_per_s or DISK_BPS, stage.disk_read_bytes_per_s or DISK_BPS
+            out_bps, back_bps = (
+                stage.disk_write_bytes_per_s or DISK_BPS,
+                stage.disk_read_bytes_per_s or DISK_BPS,
+            )
         return stage.kv_bytes / placement.kv_blocks * (1 / out_bps + 1 / back_bps)
 
     costs = partial(compute_s, placement.costs) if placement.costs else None
@@ -82,26 +96,46 @@ def swapping(prepare: PrepareStage) -> Swapping:
 
 
 def make_slices(prepare: PrepareStage) -> PromptSlices | None:
-    """None if slices would not follow each other through the stages, or if their cost is unknown."""
+    """None if slices would not follow each other through the stages, or if their cost is
+    unknown."""
     placement = prepare.placement
-    if Mode(prepare.spec.mode) is not Mode.NO_BUBBLES or len(placement.stages) == 1 or not placement.costs:
+    if (
+        Mode(prepare.spec.mode) is not Mode.NO_BUBBLES
+        or len(placement.stages) == 1
+        or not placement.costs
+    ):
         return None
     return PromptSlices(placement.costs)
 
 
 def batching(prepare: PrepareStage) -> Batching:
-    """The placement's (b, m), or a larger b so that as many requests run as the deployment has memory for.
+    """The placement's (b, m), or a larger b so that as many requests run as the deployment has
+    memory for.
 
     It stays as placed in sequential mode, and if a time per token was promised, which holds for
     that b. Otherwise the head chooses m while it runs, unless the spec names one.
     """
     spec, placement = prepare.spec, prepare.placement
-    mode, micro_batch, micro_batches = Mode(spec.mode), placement.micro_batch, placement.micro_batches
+    mode, micro_batch, micro_batches = (
+        Mode(spec.mode),
+        placement.micro_batch,
+        placement.micro_batches,
+    )
     is_free = mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None
     if is_free:
         micro_batch = max(micro_batch, -(-running_requests(spec, placement) // micro_batches))
     fixed = spec.micro_batches > 0
     largest = min(micro_batch, MAX_MICRO_BATCH)
-    if placement.sweep > 1:  # the micro-batches of a sweep share its reads: their number is the plan's
+    if (
+        placement.sweep > 1
+    ):  # the micro-batches of a sweep share its reads: their number is the plan's
         fixed = True
-    return Batching(mode, placement.window, largest, micro_batches, fixed, is_free and not fixed, placement.sweep)
+    return Batching(
+        mode,
+        placement.window,
+        largest,
+        micro_batches,
+        fixed,
+        is_free and not fixed,
+        placement.sweep,
+    )

@@ -12,7 +12,8 @@ _KEPT = 256
 
 
 class PromptSlices:
-    """`prepare` searches, which takes some tens of milliseconds and is safe in a thread; calling it answers at once."""
+    """`prepare` searches, which takes some tens of milliseconds and is safe in a thread; calling it
+    answers at once."""
 
     def __init__(self, stages: Sequence[StageCost]) -> None:
         self._stages = tuple(stages)

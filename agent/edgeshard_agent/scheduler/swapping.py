@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from edgeshard_agent.scheduler.chunking import ComputeSeconds
 
 MEMORY_BPS = 2e9
-"""Bytes a second at which a node is taken to copy blocks within its memory: no node measures that."""
+"""Bytes a second at which a node is taken to copy blocks within its memory: no node measures
+that."""
 DISK_BPS = 2e8
 """The same for a disk that was not measured, reading as well as writing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swapping:
-    """The KV that the stages can keep aside: `blocks` each; `block_s` seconds go into copying one, both ways together.
+    """The KV that the stages can keep aside: `blocks` each; `block_s` seconds go into copying one,
+    both ways together.
 
     `compute_s` is what pieces of a step take on all stages; None if unknown; then keeping is
     assumed to be faster.
@@ -29,11 +31,13 @@ class Swapping:
     compute_s: ComputeSeconds | None = None
 
     def is_faster(self, blocks: int, positions: int, step_tokens: int) -> bool:
-        """Whether keeping blocks is faster than running these positions once more, in steps of `step_tokens` tokens."""
+        """Whether keeping blocks is faster than running these positions once more, in steps of
+        `step_tokens` tokens."""
         if self.compute_s is None:
             return True
         again_s = sum(
-            self.compute_s([(first, min(step_tokens, positions - first))]) for first in range(0, positions, step_tokens)
+            self.compute_s([(first, min(step_tokens, positions - first))])
+            for first in range(0, positions, step_tokens)
         )
         return blocks * self.block_s < again_s
 

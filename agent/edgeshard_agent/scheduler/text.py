@@ -20,7 +20,9 @@ class TextStream:
     are the tokens with which the request began.
     """
 
-    def __init__(self, decode: Decode, before: Sequence[int], stop_strings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Decode, before: Sequence[int], stop_strings: Sequence[str] = ()
+    ) -> None:
         self._decode = decode
         self._ids = _context(decode, before)
         self._read = len(self._ids)
@@ -31,7 +33,8 @@ class TextStream:
         """Whether a stop string was completed; the text ends in front of it."""
 
     def push(self, token: int) -> str:
-        """Text that is certain now; '' while a character or a possible stop string is incomplete."""
+        """Text that is certain now; '' while a character or a possible stop string is
+        incomplete."""
         self._ids.append(token)
         text = self._decode(self._ids)
         if text.endswith(_REPLACEMENT) or len(text) <= len(self._known):
@@ -55,18 +58,24 @@ class TextStream:
         """The text that `text`, the decoded `_ids`, adds to the known one."""
         if text.startswith(self._known):
             return text[len(self._known) :]
-        # Bytes that make no character spoil the whole characters of bytes in front of them; those are out already.
+        # Bytes that make no character spoil the whole characters of bytes in front of them; those
+        # are out already.
         return self._decode(self._ids[self._read :])
 
     def _release(self, fresh: str) -> str:
         self._held += fresh
-        ends = [(index, stop) for stop in self._stop_strings if (index := self._held.find(stop)) >= 0]
+        ends = [
+            (index, stop) for stop in self._stop_strings if (index := self._held.find(stop)) >= 0
+        ]
         if ends:
             self.stopped = True
             text, self._held = self._held[: min(ends)[0]], ""
             return text
         keep = max((_overlap(self._held, stop) for stop in self._stop_strings), default=0)
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        text, self._held = (
+            self._held[: len(self._held) - keep],
+            self._held[len(self._held) - keep :],
+        )
         return text
 
 

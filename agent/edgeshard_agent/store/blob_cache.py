@@ -1,4 +1,5 @@
-"""A content-addressed cache with a size limit. State is kept on the event loop; the disk is touched in threads."""
+"""A content-addressed cache with a size limit. State is kept on the event loop; the disk is touched
+in threads."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Pin:
         self._held = True
 
     def location(self, digest: Digest) -> BlobLocation:
-        """The place of a pinned blob. Raises NotFoundError when a shared store has lost it since."""
+        """The place of a pinned blob. Raises NotFoundError when a shared store has lost it
+        since."""
         if digest not in self._digests:
             raise KeyError(digest)
         return self._cache.location(digest)
@@ -54,7 +56,8 @@ class Pin:
         self._joined.append(other)
 
     async def drop(self, digests: Iterable[Digest]) -> None:
-        """Let go of blobs whose numbers packed files have now, and remove those that no other pin holds.
+        """Let go of blobs whose numbers packed files have now, and remove those that no other pin
+        holds.
 
         A node keeps its share of a model once.
         """
@@ -90,7 +93,9 @@ class BlobCache:
     there: they are neither fetched nor counted.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int, shared: BlobDirectory | None = None) -> None:
+    def __init__(
+        self, directory: Path, limit_bytes: int, shared: BlobDirectory | None = None
+    ) -> None:
         self.directory = directory
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
@@ -99,7 +104,8 @@ class BlobCache:
         self.packed = PackedUnits(directory / "packed", lambda: self.limit_bytes - self.used_bytes)
         self._shared = shared
         self._manifests = directory / "manifests"
-        # Bytes by blob, least recently used first. A blob being fetched counts in full from the start.
+        # Bytes by blob, least recently used first. A blob being fetched counts in full from the
+        # start.
         self._sizes: OrderedDict[Digest, int] = OrderedDict()
         self._pins: Counter[Digest] = Counter()
         self._making_room = asyncio.Lock()
@@ -117,13 +123,16 @@ class BlobCache:
 
     def location(self, digest: Digest) -> BlobLocation:
         """The place of a blob that is here. Raises NotFoundError if it is missing."""
-        location = self.blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
+        location = self.blobs.locate(digest) or (
+            self._shared.locate(digest) if self._shared is not None else None
+        )
         if location is None:
             raise missing_blob(digest)
         return location
 
     def pin(self, digests: Iterable[Digest]) -> Pin:
-        """Keep these blobs, whether they are there already or come later, until the pin is released."""
+        """Keep these blobs, whether they are there already or come later, until the pin is
+        released."""
         digests = frozenset(digests)
         self._pins.update(digests)
         return Pin(self, digests)
@@ -142,7 +151,8 @@ class BlobCache:
         return lock
 
     async def is_intact(self, digest: Digest, size: int, *, is_weights: bool = False) -> bool:
-        """Whether the whole blob is here and right; reads all of it. Removes a damaged one, marks a good one used.
+        """Whether the whole blob is here and right; reads all of it. Removes a damaged one, marks a
+        good one used.
 
         For a blob in a linked file of the shared store the result may change the next moment. Such
         a blob counts as intact without a read only if it is weights: `CachedTensorSource` compares
@@ -174,12 +184,15 @@ class BlobCache:
             await self._evict_until(room)
             with self.packed.lock:  # a load may be writing packed files
                 if self._all_bytes > room:
-                    raise self.too_small(f"{size} bytes more are needed while loaded stages hold the rest")
+                    raise self.too_small(
+                        f"{size} bytes more are needed while loaded stages hold the rest"
+                    )
                 self._account(digest, size)
             self._touch(digest)
 
     def check_room(self, sizes: Mapping[Digest, int]) -> None:
-        """Raise ResourceExhaustedError (DISK_FULL) unless the disk has room for these blobs; call it before a fetch.
+        """Raise ResourceExhaustedError (DISK_FULL) unless the disk has room for these blobs; call
+        it before a fetch.
 
         Blobs that are here need no more space, and evicted ones free theirs. Blocking.
         """
@@ -210,12 +223,15 @@ class BlobCache:
     async def drop_unused(self, digests: Iterable[Digest]) -> None:
         """Remove these blobs, except those that are pinned or not here."""
         for digest in digests:
-            async with self.lock(digest):  # a fetch pins a blob before it looks for it under the lock
+            async with self.lock(
+                digest
+            ):  # a fetch pins a blob before it looks for it under the lock
                 if digest in self._sizes and digest not in self._pins:
                     await self.discard(digest)
 
     async def settle(self, digest: Digest) -> None:
-        """Count the bytes that are really there after a fetch, failed or not, and leave no empty partial file."""
+        """Count the bytes that are really there after a fetch, failed or not, and leave no empty
+        partial file."""
         sizes = list[int]()
 
         def look() -> None:
@@ -233,13 +249,17 @@ class BlobCache:
         """The manifest of that digest when it is here and intact."""
         path = self._manifest_path(digest)
         try:
-            return await in_thread(lambda: manifest_from_json(path.read_text(encoding="utf-8"), digest))
+            return await in_thread(
+                lambda: manifest_from_json(path.read_text(encoding="utf-8"), digest)
+            )
         except (FileNotFoundError, UnicodeDecodeError, DataLossError):
             return None
 
     async def keep_manifest(self, digest: Digest, manifest: ModelManifest) -> None:
         async with self.lock(digest):  # two loads may have asked for it
-            await in_thread(lambda: write_atomically(self._manifest_path(digest), manifest_to_json(manifest)))
+            await in_thread(
+                lambda: write_atomically(self._manifest_path(digest), manifest_to_json(manifest))
+            )
 
     def _manifest_path(self, digest: Digest) -> Path:
         return self._manifests / f"{check_digest(digest)}.json"
@@ -262,7 +282,8 @@ class BlobCache:
         return True
 
     async def _evict_until(self, limit_bytes: int) -> None:
-        """Remove unpinned blobs and packed files until at most `limit_bytes` are left or none can be removed."""
+        """Remove unpinned blobs and packed files until at most `limit_bytes` are left or none can
+        be removed."""
         while self._all_bytes > limit_bytes:
             victim = next((digest for digest in self._sizes if digest not in self._pins), None)
             if victim is None:
@@ -289,7 +310,8 @@ class BlobCache:
     def too_small(self, why: str) -> ResourceExhaustedError:
         """The refusal of what does not fit."""
         return ResourceExhaustedError(
-            f"cache-limit {self.limit_bytes} bytes is too small: {why}; give more with --cache-limit",
+            f"cache-limit {self.limit_bytes} bytes is too small: {why}; give more with "
+            "--cache-limit",
             field="cache-limit",
             reason=CACHE_LIMIT,
         )

@@ -1,7 +1,9 @@
-"""Reading large pieces of a file at the rate of its disk: past the page cache, in chunks, by several threads.
+"""Reading large pieces of a file at the rate of its disk: past the page cache, in chunks, by
+several threads.
 
-Reads that pass the page cache (O_DIRECT) cost no copy and push nothing out of memory, but want addresses, offsets and
-sizes in whole blocks. A file system that refuses them is read through the cache, and its pages are given back.
+Reads that pass the page cache (O_DIRECT) cost no copy and push nothing out of memory, but want
+addresses, offsets and sizes in whole blocks. A file system that refuses them is read through the
+cache, and its pages are given back.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ ALIGNMENT = DISK_BLOCK_BYTES
 """Alignment of addresses, offsets and sizes, in bytes; no disk needs more."""
 CHUNK_BYTES = 2 << 20
 THREADS = 8
-"""More than a disk needs: while some clear memory and take checksums, the chunks of others are on their way."""
+"""More than a disk needs: while some clear memory and take checksums, the chunks of others are on
+their way."""
 _PIECE_BYTES = 512 << 10
-"""Piece of a read that may be abandoned: a running piece is not stopped, and the next read waits for it."""
+"""Piece of a read that may be abandoned: a running piece is not stopped, and the next read waits
+for it."""
 _CACHED_SHARE = 0.9
-"""A file of whose pages this share is in memory is copied from there, which is faster than any disk."""
+"""A file of whose pages this share is in memory is copied from there, which is faster than any
+disk."""
 
 
 def cached_share(path: Path) -> float:
@@ -40,17 +45,26 @@ def cached_share(path: Path) -> float:
         size = os.fstat(file.fileno()).st_size
         if not size:
             return 0.0
-        # A private, writable mapping, because ctypes takes the address of no other; nothing is written.
-        with mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as pages:
+        # A private, writable mapping, because ctypes takes the address of no other; nothing is
+        # written.
+        with mmap.mmap(
+            file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        ) as pages:
             count = -(-size // mmap.PAGESIZE)
             page_flags = (ctypes.c_ubyte * count)()
             anchor = ctypes.c_char.from_buffer(pages)
             mincore = ctypes.CDLL(None, use_errno=True).mincore
             try:
-                refused = mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), page_flags)
+                refused = mincore(
+                    ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), page_flags
+                )
             finally:
                 del anchor
-            return 0.0 if refused else int((np.frombuffer(bytes(page_flags), np.uint8) & 1).sum()) / count
+            return (
+                0.0
+                if refused
+                else int((np.frombuffer(bytes(page_flags), np.uint8) & 1).sum()) / count
+            )
 
 
 Wanted = Callable[[], bool]
@@ -66,14 +80,18 @@ class ReadAbandonedError(Exception):
 class ChunkReader:
     """Reads pieces of files into memory, `threads` chunks at a time.
 
-    Reads of two threads follow each other without a pause: the second one's begin while the first one's last chunks are
-    on their way.
+    Reads of two threads follow each other without a pause: the second one's begin while the first
+    one's last chunks are on their way.
 
-    `pace` is called with the bytes of each chunk before it is read: measurements stand in for slower disks with it.
+    `pace` is called with the bytes of each chunk before it is read: measurements stand in for
+    slower disks with it.
     """
 
     def __init__(
-        self, checksum: Callable[[memoryview], int], threads: int = THREADS, pace: Callable[[int], None] | None = None
+        self,
+        checksum: Callable[[memoryview], int],
+        threads: int = THREADS,
+        pace: Callable[[int], None] | None = None,
     ) -> None:
         """`checksum` is the CRC32C of the data read, for the caller's check."""
         self.checksum = checksum
@@ -99,13 +117,17 @@ class ChunkReader:
 
         Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread
         with each chunk and its index; an exception from it ends the read. `cached`: read through
-        the page cache or past it; by default, whichever is faster. `is_wanted` is called before each
-        piece of 512 KiB. Raises OSError, EOFError if the file ends before, and ReadAbandonedError
-        once it is not wanted.
+        the page cache or past it; by default, whichever is faster. `is_wanted` is called before
+        each piece of 512 KiB. Raises OSError, EOFError if the file ends before, and
+        ReadAbandonedError once it is not wanted.
         """
         through_cache = cached_share(path) >= _CACHED_SHARE if cached is None else cached
         with _opened(path, direct=not through_cache) as (file, is_direct):
-            lock, places, stopped = Lock(), enumerate(zip(accumulate(chunks, initial=0), chunks, strict=False)), False
+            lock, places, stopped = (
+                Lock(),
+                enumerate(zip(accumulate(chunks, initial=0), chunks, strict=False)),
+                False,
+            )
 
             def work() -> None:
                 nonlocal stopped
@@ -131,7 +153,9 @@ class ChunkReader:
             if errors:
                 raise errors[0]
 
-    def _read_chunk(self, file: int, chunk: memoryview, offset: int, is_wanted: Wanted | None) -> None:
+    def _read_chunk(
+        self, file: int, chunk: memoryview, offset: int, is_wanted: Wanted | None
+    ) -> None:
         """Read a chunk at once; with `is_wanted` in pieces, and no more once it is not wanted."""
         most = _PIECE_BYTES if is_wanted is not None else max(1, len(chunk))
         for at in range(0, len(chunk), most):

@@ -1,4 +1,5 @@
-"""Fetching manifests and blobs from the coordinator's store into the cache, with resume and verification."""
+"""Fetching manifests and blobs from the coordinator's store into the cache, with resume and
+verification."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from edgeshard_agent.store.blob_cache import BlobCache, Pin
 log = structlog.get_logger()
 
 Progress = Callable[[int, int], None]
-"""Called on the event loop with (bytes that are here, bytes in all); the first may fall when a download was damaged."""
+"""Called on the event loop with (bytes that are here, bytes in all); the first may fall when a
+download was damaged."""
 
 _DAMAGED_DOWNLOADS = 3
 _COORDINATOR = "the coordinator's model store"
@@ -33,7 +35,8 @@ _COORDINATOR = "the coordinator's model store"
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """`attempts` in a row that bring no byte are given up; the wait between them doubles, in seconds.
+    """`attempts` in a row that bring no byte are given up; the wait between them doubles, in
+    seconds.
 
     A stream that is silent for `stall_s` counts as broken.
     """
@@ -64,7 +67,12 @@ class Fetcher:
     """Fetches a stage's missing blobs into `cache` over `channel`, `parallel` blobs at a time."""
 
     def __init__(
-        self, cache: BlobCache, channel: grpc.aio.Channel, *, parallel: int = 4, retries: Retries | None = None
+        self,
+        cache: BlobCache,
+        channel: grpc.aio.Channel,
+        *,
+        parallel: int = 4,
+        retries: Retries | None = None,
     ) -> None:
         self._cache = cache
         self._stub = store_pb2_grpc.ModelStoreServiceStub(channel)
@@ -74,7 +82,8 @@ class Fetcher:
     async def manifest(self, digest: Digest) -> ModelManifest:
         """The manifest of that digest; from the cache without any call when it is there.
 
-        Raises NotFoundError when the coordinator has none, DataLossError when it sends another, UnavailableError.
+        Raises NotFoundError when the coordinator has none, DataLossError when it sends another,
+        UnavailableError.
         """
         cached = await self._cache.manifest(digest)
         if cached is not None:
@@ -89,21 +98,25 @@ class Fetcher:
         manifest = await in_thread(manifest_from_wire, response.manifest)
         if manifest.digest() != digest:
             raise DataLossError(
-                f"the coordinator sent another manifest than {digest}; deploy the model again", field="manifest_digest"
+                f"the coordinator sent another manifest than {digest}; deploy the model again",
+                field="manifest_digest",
             )
         await self._cache.keep_manifest(digest, manifest)
         return manifest
 
-    async def fetch(self, items: Iterable[TensorInfo | FileInfo], progress: Progress | None = None) -> Pin:
-        """Have the blobs of these tensors and files in the cache, verified and pinned; the caller releases the pin.
+    async def fetch(
+        self, items: Iterable[TensorInfo | FileInfo], progress: Progress | None = None
+    ) -> Pin:
+        """Have the blobs of these tensors and files in the cache, verified and pinned; the caller
+        releases the pin.
 
         A cached file is checked against its sha256 and needs no call; a damaged file is fetched
         again. Weights in linked files of a shared store are checked when they are read. A broken
         download continues from its last byte, also after a restart of the process.
 
-        Raises ResourceExhaustedError (cache-limit, or a full disk), DataLossError naming the tensor when its bytes stay
-        wrong, NotFoundError, UnavailableError. The data that arrived until then is kept for the
-        next try.
+        Raises ResourceExhaustedError (cache-limit, or a full disk), DataLossError naming the tensor
+        when its bytes stay wrong, NotFoundError, UnavailableError. The data that arrived until then
+        is kept for the next try.
         """
         items = tuple(items)
         sizes = blob_sizes(items)
@@ -117,7 +130,9 @@ class Fetcher:
 
         async def work() -> None:
             for digest, size in queue:
-                await self._ensure(digest, size, names[digest], tally, is_weights=digest not in small)
+                await self._ensure(
+                    digest, size, names[digest], tally, is_weights=digest not in small
+                )
 
         workers = [asyncio.ensure_future(work()) for _ in range(self._parallel)]
         try:
@@ -138,10 +153,16 @@ class Fetcher:
         if total <= limit:
             return
         largest = max(sizes, key=lambda digest: sizes[digest])
-        what = f"{names[largest]} has {sizes[largest]} bytes" if sizes[largest] > limit else f"the stage has {total}"
+        what = (
+            f"{names[largest]} has {sizes[largest]} bytes"
+            if sizes[largest] > limit
+            else f"the stage has {total}"
+        )
         raise self._cache.too_small(what)
 
-    async def _ensure(self, digest: Digest, size: int, name: str, tally: _Tally, *, is_weights: bool) -> None:
+    async def _ensure(
+        self, digest: Digest, size: int, name: str, tally: _Tally, *, is_weights: bool
+    ) -> None:
         async with self._cache.lock(digest):
             if not await self._cache.is_intact(digest, size, is_weights=is_weights):
                 await self._cache.reserve(digest, size)
@@ -172,14 +193,21 @@ class Fetcher:
                 await in_thread(self._cache.blobs.truncate, digest, 0)
                 if damaged >= _DAMAGED_DOWNLOADS or error.reason == "STORED_BLOB_DAMAGED":
                     raise DataLossError(
-                        f"{name} arrived damaged: {error.message}", field=name, reason="CORRUPT_TENSOR"
+                        f"{name} arrived damaged: {error.message}",
+                        field=name,
+                        reason="CORRUPT_TENSOR",
                     ) from None
             except UnavailableError as error:
-                failures = 1 if await in_thread(self._cache.blobs.received, digest) > start else failures + 1
+                failures = (
+                    1
+                    if await in_thread(self._cache.blobs.received, digest) > start
+                    else failures + 1
+                )
                 await self._wait(error, failures)
 
     async def _receive(self, digest: Digest, start: int, size: int, tally: _Tally) -> None:
-        """Append bytes [start, size) to the partial file. Raises UnavailableError when the stream breaks."""
+        """Append bytes [start, size) to the partial file. Raises UnavailableError when the stream
+        breaks."""
         offset = start
         call = self._stub.ReadBlob(blob_range_to_wire(BlobRange(digest, start, size - start)))
         try:
@@ -189,17 +217,23 @@ class Fetcher:
                 if message is grpc.aio.EOF:
                     break
                 if offset + len(message.data) > size:
-                    raise DataLossError(f"the coordinator sent more than the {size} bytes of blob {digest}")
+                    raise DataLossError(
+                        f"the coordinator sent more than the {size} bytes of blob {digest}"
+                    )
                 await in_thread(self._cache.blobs.write, digest, offset, message.data)
                 offset += len(message.data)
                 tally.set(digest, offset)
             status = await call.code()
             if status is not grpc.StatusCode.OK or offset < size:
-                raise UnavailableError(f"{_COORDINATOR} ended the stream at byte {offset} of {size}")
+                raise UnavailableError(
+                    f"{_COORDINATOR} ended the stream at byte {offset} of {size}"
+                )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, _COORDINATOR) from None
         except TimeoutError:
-            raise UnavailableError(f"{_COORDINATOR} sent nothing for {self._retries.stall_s:g} s") from None
+            raise UnavailableError(
+                f"{_COORDINATOR} sent nothing for {self._retries.stall_s:g} s"
+            ) from None
         except asyncio.CancelledError:
             # A call that the other side cancels looks like a cancel of this task.
             task = asyncio.current_task()
@@ -210,7 +244,10 @@ class Fetcher:
             call.cancel()
 
     async def _wait(self, error: EdgeShardError, failures: int) -> None:
-        """Sleep before the next attempt; raise `error` if there is no attempt left or another would not help."""
+        """Sleep before the next attempt; raise `error` if there is no attempt left or another would
+        not help."""
         if not isinstance(error, UnavailableError) or failures >= self._retries.attempts:
             raise error
-        await asyncio.sleep(min(self._retries.first_wait_s * 2 ** (failures - 1), self._retries.longest_wait_s))
+        await asyncio.sleep(
+            min(self._retries.first_wait_s * 2 ** (failures - 1), self._retries.longest_wait_s)
+        )

@@ -1,10 +1,11 @@
-"""Packed files: a unit of a model, such as a layer, as the kernels read it, so that loading it is reading it.
+"""Packed files: a unit of a model, such as a layer, as the kernels read it, so that loading it is
+reading it.
 
-A file is a header, padded to whole blocks, and data: first the unit's small tensors, then, from a whole block on, the
-large ones. The header has the entries, a CRC32C of every chunk of the data, which each read checks,
-and the SHA-256 of all data, which names the content. Nothing in a file depends on the instruction
-set. (ServerlessLLM, OSDI 2024, section 4: one file in loading order, read in chunks past the page
-cache)
+A file is a header, padded to whole blocks, and data: first the unit's small tensors, then, from a
+whole block on, the large ones. The header has the entries, a CRC32C of every chunk of the data,
+which each read checks, and the SHA-256 of all data, which names the content. Nothing in a file
+depends on the instruction set. (ServerlessLLM, OSDI 2024, section 4: one file in loading order,
+read in chunks past the page cache)
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, Wa
 
 SUFFIX = ".packed"
 PACKED_DAMAGED = "PACKED_DAMAGED"
-"""Reason of the error for a file that is not as it was written; it is gone, and is made again by the next load."""
+"""Reason of the error for a file that is not as it was written; it is gone, and is made again by
+the next load."""
 _MAGIC = b"ESPACKED"
 _HEAD = struct.Struct("<8sIII")
 _HEADER_LIMIT = 64 << 20
@@ -40,8 +42,8 @@ _COPIED_BYTES = 64 << 10
 class PackedEntry:
     """One tensor of a unit: `size` bytes at `offset` of the data, and how they are to be read.
 
-    A matrix for the kernels has a `scheme`, and 0 or the inputs that share a scale as `group`. Its bias, if there is
-    one, is an entry of its own. Others are plain tensors, row by row.
+    A matrix for the kernels has a `scheme`, and 0 or the inputs that share a scale as `group`. Its
+    bias, if there is one, is an entry of its own. Others are plain tensors, row by row.
     """
 
     name: str
@@ -66,8 +68,8 @@ class UnitBytes:
 
 @dataclass(frozen=True, slots=True)
 class PackedHeader:
-    """The header of a packed file. `small_bytes` of the data are small tensors; `data_bytes` are all, in whole
-    blocks."""
+    """The header of a packed file. `small_bytes` of the data are small tensors; `data_bytes` are
+    all, in whole blocks."""
 
     key: str
     entries: tuple[PackedEntry, ...]
@@ -107,8 +109,8 @@ def packed_bytes(key: str, unit: UnitBytes) -> int:
 def write_packed(path: Path, key: str, unit: UnitBytes) -> PackedHeader:
     """Write the packed file of a unit.
 
-    Either part is padded to whole blocks. A crash leaves all of the file or none. Raises ResourceExhaustedError for a
-    full disk.
+    Either part is padded to whole blocks. A crash leaves all of the file or none. Raises
+    ResourceExhaustedError for a full disk.
     """
     header, small, room = _laid_out_header(key, unit)
     # Two loads may write the same unit at once.
@@ -129,9 +131,12 @@ def write_packed(path: Path, key: str, unit: UnitBytes) -> PackedHeader:
                 file.seek(0)
                 file.write(_HEAD.pack(_MAGIC, len(text), google_crc32c.value(text), room) + text)
                 file.flush()
-                file.truncate(room + header.data_bytes)  # the header's padding, if no data follows it
+                file.truncate(
+                    room + header.data_bytes
+                )  # the header's padding, if no data follows it
                 os.fsync(file.fileno())
-                # It will be read past the page cache; a node that streams has better use for its memory.
+                # It will be read past the page cache; a node that streams has better use for its
+                # memory.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             temporary.rename(path)
         finally:
@@ -141,12 +146,19 @@ def write_packed(path: Path, key: str, unit: UnitBytes) -> PackedHeader:
 
 
 def _laid_out_header(key: str, unit: UnitBytes) -> tuple[PackedHeader, bytes, int]:
-    """The header without its checksums, the padded small tensors, and the bytes that the header takes in the file."""
+    """The header without its checksums, the padded small tensors, and the bytes that the header
+    takes in the file."""
     small = unit.small + bytes(-len(unit.small) % ALIGNMENT)
     large_bytes = in_disk_blocks(unit.large_bytes)
     count = 1 + -(-large_bytes // CHUNK_BYTES)
-    header = PackedHeader(key, unit.entries, len(small), len(small) + large_bytes, "0" * 64, (0,) * count)
-    return header, small, in_disk_blocks(_HEAD.size + len(_to_json(header)))  # checksums have ten digits each
+    header = PackedHeader(
+        key, unit.entries, len(small), len(small) + large_bytes, "0" * 64, (0,) * count
+    )
+    return (
+        header,
+        small,
+        in_disk_blocks(_HEAD.size + len(_to_json(header))),
+    )  # checksums have ten digits each
 
 
 def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:
@@ -164,19 +176,26 @@ def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:
 
 
 def _to_json(header: PackedHeader) -> bytes:
-    fields = asdict(header) | {"layout": LAYOUT, "chunks": [f"{value:010d}" for value in header.chunks]}
+    fields = asdict(header) | {
+        "layout": LAYOUT,
+        "chunks": [f"{value:010d}" for value in header.chunks],
+    }
     return json.dumps(fields, sort_keys=True).encode()
 
 
 class PackedFile:
-    """A packed file that is there. Raises DataLossError (PACKED_DAMAGED) for one that is not as it was written."""
+    """A packed file that is there. Raises DataLossError (PACKED_DAMAGED) for one that is not as it
+    was written."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
         self._first, self.header = _read_header(path, key)
 
-    def read_whole(self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None) -> None:
-        """Fill `into` with all data, checked: small tensors, then large ones. `cached` is as of `ChunkReader.read`."""
+    def read_whole(
+        self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None
+    ) -> None:
+        """Fill `into` with all data, checked: small tensors, then large ones. `cached` is as of
+        `ChunkReader.read`."""
         self._read(reader, into, 0, cached)
 
     def read_small(self, reader: ChunkReader, into: memoryview) -> None:
@@ -184,15 +203,27 @@ class PackedFile:
         self._read(reader, into[: self.header.small_bytes], 0, None)
 
     def read_large(
-        self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None, is_wanted: Wanted | None = None
+        self,
+        reader: ChunkReader,
+        into: memoryview,
+        *,
+        cached: bool | None = None,
+        is_wanted: Wanted | None = None,
     ) -> None:
-        """Fill `into` with the data of the large tensors, checked. ReadAbandonedError once that is not `is_wanted`."""
+        """Fill `into` with the data of the large tensors, checked. ReadAbandonedError once that is
+        not `is_wanted`."""
         self._read(reader, into[: self.header.large_bytes], 1, cached, is_wanted)
 
     def _read(
-        self, reader: ChunkReader, into: memoryview, first: int, cached: bool | None, is_wanted: Wanted | None = None
+        self,
+        reader: ChunkReader,
+        into: memoryview,
+        first: int,
+        cached: bool | None,
+        is_wanted: Wanted | None = None,
     ) -> None:
-        """Read the chunks from number `first` on: chunk 0 has the small tensors, chunk 1 begins the large ones."""
+        """Read the chunks from number `first` on: chunk 0 has the small tensors, chunk 1 begins the
+        large ones."""
         header = self.header
         offset = header.small_bytes if first else 0
         left, sizes = len(into), list[int]()
@@ -206,7 +237,15 @@ class PackedFile:
                 raise packed_damage(self.path, f"chunk {first + index} does not match its checksum")
 
         try:
-            reader.read(self.path, self._first + offset, into, sizes, check, cached=cached, is_wanted=is_wanted)
+            reader.read(
+                self.path,
+                self._first + offset,
+                into,
+                sizes,
+                check,
+                cached=cached,
+                is_wanted=is_wanted,
+            )
         except (OSError, EOFError, DataLossError) as error:
             self.path.unlink(missing_ok=True)  # the next load makes it again
             if isinstance(error, DataLossError):
@@ -226,8 +265,12 @@ def _read_header(path: Path, key: str) -> tuple[int, PackedHeader]:
             raise packed_damage(path, "its header does not match its checksum")
         fields = json.loads(text)
         if fields.pop("layout") != LAYOUT or fields["key"] != key:
-            raise packed_damage(path, f"it is of {fields['key']}, layout {LAYOUT} of {key} is wanted")
-        entries = tuple(PackedEntry(**item | {"shape": tuple(item["shape"])}) for item in fields.pop("entries"))
+            raise packed_damage(
+                path, f"it is of {fields['key']}, layout {LAYOUT} of {key} is wanted"
+            )
+        entries = tuple(
+            PackedEntry(**item | {"shape": tuple(item["shape"])}) for item in fields.pop("entries")
+        )
         chunks = tuple(int(value) for value in fields.pop("chunks"))
         header = PackedHeader(entries=entries, chunks=chunks, **fields)
     except (OSError, struct.error, ValueError, KeyError, TypeError) as error:
@@ -237,7 +280,9 @@ def _read_header(path: Path, key: str) -> tuple[int, PackedHeader]:
         or size != first + header.data_bytes
         or len(chunks) != 1 + -(-header.large_bytes // CHUNK_BYTES)
     ):
-        raise packed_damage(path, f"it has {size} bytes, but its header declares {first + header.data_bytes}")
+        raise packed_damage(
+            path, f"it has {size} bytes, but its header declares {first + header.data_bytes}"
+        )
     return first, header
 
 

@@ -1,4 +1,5 @@
-"""The packed files of a node. Threads that load may use it while the event loop lists and drops files."""
+"""The packed files of a node. Threads that load may use it while the event loop lists and drops
+files."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ import structlog
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
 from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.storage.files import TEMPORARY
-from edgeshard_agent.store.packed_files import SUFFIX, PackedFile, UnitBytes, packed_bytes, write_packed
+from edgeshard_agent.store.packed_files import (
+    SUFFIX,
+    PackedFile,
+    UnitBytes,
+    packed_bytes,
+    write_packed,
+)
 
 log = structlog.get_logger()
 
@@ -61,14 +68,15 @@ class PackedUnits:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all packed files; looked at once (`files`), and counted from then on. One that is written counts
-        whole."""
+        """Bytes of all packed files; looked at once (`files`), and counted from then on. One that
+        is written counts whole."""
         with self.lock:
             return sum(self._known().values()) + self._writing
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Ids of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
+        """Ids of all packed files that are named as they should be, in order: `UnitForm.id` as
+        numbers."""
         names = self._known()
         with self.lock:
             if self._ids is None:
@@ -91,7 +99,9 @@ class PackedUnits:
             if self._sizes is None or self._sizes.get(name) == size:
                 return
             self._sizes = {
-                other_name: other_size for other_name, other_size in self._sizes.items() if other_name != name
+                other_name: other_size
+                for other_name, other_size in self._sizes.items()
+                if other_name != name
             }
             if size is not None:
                 self._sizes[name] = size
@@ -108,7 +118,9 @@ class PackedUnits:
             name = path.name.removesuffix(SUFFIX)
             infos.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
         with self.lock:
-            if self._changes == changes:  # else a scan slower than a write would forget the written file
+            if (
+                self._changes == changes
+            ):  # else a scan slower than a write would forget the written file
                 self._sizes, self._ids = {info.name: info.size for info in infos}, None
         return sorted(infos, key=lambda info: info.used_ns)
 
@@ -124,8 +136,14 @@ class PackedUnits:
         """
         named_units = self._named()
         if unknown := sorted(set(ids) - {unit.id for _, unit in named_units}):
-            raise NotFoundError(f"there are no packed units {', '.join(unknown)[:400]}", field="ids")
-        victims = [(name, unit) for name, unit in named_units if (unit.id in ids if ids else not unit.in_use)]
+            raise NotFoundError(
+                f"there are no packed units {', '.join(unknown)[:400]}", field="ids"
+            )
+        victims = [
+            (name, unit)
+            for name, unit in named_units
+            if (unit.id in ids if ids else not unit.in_use)
+        ]
         dropped = tuple(replace(unit, in_use=not self._drop_unused(name)) for name, unit in victims)
         for unit in dropped:
             if not unit.in_use:
@@ -137,8 +155,12 @@ class PackedUnits:
         for info in self.files():
             if parts := _NAME.fullmatch(info.name):
                 model, unit, form, id_ = parts.groups()
-                named_units.append((info.name, PackedUnit(id_, model, unit, form, info.size, info.in_use)))
-        return sorted(named_units, key=lambda named: (named[1].model, _in_order(named[1].unit), named[1].form))
+                named_units.append(
+                    (info.name, PackedUnit(id_, model, unit, form, info.size, info.in_use))
+                )
+        return sorted(
+            named_units, key=lambda named: (named[1].model, _in_order(named[1].unit), named[1].form)
+        )
 
     def _drop_unused(self, name: str) -> bool:
         """Whether it is gone. It cannot be taken into use meanwhile."""
@@ -152,7 +174,8 @@ class PackedUnits:
     def find(self, name: str, key: str) -> PackedFile:
         """The packed file of that key, which counts as used now.
 
-        Raises DataLossError (PACKED_DAMAGED) for one that is gone or not as it was written, which is gone then.
+        Raises DataLossError (PACKED_DAMAGED) for one that is gone or not as it was written, which
+        is gone then.
         """
         path = self._path(name)
         try:
@@ -215,7 +238,8 @@ class PackedUnits:
             self._pins += Counter()  # without unused ones
 
     def make_room(self, limit: int) -> None:
-        """Drop files that are not in use, least recently used first, until all take at most `limit` bytes."""
+        """Drop files that are not in use, least recently used first, until all take at most `limit`
+        bytes."""
         for info in self.files():
             if self.used_bytes <= limit:
                 break

@@ -14,13 +14,15 @@ from edgeshard_agent.store.packed_units import PackedUnits
 class UnitSources:
     """Whether each unit of one load comes from its packed file or from the blobs of its tensors.
 
-    `tensors` has the canonical names of the tensors in each unit that is to be loaded. Until `choose`, all of them come
-    from blobs. The choice decides what is fetched and what is read. Files that were chosen, and
-    files that the load writes, are pinned until `release`. A thread may use it while another one
-    releases it.
+    `tensors` has the canonical names of the tensors in each unit that is to be loaded. Until
+    `choose`, all of them come from blobs. The choice decides what is fetched and what is read.
+    Files that were chosen, and files that the load writes, are pinned until `release`. A thread may
+    use it while another one releases it.
     """
 
-    def __init__(self, units: PackedUnits, form: UnitForm, tensors: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self, units: PackedUnits, form: UnitForm, tensors: Mapping[str, frozenset[str]]
+    ) -> None:
         self.tensors = tensors
         self.sizes: dict[str, int] = {}
         """Bytes of the packed files that were chosen, by unit."""
@@ -47,8 +49,11 @@ class UnitSources:
 
     @cached_property
     def from_blobs(self) -> frozenset[str]:
-        """Canonical names of the tensors that are loaded from blobs; one of two units may be in a packed file too."""
-        return frozenset().union(*(names for unit, names in self.tensors.items() if unit not in self.sizes))
+        """Canonical names of the tensors that are loaded from blobs; one of two units may be in a
+        packed file too."""
+        return frozenset().union(
+            *(names for unit, names in self.tensors.items() if unit not in self.sizes)
+        )
 
     @property
     def kept(self) -> frozenset[str]:
@@ -59,14 +64,16 @@ class UnitSources:
     def find(self, unit: str) -> PackedFile | None:
         """The packed file of a unit, which counts as used now; None if blobs were chosen.
 
-        Raises DataLossError (PACKED_DAMAGED) for one that is not as it was written any more, or gone.
+        Raises DataLossError (PACKED_DAMAGED) for one that is not as it was written any more, or
+        gone.
         """
         if unit not in self.sizes:
             return None
         return self._units.find(self._form.name(unit), self._form.key(unit))
 
     def write(self, unit: str, data: UnitBytes) -> PackedFile | None:
-        """Write a unit's packed file and pin it; None if there is no room for it, or if the load has ended."""
+        """Write a unit's packed file and pin it; None if there is no room for it, or if the load
+        has ended."""
         name = self._form.name(unit)
         with self._lock:
             if self._is_released:

@@ -1,4 +1,5 @@
-"""Adds models to the coordinator's store, one after the other: each is converted by a process and stored by a thread.
+"""Adds models to the coordinator's store, one after the other: each is converted by a process and
+stored by a thread.
 
 An addition that ends early leaves nothing: its files are in a folder that is removed at its end,
 and when the coordinator starts. A model's name is the last write to the store
@@ -49,7 +50,16 @@ log = structlog.get_logger()
 MEMORY_BYTES = 4 << 30
 """That a conversion may grow by, of addresses."""
 HASHING = "hashing"
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
+_ENVIRONMENT = (
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "VIRTUAL_ENV",
+)
 _HUB_ENVIRONMENT = (
     *("HOME", "HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
@@ -59,9 +69,11 @@ _MAX_LINE_BYTES = 1 << 20
 
 
 class ModelAdder:
-    """Adds models from `folders`, and from the Hub if `allow_hub`. `scratch` is a folder of its own.
+    """Adds models from `folders`, and from the Hub if `allow_hub`. `scratch` is a folder of its
+    own.
 
-    `on_end` is called with each addition that ended. Call `open` before the first addition, and `stop` at the end.
+    `on_end` is called with each addition that ended. Call `open` before the first addition, and
+    `stop` at the end.
     """
 
     def __init__(
@@ -93,10 +105,12 @@ class ModelAdder:
         return await asyncio.to_thread(self.folders.list)
 
     async def checked(self, source: str, name: str, width: str) -> tuple[Source, str]:
-        """The place of a model and its name in the store ("" takes the source's), before anything is queued.
+        """The place of a model and its name in the store ("" takes the source's), before anything
+        is queued.
 
-        Raises InvalidArgumentError naming a field, FailedPreconditionError if the settings do not allow the source,
-        AlreadyExistsError for a name of the store, and as `ModelFolders.check` does.
+        Raises InvalidArgumentError naming a field, FailedPreconditionError if the settings do not
+        allow the source, AlreadyExistsError for a name of the store, and as `ModelFolders.check`
+        does.
         """
         if width not in list(Width):
             raise InvalidArgumentError(
@@ -105,7 +119,8 @@ class ModelAdder:
         repository = None if source.startswith("/") else parse_repository(source)
         if repository is not None and not self.allow_hub:
             raise FailedPreconditionError(
-                f"source: the coordinator takes no models of the Hub: start it with --allow-hub, or run "
+                "source: the coordinator takes no models of the Hub: start it with --allow-hub, "
+                "or run "
                 f"`edgectl model add {source[:200]}`",
                 field="source",
                 reason="HUB_NOT_ALLOWED",
@@ -114,7 +129,8 @@ class ModelAdder:
         model_name = check_name(name or where.name, "name")
         if any(manifest.name == model_name for manifest, _ in self._store.list()):
             raise AlreadyExistsError(
-                f"name: model {model_name} exists: choose another name, or first run `edgectl delete model {model_name}`",
+                f"name: model {model_name} exists: choose another name, or first run `edgectl "
+                f"delete model {model_name}`",
                 field="name",
                 reason="MODEL_EXISTS",
             )
@@ -128,7 +144,8 @@ class ModelAdder:
         return self.state.get(self.state.last)
 
     async def cancel(self, number: int) -> Addition:
-        """End an addition, and return it when nothing of it is left. One that has ended stays as it is.
+        """End an addition, and return it when nothing of it is left. One that has ended stays as it
+        is.
 
         Raises NotFoundError.
         """
@@ -208,14 +225,21 @@ class ModelAdder:
     def _end(self, number: int, phase: Phase, **changes: Any) -> None:
         self.state = self.state.moved(number, phase, **changes)
         ended = self.state.get(number)
-        log.info("model_addition_ended", model=ended.name, phase=ended.phase, error=str(ended.error or ""))
+        log.info(
+            "model_addition_ended",
+            model=ended.name,
+            phase=ended.phase,
+            error=str(ended.error or ""),
+        )
         self.on_end(ended)
 
     def _progress(self, number: int, work: str, done_bytes: int, total_bytes: int) -> None:
         self.state = self.state.progressed(number, work, done_bytes, total_bytes)
 
     @asynccontextmanager
-    async def _converted(self, addition: Addition, scratch: Path) -> AsyncIterator[tuple[LocalModel, tuple[str, ...]]]:
+    async def _converted(
+        self, addition: Addition, scratch: Path
+    ) -> AsyncIterator[tuple[LocalModel, tuple[str, ...]]]:
         """The model and its notes, while the process that converted it keeps its files."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "edgeshard_coordinator.additions.conversion"),
@@ -244,9 +268,11 @@ class ModelAdder:
                 process.kill()
             await process.wait()
 
-    async def _answered(self, number: int, lines: asyncio.StreamReader, scratch: Path) -> tuple[str, ...]:
-        """The notes of the ready model. Raises the conversion's error, and ResourceExhaustedError if it was killed or
-        the disk is full."""
+    async def _answered(
+        self, number: int, lines: asyncio.StreamReader, scratch: Path
+    ) -> tuple[str, ...]:
+        """The notes of the ready model. Raises the conversion's error, and ResourceExhaustedError
+        if it was killed or the disk is full."""
         async for line in lines:
             answer: Mapping[str, Any] = json.loads(line)
             if "error" in answer:
@@ -258,7 +284,8 @@ class ModelAdder:
             if not self._store.room_bytes():
                 raise full_disk(scratch, "a conversion of the weights", usable_bytes=0)
         raise ResourceExhaustedError(
-            "the conversion was killed, as the system does when memory runs out: free memory on the coordinator's "
+            "the conversion was killed, as the system does when memory runs out: free memory on "
+            "the coordinator's "
             "machine and add the model again, or run `edgectl model add` on another machine",
             field="source",
             reason="CONVERSION_KILLED",
@@ -269,4 +296,9 @@ class ModelAdder:
         names = (*_ENVIRONMENT, *_HUB_ENVIRONMENT) if self.allow_hub else _ENVIRONMENT
         inherited = {name: os.environ[name] for name in names if name in os.environ}
         downloads = str(scratch / "hub")
-        return {**inherited, "TMPDIR": str(scratch), "HF_HUB_CACHE": downloads, "HF_XET_CACHE": f"{downloads}-xet"}
+        return {
+            **inherited,
+            "TMPDIR": str(scratch),
+            "HF_HUB_CACHE": downloads,
+            "HF_XET_CACHE": f"{downloads}-xet",
+        }

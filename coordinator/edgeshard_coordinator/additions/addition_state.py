@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, NotFoundError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    EdgeShardError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 
 MAX_QUEUED = 16
 """Additions that wait or run."""
@@ -40,11 +45,12 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The addition of one model. `source` is a path or OWNER/NAME, `name` the model's name in the store. `width` is for
-    weights that cannot be kept exactly. `who` is the operator.
+    """The addition of one model. `source` is a path or OWNER/NAME, `name` the model's name in the
+    store. `width` is for weights that cannot be kept exactly. `who` is the operator.
 
-    `work` names the current step (downloading, converting, hashing), of which `done_bytes` of `total_bytes` are done;
-    `total_bytes` is 0 if it is not known. `error` is the reason of a failure.
+    `work` names the current step (downloading, converting, hashing), of which `done_bytes` of
+    `total_bytes` are done; `total_bytes` is 0 if it is not known. `error` is the reason of a
+    failure.
     """
 
     number: int
@@ -74,7 +80,9 @@ class Additions:
     @property
     def waiting(self) -> Addition | None:
         """The addition whose turn is next; None if none waits."""
-        queued = (addition for addition in self.by_number.values() if addition.phase is Phase.QUEUED)
+        queued = (
+            addition for addition in self.by_number.values() if addition.phase is Phase.QUEUED
+        )
         return next(queued, None)
 
     def open_of(self, who: str) -> list[Addition]:
@@ -91,12 +99,16 @@ class Additions:
     def queued(self, source: str, name: str, width: str, who: str) -> Additions:
         """With one more addition, whose number is `last`.
 
-        Raises AlreadyExistsError if one of this name has not ended, ResourceExhaustedError if too many have not.
+        Raises AlreadyExistsError if one of this name has not ended, ResourceExhaustedError if too
+        many have not.
         """
-        open_additions = [addition for addition in self.by_number.values() if not addition.has_ended]
+        open_additions = [
+            addition for addition in self.by_number.values() if not addition.has_ended
+        ]
         if any(addition.name == name for addition in open_additions):
             raise AlreadyExistsError(
-                f"name: model {name} is being added: wait for its end, cancel it, or choose another name",
+                f"name: model {name} is being added: wait for its end, cancel it, or choose "
+                "another name",
                 field="name",
                 reason="BEING_ADDED",
             )
@@ -111,7 +123,8 @@ class Additions:
         return Additions({**self.by_number, number: addition}, number)
 
     def moved(self, number: int, phase: Phase, **changes: Any) -> Additions:
-        """With an addition in another phase, and other `changes` of its fields. Of ended ones the oldest are forgotten.
+        """With an addition in another phase, and other `changes` of its fields. Of ended ones the
+        oldest are forgotten.
 
         Raises ValueError for a phase that may not follow.
         """

@@ -1,7 +1,9 @@
-"""The process that makes a model ready for the coordinator's store (`adder.py`): one line of JSON in, several out.
+"""The process that makes a model ready for the coordinator's store (`adder.py`): one line of JSON
+in, several out.
 
-It has the lowest priority and bounded memory, and ends with the coordinator. Its files lie in TMPDIR, which belongs to
-the coordinator. After the line with `ready` it keeps them until standard input ends.
+It has the lowest priority and bounded memory, and ends with the coordinator. Its files lie in
+TMPDIR, which belongs to the coordinator. After the line with `ready` it keeps them until standard
+input ends.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ def main() -> None:
 
 
 def _convert(question: Mapping[str, str], say: Say) -> None:
-    source = Source(Path(question["path"])) if question["path"] else parse_repository(question["repository"])
+    source = (
+        Source(Path(question["path"]))
+        if question["path"]
+        else parse_repository(question["repository"])
+    )
     assert source is not None, "the coordinator has checked the repository's name"
     scratch = Path(tempfile.gettempdir())
     name = question["name"]
@@ -90,7 +96,8 @@ def _typed(error: Exception) -> EdgeShardError:
         return error
     if isinstance(error, MemoryError):
         return ResourceExhaustedError(
-            "the conversion needs more memory than the coordinator gives it: run `edgectl model add` on a machine "
+            "the conversion needs more memory than the coordinator gives it: run `edgectl model "
+            "add` on a machine "
             "with more",
             field="source",
             reason="CONVERSION_MEMORY",

@@ -1,4 +1,5 @@
-"""The folders from which a coordinator adds models, and the models in them. Nothing outside of them is read."""
+"""The folders from which a coordinator adds models, and the models in them. Nothing outside of them
+is read."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from edgeshard.importing.gguf_file import parts_of
 from edgeshard.importing.model_sources import Source
 
 MAX_DEPTH = 3
-"""Levels of directories that are searched below each folder, the number of `models--OWNER--NAME/snapshots/REVISION` in
-the Hub's cache."""
+"""Levels of directories that are searched below each folder, the number of
+`models--OWNER--NAME/snapshots/REVISION` in the Hub's cache."""
 MAX_MODELS = 200
 MAX_ENTRIES = 20_000
 """Models and directory entries of one search, over all folders."""
@@ -23,7 +24,8 @@ _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class FolderModel:
-    """A model of a folder: its absolute `path`, the `name` that it would have, and the bytes of its weights."""
+    """A model of a folder: its absolute `path`, the `name` that it would have, and the bytes of its
+    weights."""
 
     path: Path
     name: str
@@ -32,8 +34,8 @@ class FolderModel:
 
 @dataclass(frozen=True, slots=True)
 class FolderListing:
-    """The models of a folder by path. `problem` is why it cannot be read, "" if it can; `is_cut` means that the search
-    ended at a limit."""
+    """The models of a folder by path. `problem` is why it cannot be read, "" if it can; `is_cut`
+    means that the search ended at a limit."""
 
     folder: Path
     models: tuple[FolderModel, ...] = ()
@@ -55,8 +57,8 @@ class ModelFolders:
     def check(self, text: str) -> Path:
         """The model at this path, without links.
 
-        Raises InvalidArgumentError for a path that is, or has a file that is, in none of the folders, and
-        NotFoundError if nothing is there.
+        Raises InvalidArgumentError for a path that is, or has a file that is, in none of the
+        folders, and NotFoundError if nothing is there.
         """
         try:
             path = Path(text).resolve()
@@ -66,24 +68,33 @@ class ModelFolders:
             is_inside = exists = False
         if not is_inside or not Path(text).is_absolute():
             raise InvalidArgumentError(
-                f"source: {text[:200]!r} is outside the folders of --model-folder: move the model into one of "
+                f"source: {text[:200]!r} is outside the folders of --model-folder: move the model "
+                "into one of "
                 "them, or run `edgectl model add` on the machine that has it",
                 field="source",
                 reason="OUTSIDE_FOLDERS",
             )
         if not exists:
-            raise NotFoundError(f"source: {text[:200]!r} does not exist: list the folders again", field="source")
+            raise NotFoundError(
+                f"source: {text[:200]!r} does not exist: list the folders again", field="source"
+            )
         try:
             files = list(path.iterdir()) if path.is_dir() else parts_of(path)
-            outside = [file.name for file in files if file.is_symlink() and not self.contains(file.resolve())]
+            outside = [
+                file.name
+                for file in files
+                if file.is_symlink() and not self.contains(file.resolve())
+            ]
         except (OSError, RuntimeError) as error:
             raise InvalidArgumentError(
-                f"source: {text[:200]!r} cannot be read ({error}): let the coordinator's user read it",
+                f"source: {text[:200]!r} cannot be read ({error}): let the coordinator's user read "
+                "it",
                 field="source",
             ) from None
         if outside:
             raise InvalidArgumentError(
-                f"source: {outside[0][:80]!r} is a link out of the folders of --model-folder: put the "
+                f"source: {outside[0][:80]!r} is a link out of the folders of --model-folder: put "
+                "the "
                 "file itself there",
                 field="source",
                 reason="OUTSIDE_FOLDERS",
@@ -106,9 +117,13 @@ class _Search:
         try:
             next(os.scandir(folder), None)
         except FileNotFoundError:
-            return FolderListing(folder, problem="it does not exist: create it, or name another by --model-folder")
+            return FolderListing(
+                folder, problem="it does not exist: create it, or name another by --model-folder"
+            )
         except OSError as error:
-            return FolderListing(folder, problem=f"{error.strerror}: let the coordinator's user read this folder")
+            return FolderListing(
+                folder, problem=f"{error.strerror}: let the coordinator's user read this folder"
+            )
         models = list[FolderModel]()
         for model in self._below(folder, 0):
             if not self._models:
@@ -122,7 +137,9 @@ class _Search:
             entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except OSError:  # of another user
             return
-        entries = [entry for entry in entries if not entry.name.startswith(".") and is_text(entry.name)]
+        entries = [
+            entry for entry in entries if not entry.name.startswith(".") and is_text(entry.name)
+        ]
         entries = entries[: self._entries]
         self._entries -= len(entries)
         if any(entry.name == "config.json" for entry in entries):

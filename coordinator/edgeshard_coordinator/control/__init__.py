@@ -1,1 +1,2 @@
-"""The coordinator's hands: the state loop, the disk, the streams of nodes and heads, and the services."""
+"""The coordinator's hands: the state loop, the disk, the streams of nodes and heads, and the
+services."""

@@ -10,7 +10,12 @@ from typing import Any
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.commands import Deny
-from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    DeniedError,
+    InternalError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.nodes.device import Condition
 from edgeshard.metrics.exposition import Metrics
@@ -61,8 +66,8 @@ EXPIRY_S = 0.1
 
 
 class Coordinator:
-    """A coordinator on a server. `await start()` serves and returns its address; `await stop()` ends every stream, then
-    the server.
+    """A coordinator on a server. `await start()` serves and returns its address; `await stop()`
+    ends every stream, then the server.
 
     `model_service` is the model store's servicer, None if a test needs none. The server's watch
     adds entries to the same `audit`, which keeps none by default. `membership` decides who belongs
@@ -95,10 +100,14 @@ class Coordinator:
         self.conditions = Conditions(own_condition)
         self.loop = StateLoop(State(instance=""), clock, self.events.note)
         quota_of_key = _no_quota if keys is None else keys.quota_of
-        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas, quota_of_key)
+        self.front = RequestFront(
+            self._state, TrafficBook(), clock.now, backlog_limit, quotas, quota_of_key
+        )
         self.chats = Chats(self.front.served.record_of, models)
         self._planner = Planner(self._state, models, placer, self.front.traffic)
-        self._executor = ActionExecutor(self._hub, self.front, self._calls, store, self._planner, self.loop)
+        self._executor = ActionExecutor(
+            self._hub, self.front, self._calls, store, self._planner, self.loop
+        )
         self.questions = Questions.over(self.loop, self._hub, self._calls, models, about)
         self.on_gone: Callable[[str], None] = _nothing
         """Hears of an operator whose certificate was revoked, or of an API key that was."""
@@ -108,22 +117,43 @@ class Coordinator:
         )
         self.metrics = Metrics(counts.collect, OwnCondition(own_condition).collect)
 
-    def _open_services(self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None) -> None:
+    def _open_services(
+        self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None
+    ) -> None:
         """Make the services, and add them to the server."""
-        loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self.audit)
-        self._agents = CoordinatorServicer(loop, hub, questions, self._server.denials, noted, self.conditions)
+        loop, front, hub, questions, noted = (
+            self.loop,
+            self.front,
+            self._hub,
+            self.questions,
+            CallAudit(self.audit),
+        )
+        self._agents = CoordinatorServicer(
+            loop, hub, questions, self._server.denials, noted, self.conditions
+        )
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
         self.identities = IdentityServicer(loop, hub, self._store, self._membership, self.keys)
         drafts = Drafts(self.models, self.chats)
         self.admin = AdminServicer(
-            *(loop, front, questions, self.models, self._planner, self._store, self.audit, self.events),
+            *(
+                loop,
+                front,
+                questions,
+                self.models,
+                self._planner,
+                self._store,
+                self.audit,
+                self.events,
+            ),
             self.conditions,
             drafts,
         )
         grpc = self._server.grpc
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)
-        head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(loop, front, self._heads), grpc)
+        head_pb2_grpc.add_HeadServiceServicer_to_server(
+            HeadServicer(loop, front, self._heads), grpc
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, grpc)
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, grpc)
@@ -131,17 +161,24 @@ class Coordinator:
             store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, grpc)
 
     async def _end_of(self, principal: Principal) -> None:
-        """End all that a revoked principal has open: a node leaves the site, a client's requests end."""
+        """End all that a revoked principal has open: a node leaves the site, a client's requests
+        end."""
         if principal.role is Role.AGENT:
-            for node in [node for node in self.loop.state.nodes.values() if node.name == principal.id]:
+            for node in [
+                node for node in self.loop.state.nodes.values() if node.name == principal.id
+            ]:
                 await self.identities.expel(node)
             return
-        revoked = DeniedError(f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED")
+        revoked = DeniedError(
+            f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED"
+        )
         self.front.end_of_client(client_name(principal), revoked)
         self.on_gone(operator_name(principal))
 
     def _end_of_key(self, identity: str) -> None:
-        self.front.end_of_client(identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED"))
+        self.front.end_of_client(
+            identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED")
+        )
         self.front.meter.forget_key(identity)
         self.on_gone(identity)
 
@@ -155,7 +192,9 @@ class Coordinator:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
-        state = restored(state, {digest: manifest.config for manifest, digest in self.models.list()}, now)
+        state = restored(
+            state, {digest: manifest.config for manifest, digest in self.models.list()}, now
+        )
         self.loop.state = lost_nodes.started(state, now)
         self.front.restore(state.deployments.values())
         self.front.traffic.restore(await self._store.load_traffic())
@@ -175,8 +214,11 @@ class Coordinator:
             raise
 
     async def stop(self) -> None:
-        """End requests with UnavailableError, then nodes' streams and the server. A second call changes nothing."""
-        error = UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
+        """End requests with UnavailableError, then nodes' streams and the server. A second call
+        changes nothing."""
+        error = UnavailableError(
+            "the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0
+        )
         if self._agents.closing:
             return
         self._agents.closing = True
@@ -192,8 +234,8 @@ class Coordinator:
         await self.audit.stop()
 
     async def _keep_traffic(self) -> None:
-        """Write the lengths of requests now and then, since no request waits for that. A coordinator that is killed
-        forgets the newest."""
+        """Write the lengths of requests now and then, since no request waits for that. A
+        coordinator that is killed forgets the newest."""
         while True:
             await asyncio.sleep(TRAFFIC_SAVED_EVERY_S)
             await self._save_traffic()

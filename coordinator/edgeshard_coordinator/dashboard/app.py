@@ -1,7 +1,8 @@
-"""The dashboard's routes: the page, its files, the door, and the streams of the site and of an API key.
+"""The dashboard's routes: the page, its files, the door, and the streams of the site and of an API
+key.
 
-Rights are a session's, which a link of an operator opened, or an API key for its own models (`door.py`). The cookie has
-none elsewhere.
+Rights are a session's, which a link of an operator opened, or an API key for its own models
+(`door.py`). The cookie has none elsewhere.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ ALIVE_S = 10.0
 ASSETS = Path(__file__).parent / "assets"
 ALWAYS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
@@ -85,7 +87,9 @@ class Dashboard:
     ) -> None:
         self._door, self._places, self._now = door, places, now
         self._feed, self._operator, self._keys, self._usage = feed, operator, keys, usage
-        self._assets = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
+        self._assets = {
+            path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()
+        }
         self._actions: defaultdict[str, set[asyncio.Task[Any]]] = defaultdict(set)
         self.api: ASGIApp | None = None
         routes = [
@@ -114,7 +118,11 @@ class Dashboard:
         """Whether a request is for the dashboard: any path below ROOT, and / for who reads HTML."""
         if f"{scope['path']}/".startswith(ROOT):
             return True
-        return scope["path"] == "/" and scope["method"] == "GET" and "text/html" in headers.get("accept", "")
+        return (
+            scope["path"] == "/"
+            and scope["method"] == "GET"
+            and "text/html" in headers.get("accept", "")
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def tell(message: Message) -> None:
@@ -133,11 +141,15 @@ class Dashboard:
         await self._app(scope, receive, tell)
 
     def _place_of(self, request: Request) -> PageOrigin:
-        """The place of the page that sent a request. Raises DeniedError for any other page than the dashboard's."""
-        return self._places.of_origin(request.headers.get("host", ""), request.headers.get("origin"))
+        """The place of the page that sent a request. Raises DeniedError for any other page than the
+        dashboard's."""
+        return self._places.of_origin(
+            request.headers.get("host", ""), request.headers.get("origin")
+        )
 
     def _cookie_of(self, request: Request) -> str | None:
-        """A browser sends no origin if it only reads, so it may be at either place that its Host stands for."""
+        """A browser sends no origin if it only reads, so it may be at either place that its Host
+        stands for."""
         places = self._places.of_host(request.headers.get("host", ""))
         cookies = (request.cookies.get(place.cookie) for place in places)
         return next((cookie for cookie in cookies if cookie is not None), None)
@@ -151,12 +163,14 @@ class Dashboard:
         return self._shown(request, request.cookies.get(self._place_of(request).cookie))
 
     def _shown(self, request: Request, cookie: str | None) -> Session:
-        """The session of a cookie and its token. A browser sends the cookie to programs on other ports of its host,
-        too; none of them has the token. From then on the connection counts as one with a key."""
+        """The session of a cookie and its token. A browser sends the cookie to programs on other
+        ports of its host, too; none of them has the token. From then on the connection counts as
+        one with a key."""
         session = self._door.session(cookie, self._now())
         if not shows_token(session, request.headers.get(TOKEN, "")):
             raise DeniedError(
-                "the session token is missing: use an open page of the dashboard, or open the link that "
+                "the session token is missing: use an open page of the dashboard, or open the link "
+                "that "
                 "edgectl dashboard prints",
                 field=TOKEN,
                 reason="NO_TOKEN",
@@ -165,8 +179,11 @@ class Dashboard:
             connection.showed_key(session.who)
         return session
 
-    async def _done(self, check: Callable[[], object], who: str, action: Coroutine[Any, Any, Any]) -> Response:
-        """The answer of an action of the operator `who`; it ends when its right does, which `check` then names."""
+    async def _done(
+        self, check: Callable[[], object], who: str, action: Coroutine[Any, Any, Any]
+    ) -> Response:
+        """The answer of an action of the operator `who`; it ends when its right does, which `check`
+        then names."""
         running = asyncio.ensure_future(action)
         self._actions[who].add(running)
         try:
@@ -198,8 +215,8 @@ class Dashboard:
         return FileResponse(ASSETS / name, headers={"cache-control": "no-cache"})
 
     async def _enter(self, request: Request) -> Response:
-        """A link's secret becomes a cookie and the token of its pages, and so does an API key. No other answer has
-        either."""
+        """A link's secret becomes a cookie and the token of its pages, and so does an API key. No
+        other answer has either."""
         place, address = self._place_of(request), _address(request)
         _check_type(request)
         login = await read_body(request, _Login, stranger=neighbourhood(address.rpartition(":")[0]))
@@ -211,7 +228,9 @@ class Dashboard:
         else:
             raise InvalidArgumentError("secret is missing, and so is key", field="secret")
         answer = json_response({**_told(session), "token": session.token})
-        answer.set_cookie(place.cookie, cookie, max_age=int(SESSION_TTL_S), httponly=True, **_scope_of(place))
+        answer.set_cookie(
+            place.cookie, cookie, max_age=int(SESSION_TTL_S), httponly=True, **_scope_of(place)
+        )
         return answer
 
     async def _session(self, request: Request) -> Response:
@@ -238,7 +257,9 @@ class Dashboard:
     def _streamed(self, request: Request, feed: Feed) -> Response:
         """The header has nginx pass each event on at once."""
         events = self._events(request, feed)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
 
     async def _events(self, request: Request, feed: Feed) -> AsyncGenerator[bytes]:
         """Pictures and changes, until the session ends."""
@@ -260,7 +281,9 @@ class Dashboard:
         session.check_is(Kind.OPERATOR)
         ask = GET.get(request.path_params["what"])
         if ask is None:
-            raise NotFoundError(f"{request.url.path[:80]} does not exist here", reason="UNKNOWN_URL")
+            raise NotFoundError(
+                f"{request.url.path[:80]} does not exist here", reason="UNKNOWN_URL"
+            )
         operator = self._operator(session.who, _address(request), check)
         return await self._done(check, session.who, ask(operator, dict(request.query_params)))
 
@@ -270,7 +293,9 @@ class Dashboard:
         session.check_is(Kind.OPERATOR)
         act = POST.get(request.path_params["what"])
         if act is None:
-            raise NotFoundError(f"{request.url.path[:80]} does not exist here", reason="UNKNOWN_URL")
+            raise NotFoundError(
+                f"{request.url.path[:80]} does not exist here", reason="UNKNOWN_URL"
+            )
         _check_type(request)
         request.scope["state"]["caller"] = Caller(session.who, check=check)
         body = await read_body(request, _Asked)
@@ -278,7 +303,8 @@ class Dashboard:
         return await self._done(check, session.who, act(operator, body.root))
 
     async def _chat(self, request: Request) -> Response:
-        """A conversation of the playground: the gateway's own answer, for the operator or the key."""
+        """A conversation of the playground: the gateway's own answer, for the operator or the
+        key."""
         check = partial(self._checked, request)
         session = check()
         caller = Caller(session.who, session.models, check=check)

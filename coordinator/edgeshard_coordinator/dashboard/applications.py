@@ -1,5 +1,5 @@
-"""What the holder of an API key sees: its own models and what the key used. Nothing here names a node, another
-deployment or another key."""
+"""What the holder of an API key sees: its own models and what the key used. Nothing here names a
+node, another deployment or another key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Applications:
 
     def feed(self, session: Session) -> Feed:
         """The view of sessions with this key. Feeds without viewers are dropped."""
-        self._feeds = {who: feed for who, feed in self._feeds.items() if feed.viewers or who == session.who}
+        self._feeds = {
+            who: feed for who, feed in self._feeds.items() if feed.viewers or who == session.who
+        }
         return self._feeds.setdefault(session.who, Feed(lambda: self._picture(session)))
 
     def usage_of(self, key: ApiKey) -> dict[str, Any]:
@@ -49,14 +51,20 @@ class Applications:
 
 
 def application_picture(
-    models: frozenset[str] | None, deployments: Iterable[DeploymentRecord], used: KeyCounts, running: int, limits: Quota
+    models: frozenset[str] | None,
+    deployments: Iterable[DeploymentRecord],
+    used: KeyCounts,
+    running: int,
+    limits: Quota,
 ) -> dict[str, Any]:
-    """`models` are those that the key may use, by the name of a deployment or a model; None for all. Tokens and
-    requests are counted since the coordinator began."""
+    """`models` are those that the key may use, by the name of a deployment or a model; None for
+    all. Tokens and requests are counted since the coordinator began."""
     own = [one for one in deployments if opens(models, one.served_name, one.model)]
     return {
         "site": {"version": __version__},
-        "deployments": {str(one.name): {"model": str(one.model), "phase": one.phase.value} for one in own},
+        "deployments": {
+            str(one.name): {"model": str(one.model), "phase": one.phase.value} for one in own
+        },
         "usage": usage_picture(used, running, limits),
     }
 

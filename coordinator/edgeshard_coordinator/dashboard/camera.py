@@ -43,7 +43,9 @@ class Recent:
         self._made_s = float("-inf")
         self._made: dict[str, dict[str, Any]] = {}
 
-    def of(self, now: float, counts: Mapping[str, DeploymentCounts]) -> Mapping[str, dict[str, Any]]:
+    def of(
+        self, now: float, counts: Mapping[str, DeploymentCounts]
+    ) -> Mapping[str, dict[str, Any]]:
         """Those of a deployment that had no token are {}."""
         if now - self._made_s < MADE_EVERY_S and self._made.keys() == counts.keys():
             return self._made
@@ -53,12 +55,15 @@ class Recent:
             self._kept.append((now, {name: _kept(one) for name, one in counts.items()}))
         former = self._kept[0][1]
         self._made_s = now
-        self._made = {name: _recent(one, former.get(name, _NOTHING)) for name, one in counts.items()}
+        self._made = {
+            name: _recent(one, former.get(name, _NOTHING)) for name, one in counts.items()
+        }
         return self._made
 
 
 def percentiles(figures: Histogram, before: tuple[int, ...] = ()) -> dict[str, float] | None:
-    """Percentiles of all figures, or of those since `before`, in their unit; None if there are none."""
+    """Percentiles of all figures, or of those since `before`, in their unit; None if there are
+    none."""
     quantiles = {name: figures.quantile(share, before) for name, share in SHARES.items()}
     return {name: round(value, 5) for name, value in quantiles.items() if value is not None} or None
 
@@ -72,7 +77,11 @@ def _recent(counts: DeploymentCounts, former: _Kept) -> dict[str, Any]:
         former = _NOTHING  # another deployment of that name
     first = percentiles(counts.first_token, former[0])
     between = percentiles(counts.between_tokens, former[1])
-    return {name: value for name, value in (("first_token", first), ("between_tokens", between)) if value is not None}
+    return {
+        name: value
+        for name, value in (("first_token", first), ("between_tokens", between))
+        if value is not None
+    }
 
 
 RATES_OVER_S = 2.0
@@ -83,9 +92,9 @@ EVENTS = 100
 
 
 class Camera:
-    """`take` makes a picture. A part that did not change since the one before is the same object. `name` is the site's
-    in certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970. `adder` adds
-    models; None without an adder."""
+    """`take` makes a picture. A part that did not change since the one before is the same object.
+    `name` is the site's in certificates, None in plaintext; `began_at` is when the coordinator
+    began, in seconds since 1970. `adder` adds models; None without an adder."""
 
     def __init__(
         self,
@@ -117,7 +126,9 @@ class Camera:
         counts = {str(name): self._front.meter.of(name) for name in state.deployments}
         measured = {name: picture.measured_picture(one) for name, one in counts.items()}
         recent = self._recent.of(now, counts)
-        contexts = {name: max_context(record, self._models) for name, record in state.deployments.items()}
+        contexts = {
+            name: max_context(record, self._models) for name, record in state.deployments.items()
+        }
         return {
             "site": self._site_of(state),
             "nodes": picture.nodes_picture(nodes),
@@ -129,7 +140,9 @@ class Camera:
             "events": self._events_now(),
         }
 
-    def _unless_known(self, part: str, key: object, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _unless_known(
+        self, part: str, key: object, make: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
         """A part of the picture that is what it was while its key is."""
         former_key, view = self._kept.get(part, (None, {}))
         if former_key != key:
@@ -143,7 +156,11 @@ class Camera:
             "site",
             (state.instance, keys),
             lambda: picture.known(
-                version=__version__, instance=state.instance, name=self._name, began_at=self._began_at, keys=keys
+                version=__version__,
+                instance=state.instance,
+                name=self._name,
+                began_at=self._began_at,
+                keys=keys,
             ),
         )
 

@@ -1,7 +1,7 @@
 """One view of the site for all viewers: whole first, then its differences, at most twice a second.
 
-A difference is a merge patch (RFC 7396). Objects are merged key by key, and null removes a key; so no
-object of a picture has a null for a value.
+A difference is a merge patch (RFC 7396). Objects are merged key by key, and null removes a key; so
+no object of a picture has a null for a value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ Json = Mapping[str, Any]
 
 
 def difference(before: Json, after: Json) -> dict[str, Any]:
-    """The patch that turns `before` into `after`; {} if they are equal. Identical objects are not compared."""
+    """The patch that turns `before` into `after`; {} if they are equal. Identical objects are not
+    compared."""
     changed: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
         old_value = before.get(key)

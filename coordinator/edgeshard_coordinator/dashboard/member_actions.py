@@ -26,7 +26,8 @@ _CAPS = (RuleKind.MAX_WATTS, RuleKind.MAX_COST)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a node is not used, as sentences, and the line of `edgectl` that changes it or shows more."""
+    """Why a node is not used, as sentences, and the line of `edgectl` that changes it or shows
+    more."""
 
     text: str
     line: str
@@ -65,7 +66,8 @@ def cause_without_plan(node: Node, deployment: Deployment, nodes: Sequence[Node]
 
 
 def cause_of_plan(node: Node, name: str, plan: ReplanResult) -> Cause:
-    """The cause by a plan for all nodes of the site, which `plan` compares with the placement that runs."""
+    """The cause by a plan for all nodes of the site, which `plan` compares with the placement that
+    runs."""
     best = plan.found
     note = f" {best.note}" if best.note else ""
     replan = f"edgectl replan {name}"
@@ -130,7 +132,8 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class Labelling:
-    """The body that changes a node's labels. Each of `changes` is KEY=VALUE to set it or KEY- to remove it."""
+    """The body that changes a node's labels. Each of `changes` is KEY=VALUE to set it or KEY- to
+    remove it."""
 
     name: str
     changes: Annotated[tuple[str, ...], at_most(2 * MOST_LABELS)]
@@ -197,7 +200,8 @@ async def remove_node(operator: Operator, form: Mapping[str, Any]) -> Any:
 
 
 async def unused(operator: Operator, form: Mapping[str, Any]) -> Any:
-    """Why deployments have no layers on a node, by deployment. It plans each of them again, and moves none."""
+    """Why deployments have no layers on a node, by deployment. It plans each of them again, and
+    moves none."""
     body = FORMS.read(Named, form)
     node = await operator.node(body.name)
     nodes = await operator.nodes()
@@ -230,7 +234,8 @@ async def _cause(
 
 
 async def join(operator: Operator, form: Mapping[str, Any]) -> Any:
-    """The lines by which one more node joins, with EdgeShard and without. They are shown this once."""
+    """The lines by which one more node joins, with EdgeShard and without. They are shown this
+    once."""
     name = FORMS.read(Named, form).name
     token = await operator.create_token(Role.AGENT, name, ttl_s=JOIN_TTL_S)
     line = f"edgectl join {invitation_to_text(token.invitation)}"

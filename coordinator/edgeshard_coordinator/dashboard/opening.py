@@ -36,7 +36,8 @@ _LEFT = CancelledRequestError("the caller left before the answer", reason="CALLE
 
 @dataclass(frozen=True, slots=True)
 class OwnContext:
-    """The context of a call without a connection: its caller, as gRPC names the peer of a connection."""
+    """The context of a call without a connection: its caller, as gRPC names the peer of a
+    connection."""
 
     source: CallFrom
 
@@ -84,7 +85,9 @@ class OwnConnection:
             self.audit.ended(name, self.source, request, answer, end)
         return answer
 
-    async def stream(self, method: str, request: Any, timeout_s: float | None = None) -> AsyncIterator[Any]:
+    async def stream(
+        self, method: str, request: Any, timeout_s: float | None = None
+    ) -> AsyncIterator[Any]:
         """The answers of a method of the admin service, one by one."""
         name = f"/{_PACKAGE}.AdminService/{method}"
         end: EdgeShardError | None = _LEFT
@@ -108,10 +111,14 @@ CALL_TIMEOUT_S = 60.0
 
 
 def open_dashboard(
-    coordinator: Coordinator, places: PageOrigins, keys: Authenticator, site: str | None, adder: ModelAdder
+    coordinator: Coordinator,
+    places: PageOrigins,
+    keys: Authenticator,
+    site: str | None,
+    adder: ModelAdder,
 ) -> tuple[Dashboard, Login]:
-    """`keys` checks API keys; `site` is the name in the operators' certificates, None in plaintext; `adder` adds models
-    to the coordinator's store."""
+    """`keys` checks API keys; `site` is the name in the operators' certificates, None in plaintext;
+    `adder` adds models to the coordinator's store."""
     clock, door = SystemClock(), Login(partial(secrets.token_urlsafe, 32))
     audit = CallAudit(coordinator.audit)
     timeline = Timeline(coordinator.questions.traces, audit, clock.now)

@@ -1,5 +1,5 @@
-"""An operator of the dashboard: the SDK's calls, what only this coordinator can answer, and the bodies
-of actions."""
+"""An operator of the dashboard: the SDK's calls, what only this coordinator can answer, and the
+bodies of actions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class OperatorAdditions:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAdding:
-    """The additions as one operator starts and cancels them. Each call checks the right to it after its last wait."""
+    """The additions as one operator starts and cancels them. Each call checks the right to it after
+    its last wait."""
 
     adding: OperatorAdditions
     source: CallFrom

@@ -1,5 +1,5 @@
-"""What an operator asks and does on the dashboard about models and deployments: the SDK's calls, their
-answers as JSON."""
+"""What an operator asks and does on the dashboard about models and deployments: the SDK's calls,
+their answers as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from edgeshard.domain.ids import DeploymentName
 from edgeshard.importing.blocks import Width
 from edgeshard_coordinator.dashboard import member_actions
 from edgeshard_coordinator.dashboard.operator import FORMS, Action, Named, Operator, Removal
-from edgeshard_coordinator.dashboard.picture import known, listing_picture, placement_picture, prediction_picture
+from edgeshard_coordinator.dashboard.picture import (
+    known,
+    listing_picture,
+    placement_picture,
+    prediction_picture,
+)
 
 CONTEXTS = (131_072, 32_768, 8_192, 2_048)
 """Contexts in tokens that are tried if a model does not fit with its own."""
@@ -23,8 +28,8 @@ CONTEXTS = (131_072, 32_768, 8_192, 2_048)
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """The body that adds a model. `source` is a path in a folder or OWNER/NAME of the Hub. `name` is for the store; ""
-    takes the source's. `width` is for weights that cannot be kept exactly."""
+    """The body that adds a model. `source` is a path in a folder or OWNER/NAME of the Hub. `name`
+    is for the store; "" takes the source's. `width` is for weights that cannot be kept exactly."""
 
     source: str
     name: str = ""
@@ -62,7 +67,8 @@ async def delete_model(operator: Operator, form: Mapping[str, Any]) -> Any:
 
 
 async def fits(operator: Operator, form: Mapping[str, Any]) -> Any:
-    """The largest of `fitting_specs` that can be placed now, and its plan. Raises as `plan` does for the smallest."""
+    """The largest of `fitting_specs` that can be placed now, and its plan. Raises as `plan` does
+    for the smallest."""
     name = FORMS.read(Named, form).name
     stored = await operator.stored_model(name)
     specs = fitting_specs(name, stored.max_context)
@@ -79,7 +85,8 @@ async def fits(operator: Operator, form: Mapping[str, Any]) -> Any:
 
 
 def fitting_specs(model: str, max_context: int) -> list[DeploymentSpec]:
-    """The specs that `fits` tries, the largest first: fewer requests at once, then a shorter context."""
+    """The specs that `fits` tries, the largest first: fewer requests at once, then a shorter
+    context."""
     default = parse_spec({"name": model, "model": model, "max_context": max_context})
     contexts = [max_context, *(tokens for tokens in CONTEXTS if tokens < max_context)]
     return [default, *(replace(default, max_context=tokens, concurrency=1) for tokens in contexts)]
@@ -96,14 +103,18 @@ async def deploy(operator: Operator, form: Mapping[str, Any]) -> Any:
 async def delete(operator: Operator, form: Mapping[str, Any]) -> Any:
     name = _text(form, "name")
     if _text(form, "typed") != name:
-        raise InvalidArgumentError("typed: the typed name differs from the deployment's name", field="typed")
+        raise InvalidArgumentError(
+            "typed: the typed name differs from the deployment's name", field="typed"
+        )
     await operator.delete_deployment(name, wait=False)
     return {}
 
 
 async def replan(operator: Operator, form: Mapping[str, Any]) -> Any:
     """With `look` it only returns what a replan would do."""
-    result = await operator.replan(_text(form, "name"), dry_run=form.get("look") is True, wait=False)
+    result = await operator.replan(
+        _text(form, "name"), dry_run=form.get("look") is True, wait=False
+    )
     return known(
         reason=result.reason.value,
         changed=result.changed,
@@ -114,7 +125,8 @@ async def replan(operator: Operator, form: Mapping[str, Any]) -> Any:
 
 
 async def outlook(operator: Operator, form: Mapping[str, Any]) -> Any:
-    """How a deployment does for the traffic it has seen, and what the death of each of its nodes would cost."""
+    """How a deployment does for the traffic it has seen, and what the death of each of its nodes
+    would cost."""
     forecast = (await operator.deployment(_text(form, "name"), outlook=True)).outlook
     if forecast is None:
         return {}

@@ -1,4 +1,5 @@
-"""The picture of a site that pages draw: its nodes, links, deployments and models as values of JSON. Pure.
+"""The picture of a site that pages draw: its nodes, links, deployments and models as values of
+JSON. Pure.
 
 Sizes are in bytes, times in seconds. A figure that is not known is left out.
 """
@@ -48,7 +49,10 @@ def nodes_picture(nodes: Iterable[Node]) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
-    facts, running = node.facts, [stage for stage in node.stages if stage.phase is not StagePhase.STANDBY]
+    facts, running = (
+        node.facts,
+        [stage for stage in node.stages if stage.phase is not StagePhase.STANDBY],
+    )
     return known(
         status=node_status(node),
         kind=facts.kind,
@@ -67,7 +71,11 @@ def _node(node: Node) -> dict[str, Any]:
         twin=node.twin_address or None,
         unknown=(node.unknown_profiles + node.unknown_links) or None,
         labels=dict(node.labels) or None,
-        standby=[f"{stage.deployment} {stage.layers}" for stage in node.stages if stage.phase is StagePhase.STANDBY]
+        standby=[
+            f"{stage.deployment} {stage.layers}"
+            for stage in node.stages
+            if stage.phase is StagePhase.STANDBY
+        ]
         or None,
     )
 
@@ -91,7 +99,8 @@ def deployments_picture(
     measured: Mapping[str, Mapping[str, Any]],
     recent: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """`measured` has the figures of `measured_picture` by deployment, `recent` the figures of `Recent.of`."""
+    """`measured` has the figures of `measured_picture` by deployment, `recent` the figures of
+    `Recent.of`."""
     return {
         name: _deployment(one, rates, measured.get(name, {}), recent.get(name, {}))
         for one in deployments
@@ -103,7 +112,9 @@ def _deployment(
     deployment: Deployment, rates: Rates, measured: Mapping[str, Any], recent: Mapping[str, Any]
 ) -> dict[str, Any]:
     placement, stages = deployment.placement, {stage.stage: stage for stage in deployment.stages}
-    waiting = min(deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages))
+    waiting = min(
+        deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages)
+    )
     last = max(deployment.stages, key=lambda stage: stage.stage, default=None)
     return known(
         model=deployment.spec.model,
@@ -128,7 +139,8 @@ def _deployment(
         predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
         measured=dict(measured) or None,
         recent=dict(recent) or None,
-        suspects=[f"{hop.from_stage} {hop.to_stage} {hop.why}" for hop in deployment.suspects] or None,
+        suspects=[f"{hop.from_stage} {hop.to_stage} {hop.why}" for hop in deployment.suspects]
+        or None,
         note=placement.note or None,
     )
 
@@ -240,7 +252,10 @@ def additions_picture(additions: Iterable[Addition]) -> dict[str, Any]:
 
 def listing_picture(listing: FolderListing) -> dict[str, Any]:
     """A folder of models."""
-    models = [{"path": str(model.path), "name": model.name, "size": model.weight_bytes} for model in listing.models]
+    models = [
+        {"path": str(model.path), "name": model.name, "size": model.weight_bytes}
+        for model in listing.models
+    ]
     return known(
         folder=str(listing.folder),
         problem=listing.problem or None,
@@ -313,12 +328,17 @@ def _read_of(request: RunningRequest) -> int | None:
 def timeline_picture(traces: Sequence[StageTrace]) -> dict[str, Any]:
     """The newest steps of a trace, by stage: their figures, and bars of when each computed.
 
-    A bar is [step, begins, lasts, tokens, tokens of prompts], in microseconds since the first bar; `span_us` is up to
-    the end of the last one.
+    A bar is [step, begins, lasts, tokens, tokens of prompts], in microseconds since the first bar;
+    `span_us` is up to the end of the last one.
     """
-    traces = aligned([replace(trace, records=trace.records[-TRACED_STEPS:], reads=()) for trace in traces])
+    traces = aligned(
+        [replace(trace, records=trace.records[-TRACED_STEPS:], reads=()) for trace in traces]
+    )
     newest = max((trace.records[-1].step for trace in traces if trace.records), default=0)
-    drawn = [[record for record in trace.records if record.step > newest - DRAWN_STEPS] for trace in traces]
+    drawn = [
+        [record for record in trace.records if record.step > newest - DRAWN_STEPS]
+        for trace in traces
+    ]
     from_s = min((record.began_s for records in drawn for record in records), default=0.0)
     until_s = max((record.ended_s for records in drawn for record in records), default=0.0)
     return {

@@ -1,4 +1,5 @@
-"""The addresses of the dashboard for browsers: the gateway itself, and an address in front of it. Pure."""
+"""The addresses of the dashboard for browsers: the gateway itself, and an address in front of it.
+Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +60,10 @@ class PageOrigins:
     def of_host(self, host: str) -> tuple[PageOrigin, ...]:
         """The places of the page for a request with this Host. Raises DeniedError for a page of a
         name that was made to point here."""
-        if self.front is not None and host in (self.front.host, f"{self.front.host}:{_port(self.front.origin)}"):
+        if self.front is not None and host in (
+            self.front.host,
+            f"{self.front.host}:{_port(self.front.origin)}",
+        ):
             return (self.front,)
         if _port(f"//{host}") is None or not self.hosts(host_of(f"//{host}")):
             raise DeniedError(
@@ -98,26 +102,33 @@ def parse_place(text: str) -> PageOrigin:
         raise _refused(text)
     if parts.scheme == "http" and not is_loopback_name(host):
         raise DeniedError(
-            f"--dashboard-url {text[:200]!r} is plain HTTP beyond loopback, where others could read the "
+            f"--dashboard-url {text[:200]!r} is plain HTTP beyond loopback, where others could "
+            "read the "
             "cookie: use TLS at the proxy, and an https URL",
             field="dashboard-url",
             reason="TLS_REQUIRED",
         )
     url_host = f"[{host}]" if ":" in host else host
-    return PageOrigin(f"{parts.scheme}://{url_host}{'' if port in (None, _PORTS[parts.scheme]) else f':{port}'}", path)
+    return PageOrigin(
+        f"{parts.scheme}://{url_host}{'' if port in (None, _PORTS[parts.scheme]) else f':{port}'}",
+        path,
+    )
 
 
 def _refused(text: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"--dashboard-url {text[:200]!r}: give scheme and host, and optionally port and path, such as "
-        "https://edge.example or https://example.com:8443/edge; a path contains letters, digits and "
+        f"--dashboard-url {text[:200]!r}: give scheme and host, and optionally port and path, such "
+        "as "
+        "https://edge.example or https://example.com:8443/edge; a path contains letters, digits "
+        "and "
         "._~-",
         field="dashboard-url",
     )
 
 
 def _port(url: str) -> int | None:
-    """The port of a URL, the scheme's if it names none, 0 without a scheme; None if it is no number."""
+    """The port of a URL, the scheme's if it names none, 0 without a scheme; None if it is no
+    number."""
     try:
         parts = urlsplit(url)
         return _PORTS.get(parts.scheme, 0) if parts.port is None else parts.port

@@ -24,10 +24,12 @@ class Addresses:
     bootstrap_sha256: str = ""
 
     def for_joiner(self, host: str = "") -> tuple[str, str]:
-        """The first two addresses with the host that a joiner is to dial. Raises InvalidArgumentError for a text that
-        is no host."""
+        """The first two addresses with the host that a joiner is to dial. Raises
+        InvalidArgumentError for a text that is no host."""
         joiner_host = host or self.advertise
-        return self._with_host(self.coordinator, joiner_host), self._with_host(self.enrolment, joiner_host)
+        return self._with_host(self.coordinator, joiner_host), self._with_host(
+            self.enrolment, joiner_host
+        )
 
     def packages_for(self, host: str = "") -> str:
         """`packages` with that host. Raises as `for_joiner`."""
@@ -36,7 +38,8 @@ class Addresses:
     def wheel_server(self) -> WheelServer:
         """The address of `packages` for a member, who reaches the coordinator already.
 
-        Its host is left out if that is the coordinator's too, so that a member dials the host that it knows.
+        Its host is left out if that is the coordinator's too, so that a member dials the host that
+        it knows.
         """
         if not self.packages:
             return WheelServer()
@@ -50,5 +53,7 @@ class Addresses:
         if not host:
             host = own if own not in WILDCARDS else outgoing_address()
         if any(character in host for character in " /[]") or len(host) > 253:
-            raise InvalidArgumentError(f"host {host[:80]!r} is not a host: give a name or an address", field="host")
+            raise InvalidArgumentError(
+                f"host {host[:80]!r} is not a host: give a name or an address", field="host"
+            )
         return join_address(host, port)

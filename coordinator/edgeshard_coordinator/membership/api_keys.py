@@ -1,4 +1,5 @@
-"""API keys for the HTTP gateway, each with its models and limits, and their file. Secrets are kept hashed."""
+"""API keys for the HTTP gateway, each with its models and limits, and their file. Secrets are kept
+hashed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from pathlib import Path
 
 import structlog
 
-from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, ResourceExhaustedError, UnauthenticatedError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
 from edgeshard.domain.identity import ApiKey, key_id_of, key_identity
 from edgeshard_coordinator.core.values.quotas import Quota
 from edgeshard_coordinator.membership.tokens import digest_of
@@ -50,16 +56,35 @@ class ApiKeyStore(SqliteStore):
             "key_id IN (SELECT key_id FROM metrics_keys), digest FROM keys"
         )
         return [
-            (ApiKey(name, tuple(json.loads(models)), tokens, requests, key_id, created_at, bool(metrics)), digest)
+            (
+                ApiKey(
+                    name,
+                    tuple(json.loads(models)),
+                    tokens,
+                    requests,
+                    key_id,
+                    created_at,
+                    bool(metrics),
+                ),
+                digest,
+            )
             for name, models, tokens, requests, key_id, created_at, metrics, digest in rows
         ]
 
     @in_own_thread
     def save(self, key: ApiKey, digest: str) -> None:
-        values = (key.key_id, digest, key.name, json.dumps(key.models), key.tokens_per_minute, key.requests)
+        values = (
+            key.key_id,
+            digest,
+            key.name,
+            json.dumps(key.models),
+            key.tokens_per_minute,
+            key.requests,
+        )
         with self._open_database as database:
             database.execute(
-                "INSERT INTO keys (key_id, digest, name, models, tokens_per_minute, requests, created_at) "
+                "INSERT INTO keys (key_id, digest, name, models, tokens_per_minute, requests, "
+                "created_at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*values, key.created_at),
             )
@@ -105,7 +130,8 @@ class KeyBook:
         self._on_revoked: Callable[[str], None] = _nothing
 
     async def open(self, on_revoked: Callable[[str], None] = _nothing) -> None:
-        """Read the keys from disk. `on_revoked` ends all that an identity has open when its key is revoked."""
+        """Read the keys from disk. `on_revoked` ends all that an identity has open when its key is
+        revoked."""
         self._on_revoked = on_revoked
         self._kept = {key.key_id: KeptKey(key, digest) for key, digest in await self._store.open()}
 
@@ -120,21 +146,27 @@ class KeyBook:
         return tuple(sorted((entry.key for entry in self._kept.values()), key=lambda key: key.name))
 
     def quota_of(self, identity: str) -> Quota | None:
-        """The limits of a key of its own; None if the identity is another, or the key has no limits."""
+        """The limits of a key of its own; None if the identity is another, or the key has no
+        limits."""
         entry = self._kept.get(key_id_of(identity))
         if entry is None or (entry.key.requests is None and entry.key.tokens_per_minute is None):
             return None
         return Quota(entry.key.requests, entry.key.tokens_per_minute)
 
     async def create(self, template: ApiKey) -> tuple[ApiKey, str]:
-        """A key like `template`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
+        """A key like `template`, and its text, which is shown this once. Raises AlreadyExistsError
+        naming `name`."""
         async with self._lock:
             if self._named(template.name) is not None:
                 raise AlreadyExistsError(
-                    f"name: there is a key {template.name}; revoke it first, or choose another name", field="name"
+                    f"name: there is a key {template.name}; revoke it first, or choose another "
+                    "name",
+                    field="name",
                 )
             if len(self._kept) >= MOST_KEYS:
-                raise ResourceExhaustedError(f"there are {MOST_KEYS} keys already: revoke some", field="name")
+                raise ResourceExhaustedError(
+                    f"there are {MOST_KEYS} keys already: revoke some", field="name"
+                )
             key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
             key = replace(template, key_id=key_id, created_at=float(self._now()))
             entry = KeptKey(key, digest_of(secret.encode()))
@@ -148,17 +180,24 @@ class KeyBook:
         async with self._lock:
             key = self._named(name)
             if key is None:
-                raise NotFoundError(f"name: there is no key {name[:80]!r}", field="name", reason="UNKNOWN_KEY")
+                raise NotFoundError(
+                    f"name: there is no key {name[:80]!r}", field="name", reason="UNKNOWN_KEY"
+                )
             await self._store.forget(key.key_id)
             del self._kept[key.key_id]
         log.warning("key_revoked", name=name, key_id=key.key_id)
         self._on_revoked(key_identity(name, key.key_id))
 
     def find(self, text: str) -> ApiKey:
-        """The key of this text. Raises UnauthenticatedError, which never reveals how much of it was right."""
+        """The key of this text. Raises UnauthenticatedError, which never reveals how much of it was
+        right."""
         match = _TEXT.fullmatch(text)
         entry = self._kept.get(match[1]) if match else None
-        if match is None or entry is None or not hmac.compare_digest(entry.digest, digest_of(match[2].encode())):
+        if (
+            match is None
+            or entry is None
+            or not hmac.compare_digest(entry.digest, digest_of(match[2].encode()))
+        ):
             raise _unknown()
         return entry.key
 

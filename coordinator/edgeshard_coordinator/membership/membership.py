@@ -1,5 +1,5 @@
-"""The members of the site: processes that are admitted, for a time, and those that are refused. Also
-the service that joiners call, and the certificate of the HTTP gateway."""
+"""The members of the site: processes that are admitted, for a time, and those that are refused.
+Also the service that joiners call, and the certificate of the HTTP gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from typing import Any
 
 import structlog
 
-from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    DeniedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.identity import (
     SECRET_BYTES,
     Denial,
@@ -31,7 +36,14 @@ from edgeshard.domain.identity import (
     no_open_token,
     token_id_of,
 )
-from edgeshard.identity.authority import Authority, key_digest, new_key, now, private_pem, request_for
+from edgeshard.identity.authority import (
+    Authority,
+    key_digest,
+    new_key,
+    now,
+    private_pem,
+    request_for,
+)
 from edgeshard.identity.certificates import bundle_of, ders_of, is_signed_by, serial_of
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
@@ -54,8 +66,8 @@ async def _nothing(principal: Principal) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Issuing:
-    """The maker of certificates: the site's authority, the authorities that processes trust (in the files), and the
-    life of each certificate."""
+    """The maker of certificates: the site's authority, the authorities that processes trust (in the
+    files), and the life of each certificate."""
 
     authority: Authority
     files: TlsFiles
@@ -64,10 +76,11 @@ class Issuing:
 
 @dataclass(eq=False)
 class Membership:
-    """Lets processes into the site and refuses them. `now` is the wall clock's time, `steady` seconds that only grow.
+    """Lets processes into the site and refuses them. `now` is the wall clock's time, `steady`
+    seconds that only grow.
 
-    Without `issuing`, certificates are made by hand, and here they can only be refused. The coordinator's server goes
-    by `denials`.
+    Without `issuing`, certificates are made by hand, and here they can only be refused. The
+    coordinator's server goes by `denials`.
     """
 
     site: str
@@ -79,7 +92,8 @@ class Membership:
 
     def __post_init__(self) -> None:
         self._failures = tokens.Failures()
-        # Between reading a token and writing that it was used, and between reading a denial and writing it.
+        # Between reading a token and writing that it was used, and between reading a denial and
+        # writing it.
         self._lock = asyncio.Lock()
         self._on_denied: Callable[[Principal], Awaitable[None]] = _nothing
         self._on_changed: Callable[[], None] = lambda: None
@@ -89,8 +103,8 @@ class Membership:
         on_denied: Callable[[Principal], Awaitable[None]] = _nothing,
         on_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read the denials from disk. `on_denied` ends all that a revoked principal has open; `on_changed` is called
-        when the list of denials is another."""
+        """Read the denials from disk. `on_denied` ends all that a revoked principal has open;
+        `on_changed` is called when the list of denials is another."""
         self._on_denied, self._on_changed = on_denied, on_changed
         self.denials.replace(await self._store.open())
 
@@ -102,15 +116,19 @@ class Membership:
     ) -> JoinToken:
         """A token that lets one process in; `creator` is the operator's name.
 
-        Raises FailedPreconditionError if no certificates are made here, InvalidArgumentError for another `ttl_s` than
-        10 s to 7 days, ResourceExhaustedError if too many tokens are open.
+        Raises FailedPreconditionError if no certificates are made here, InvalidArgumentError for
+        another `ttl_s` than 10 s to 7 days, ResourceExhaustedError if too many tokens are open.
         """
         authorities, ttl_s = self.authorities(), tokens.check_ttl(request.ttl_s)
-        principal, secret = Principal(self.site, request.role, request.id), secrets.token_bytes(SECRET_BYTES)
+        principal, secret = (
+            Principal(self.site, request.role, request.id),
+            secrets.token_bytes(SECRET_BYTES),
+        )
         now = self._now().timestamp()
         if await self._store.count(now) >= tokens.MOST_TOKENS:
             raise ResourceExhaustedError(
-                f"there are {tokens.MOST_TOKENS} tokens that have not expired; wait, or give shorter lives",
+                f"there are {tokens.MOST_TOKENS} tokens that have not expired; wait, or give "
+                "shorter lives",
                 reason="TOO_MANY_TOKENS",
             )
         token = TokenRecord(
@@ -131,7 +149,8 @@ class Membership:
         return tuple(token.without_secret() for token in records)
 
     async def revoke_token(self, token_id: str) -> None:
-        """Refuse every join with this token from now on. Raises NotFoundError if no open token has this id."""
+        """Refuse every join with this token from now on. Raises NotFoundError if no open token has
+        this id."""
         async with self._lock:
             if not await self._store.forget_token(token_id, self._now().timestamp()):
                 raise no_open_token()
@@ -144,10 +163,16 @@ class Membership:
         files = self._check_issues().files
         certificate = files.cert.read_bytes()
         authorities = ders_of(files.ca.read_bytes())
-        return tuple(sorted(authorities, key=lambda authority: not is_signed_by(certificate, bundle_of([authority]))))
+        return tuple(
+            sorted(
+                authorities,
+                key=lambda authority: not is_signed_by(certificate, bundle_of([authority])),
+            )
+        )
 
     async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
-        """A certificate for a token, and the authorities to trust, both in PEM; `address` is the joiner's, host:port.
+        """A certificate for a token, and the authorities to trust, both in PEM; `address` is the
+        joiner's, host:port.
 
         Raises DeniedError for an invalid token, InvalidArgumentError for bytes that are no request,
         ResourceExhaustedError if too many from this address have failed.
@@ -159,7 +184,9 @@ class Membership:
             used = tokens.redeemed(token, enrolment.secret, request_digest, now)
             # First: a token that is not on disk as used would be good for another.
             await self._store.save(used)
-            certificate = issuing.authority.issue(used.principal, enrolment.request, self._now(), issuing.life)
+            certificate = issuing.authority.issue(
+                used.principal, enrolment.request, self._now(), issuing.life
+            )
             await self._accept(used.principal, certificate)
         log.info("enrolled", principal=str(used.principal), token_id=used.token_id)
         return certificate, issuing.files.ca.read_bytes()
@@ -184,7 +211,9 @@ class Membership:
                 yield self._now().timestamp()
         except (DeniedError, InvalidArgumentError) as error:
             self._failures.count(subscriber, self._steady())
-            log.warning("enrolment_refused", token_id=token_id[:32], address=subscriber, reason=error.reason)
+            log.warning(
+                "enrolment_refused", token_id=token_id[:32], address=subscriber, reason=error.reason
+            )
             raise
 
     async def renew(
@@ -201,7 +230,8 @@ class Membership:
         return certificate, issuing.files.ca.read_bytes()
 
     async def revoke(self, role: Role, id: str) -> None:
-        """Refuse every certificate there is of a principal; tokens for it are void. It may join again by another."""
+        """Refuse every certificate there is of a principal; tokens for it are void. It may join
+        again by another."""
         principal = Principal(self.site, role, id)
         if principal == coordinator_of(self.site):
             raise InvalidArgumentError("role: the coordinator cannot revoke itself", field="role")
@@ -224,8 +254,10 @@ class Membership:
     def _check_issues(self) -> Issuing:
         if self._issuing is None:
             raise FailedPreconditionError(
-                "this coordinator issues no certificates: start it with --ca-key, the authority's key, and "
-                "--enrol-listen, the address where processes join; or make certificates with edgectl "
+                "this coordinator issues no certificates: start it with --ca-key, the authority's "
+                "key, and "
+                "--enrol-listen, the address where processes join; or make certificates with "
+                "edgectl "
                 "certificate",
                 field="ca-key",
                 reason="NO_AUTHORITY",
@@ -238,14 +270,20 @@ class EnrolmentServicer(identity_pb2_grpc.EnrolmentServiceServicer):
         self._membership = membership
 
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
-        certificate, authorities = await self._membership.enrol(enrolment_from_wire(request), peer_address(context))
+        certificate, authorities = await self._membership.enrol(
+            enrolment_from_wire(request), peer_address(context)
+        )
         return pb.EnrolResponse(certificate=certificate, authorities=authorities)
 
-    async def GetAuthorities(self, request: pb.GetAuthoritiesRequest, context: Any) -> pb.GetAuthoritiesResponse:
+    async def GetAuthorities(
+        self, request: pb.GetAuthoritiesRequest, context: Any
+    ) -> pb.GetAuthoritiesResponse:
         return pb.GetAuthoritiesResponse(authorities=self._membership.authorities())
 
 
-_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I)
+_HOST = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +301,18 @@ class GatewayCertificate:
         for name in self.names:
             if not _HOST.fullmatch(name) and not _is_address(name):
                 raise InvalidArgumentError(
-                    f"--http-name {name[:80]!r} is not a host: give a name such as myhost.local, or an address",
+                    f"--http-name {name[:80]!r} is not a host: give a name such as myhost.local, "
+                    "or an address",
                     field="http-name",
                 )
         listener = split_address(self.address, "http-listen")[0]
         reached = outgoing_address() if listener in WILDCARDS else listener
         own = socket.gethostname().partition(".")[0].lower()
-        more = (own, f"{own}.local", "localhost", "127.0.0.1") if _HOST.fullmatch(own) else ("localhost", "127.0.0.1")
+        more = (
+            (own, f"{own}.local", "localhost", "127.0.0.1")
+            if _HOST.fullmatch(own)
+            else ("localhost", "127.0.0.1")
+        )
         return tuple(dict.fromkeys((*self.names, reached, *more)))
 
     def made(self) -> TlsFiles:
@@ -279,7 +322,8 @@ class GatewayCertificate:
         return write_files(self.directory, authorities, certificate, private_pem(key))
 
     async def renewed(self, request: bytes) -> tuple[bytes, bytes]:
-        """A certificate for a request, in PEM, and the authorities, as `rpc.renewal` expects them."""
+        """A certificate for a request, in PEM, and the authorities, as `rpc.renewal` expects
+        them."""
         return self._issued(request)
 
     def _issued(self, request: bytes) -> tuple[bytes, bytes]:

@@ -1,4 +1,5 @@
-"""Tokens and denials on disk, in a file of their own: no decision about deployments waits for them."""
+"""Tokens and denials on disk, in a file of their own: no decision about deployments waits for
+them."""
 
 from __future__ import annotations
 
@@ -31,10 +32,12 @@ CREATE TABLE IF NOT EXISTS accepted (
 );
 """
 _SELECT = (
-    "SELECT token_id, digest, principal, expires_at, key_digest, IFNULL(created_at, 0), IFNULL(creator, '') "
+    "SELECT token_id, digest, principal, expires_at, key_digest, IFNULL(created_at, 0), "
+    "IFNULL(creator, '') "
     "FROM tokens LEFT JOIN token_origins USING (token_id)"
 )
-"""The values of tokens in the order of `_token`. A token that an earlier version wrote has no origin."""
+"""The values of tokens in the order of `_token`. A token that an earlier version wrote has no
+origin."""
 _IS_OPEN = "key_digest = '' AND expires_at > ?"
 ACCEPTED_KEPT = 8
 """Certificates of one denied principal that are accepted: the newest, of which one is in use."""
@@ -50,13 +53,17 @@ class MembershipStore(SqliteStore):
     def open(self) -> tuple[Denial, ...]:
         """The denials of principals, whose certificates are refused."""
         database = self._connect(_SCHEMA)
-        copy = "INSERT OR IGNORE INTO token_origins SELECT token_id, created_at, creator FROM tokens"
+        copy = (
+            "INSERT OR IGNORE INTO token_origins SELECT token_id, created_at, creator FROM tokens"
+        )
         self._move_columns("tokens", ("created_at", "creator"), copy)
         uris = [uri for (uri,) in database.execute("SELECT principal FROM denials")]
         return tuple(self._denial(uri) for uri in uris)
 
     def _denial(self, uri: str) -> Denial:
-        rows = self._open_database.execute("SELECT serial FROM accepted WHERE principal = ?", (uri,))
+        rows = self._open_database.execute(
+            "SELECT serial FROM accepted WHERE principal = ?", (uri,)
+        )
         return Denial(principal_from_uri(uri), tuple(serial for (serial,) in rows))
 
     @in_own_thread
@@ -66,7 +73,8 @@ class MembershipStore(SqliteStore):
 
     @in_own_thread
     def open_tokens(self, now: float) -> tuple[TokenRecord, ...]:
-        """The tokens that are neither used nor expired at `now`, in seconds since 1970; the oldest first."""
+        """The tokens that are neither used nor expired at `now`, in seconds since 1970; the oldest
+        first."""
         statement = f"{_SELECT} WHERE {_IS_OPEN} ORDER BY created_at, token_id"
         rows = self._open_database.execute(statement, (now,))
         return tuple(_token(row) for row in rows)
@@ -80,25 +88,37 @@ class MembershipStore(SqliteStore):
 
     @in_own_thread
     def count(self, now: float) -> int:
-        """The number of tokens that have not expired at `now`, in seconds since 1970; the others are forgotten."""
+        """The number of tokens that have not expired at `now`, in seconds since 1970; the others
+        are forgotten."""
         with self._open_database as database:
             database.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
-            database.execute("DELETE FROM token_origins WHERE token_id NOT IN (SELECT token_id FROM tokens)")
+            database.execute(
+                "DELETE FROM token_origins WHERE token_id NOT IN (SELECT token_id FROM tokens)"
+            )
             (count,) = database.execute("SELECT COUNT(*) FROM tokens").fetchone()
         return int(count)
 
     @in_own_thread
     def save(self, token: TokenRecord) -> None:
-        values = (token.token_id, token.digest, token.principal.uri, token.expires_at, token.key_digest)
+        values = (
+            token.token_id,
+            token.digest,
+            token.principal.uri,
+            token.expires_at,
+            token.key_digest,
+        )
         with self._open_database as database:
-            # `guesses` is read by older versions only: they destroyed a token after some wrong secrets.
+            # `guesses` is read by older versions only: they destroyed a token after some wrong
+            # secrets.
             database.execute(
-                "INSERT OR REPLACE INTO tokens (token_id, digest, principal, expires_at, key_digest, guesses) "
+                "INSERT OR REPLACE INTO tokens (token_id, digest, principal, expires_at, "
+                "key_digest, guesses) "
                 "VALUES (?, ?, ?, ?, ?, 0)",
                 values,
             )
             database.execute(
-                "INSERT OR REPLACE INTO token_origins (token_id, created_at, creator) VALUES (?, ?, ?)",
+                "INSERT OR REPLACE INTO token_origins (token_id, created_at, creator) VALUES (?, "
+                "?, ?)",
                 (token.token_id, token.created_at, token.creator),
             )
 

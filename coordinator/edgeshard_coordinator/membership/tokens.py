@@ -1,4 +1,5 @@
-"""Tokens as the coordinator stores them, and their check. Pure: times and secrets are passed in as values."""
+"""Tokens as the coordinator stores them, and their check. Pure: times and secrets are passed in as
+values."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class TokenRecord:
 def check_ttl(ttl_s: float) -> float:
     """Raises InvalidArgumentError for a life that is no use, or too long to be forgotten about."""
     if not SHORTEST_TTL_S <= ttl_s <= LONGEST_TTL_S:  # also NaN
-        raise InvalidArgumentError("ttl: a token lives from 10 seconds to 7 days", field="ttl", reason="TTL")
+        raise InvalidArgumentError(
+            "ttl: a token lives from 10 seconds to 7 days", field="ttl", reason="TTL"
+        )
     return ttl_s
 
 
@@ -61,17 +64,21 @@ def redeemed(token: TokenRecord | None, secret: bytes, key_digest: str, now: flo
     """
     if token is None or not hmac.compare_digest(token.digest, digest_of(secret)):
         raise DeniedError(
-            "the token is unknown here; it may have expired: make another with edgectl token create",
+            "the token is unknown here; it may have expired: make another with edgectl token "
+            "create",
             field="token",
             reason="TOKEN",
         )
     if token.expires_at <= now:
         raise DeniedError(
-            "the token has expired; make another with edgectl token create", field="token", reason="TOKEN_EXPIRED"
+            "the token has expired; make another with edgectl token create",
+            field="token",
+            reason="TOKEN_EXPIRED",
         )
     if token.key_digest not in ("", key_digest):
         raise DeniedError(
-            "the token was used already, by another process; make another with edgectl token create",
+            "the token was used already, by another process; make another with edgectl token "
+            "create",
             field="token",
             reason="TOKEN_USED",
         )
@@ -95,8 +102,8 @@ def subscriber_of(address: str) -> str:
 
 
 class Failures:
-    """The failures of each subscriber's joiners within the last minute, or whatever else `subject` names. Times are in
-    monotonic seconds."""
+    """The failures of each subscriber's joiners within the last minute, or whatever else `subject`
+    names. Times are in monotonic seconds."""
 
     def __init__(
         self,
@@ -114,7 +121,8 @@ class Failures:
         return len(self._times)
 
     def check(self, subscriber: str, now: float) -> None:
-        """Raise ResourceExhaustedError if there were too many; this call does not count as another."""
+        """Raise ResourceExhaustedError if there were too many; this call does not count as
+        another."""
         times = self._times.get(subscriber, deque())
         while times and now - times[0] >= _WINDOW_S:
             times.popleft()

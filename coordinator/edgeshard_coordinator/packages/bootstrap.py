@@ -1,4 +1,5 @@
-"""Installs EdgeShard on this machine from the site of a token, and joins it: what the site serves as /join.py.
+"""Installs EdgeShard on this machine from the site of a token, and joins it: what the site serves
+as /join.py.
 
     python3 join.py HOST:PORT SHA256 TOKEN [--prefix DIR] [OPTIONS of edgectl join]
 
@@ -50,9 +51,12 @@ def fail(text: str) -> NoReturn:
 
 
 def shown(text: str) -> str:
-    """The beginning of a text, with an escape for each character that is not printable: it cannot steer a terminal."""
+    """The beginning of a text, with an escape for each character that is not printable: it cannot
+    steer a terminal."""
     cut = text[: MOST_SHOWN + 1]
-    plain = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+    plain = "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut
+    )
     return plain if len(plain) <= MOST_SHOWN else plain[:MOST_SHOWN] + "..."
 
 
@@ -102,7 +106,11 @@ class SiteClient:
 
     def verify(self) -> None:
         """Trust only the authority that the token has the digest of, from now on."""
-        for pem in self.tried("/authorities").decode("ascii", "replace").split("-----BEGIN CERTIFICATE-----"):
+        for pem in (
+            self.tried("/authorities")
+            .decode("ascii", "replace")
+            .split("-----BEGIN CERTIFICATE-----")
+        ):
             text = "-----BEGIN CERTIFICATE-----" + pem
             try:
                 certificate = ssl.PEM_cert_to_DER_cert(text.strip())
@@ -121,10 +129,13 @@ class SiteClient:
         plain = socket.create_connection((self._host, self._port), TIMEOUT_S)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         try:
-            connection.sock = context.wrap_socket(plain, server_hostname=f"coordinator.coordinator.{self._token.site}")
+            connection.sock = context.wrap_socket(
+                plain, server_hostname=f"coordinator.coordinator.{self._token.site}"
+            )
         except ssl.SSLCertVerificationError as error:
             fail(
-                f"{self._address} is not the site of the token ({error.verify_message}); check this machine's "
+                f"{self._address} is not the site of the token ({error.verify_message}); check "
+                "this machine's "
                 f"clock: it shows {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC"
             )
         headers = {"Range": f"bytes={offset}-"} if offset else {}
@@ -159,12 +170,15 @@ def refusal_of(answer: http.client.HTTPResponse) -> str:
 
 
 def listing_of(body: bytes) -> tuple[str, list[dict[str, Any]]]:
-    """The folder and the files of a list: name, size and SHA-256 of each. Ends this program for anything else."""
+    """The folder and the files of a list: name, size and SHA-256 of each. Ends this program for
+    anything else."""
     try:
         listed = json.loads(body)
         folder, files = listed["folder"], listed["files"]
         well = all(
-            FILE_NAME.fullmatch(file["name"]) and type(file["size"]) is int and type(file["sha256"]) is str
+            FILE_NAME.fullmatch(file["name"])
+            and type(file["size"]) is int
+            and type(file["sha256"]) is str
             for file in files
         )
         if well and FILE_NAME.fullmatch(folder):
@@ -197,11 +211,19 @@ def folder_for(files: list[dict[str, Any]]) -> Path:
     for path in folder.iterdir():
         if path.name not in names and path.name[: -len(".part")] not in names:
             path.unlink()  # of another version
-    missing = sum(file["size"] for file in files) - sum(path.stat().st_size for path in folder.iterdir())
+    missing = sum(file["size"] for file in files) - sum(
+        path.stat().st_size for path in folder.iterdir()
+    )
     free = shutil.disk_usage(folder).free
-    say(f"{len(files)} files to {folder}: {missing / 1e6:.0f} MB are missing, {free / 1e6:.0f} MB are free")
+    say(
+        f"{len(files)} files to {folder}: {missing / 1e6:.0f} MB are missing, {free / 1e6:.0f} MB "
+        "are free"
+    )
     if missing > free:
-        fail(f"{missing} bytes are needed on the disk of {folder}, where {free} bytes are free: free space")
+        fail(
+            f"{missing} bytes are needed on the disk of {folder}, where {free} bytes are free: "
+            "free space"
+        )
     return folder
 
 
@@ -216,7 +238,9 @@ def fetch(site: SiteClient, folder: Path, path: str, file: dict[str, Any]) -> No
             append(site, part, path, file["size"])
         except (http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError) as error:
             if not left:
-                fail(f"{file['name']} cannot be fetched: {error}; run the same line again to resume")
+                fail(
+                    f"{file['name']} cannot be fetched: {error}; run the same line again to resume"
+                )
             time.sleep(1.0)
             continue
         except OSError as error:
@@ -226,7 +250,10 @@ def fetch(site: SiteClient, folder: Path, path: str, file: dict[str, Any]) -> No
             return
         if part.stat().st_size >= file["size"]:
             part.unlink()
-    fail(f"{file['name']} differs from the site's list: have its operator check the folder of --wheels")
+    fail(
+        f"{file['name']} differs from the site's list: have its operator check the folder of "
+        "--wheels"
+    )
 
 
 def append(site: SiteClient, part: Path, path: str, size: int) -> None:

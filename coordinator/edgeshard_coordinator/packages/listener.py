@@ -1,4 +1,5 @@
-"""HTTPS for machines that have Python and nothing of EdgeShard: one request a connection, small requests, few at once.
+"""HTTPS for machines that have Python and nothing of EdgeShard: one request a connection, small
+requests, few at once.
 
 `/join.py` and `/authorities` are public. Lists and wheels are for members of the site, by their
 certificates, and for callers with the secret of a valid token.
@@ -83,7 +84,8 @@ def script() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """`certificate` is the caller's in PEM, empty if it showed none; the handshake has verified it."""
+    """`certificate` is the caller's in PEM, empty if it showed none; the handshake has verified
+    it."""
 
     path: str
     query: dict[str, list[str]]
@@ -111,11 +113,17 @@ class _Answer:
 
 
 class PackagesListener:
-    """Serves a shelf on `address`, host:port, with the coordinator's certificate. `denials` are of members whose
-    certificates were revoked."""
+    """Serves a shelf on `address`, host:port, with the coordinator's certificate. `denials` are of
+    members whose certificates were revoked."""
 
     def __init__(
-        self, address: str, tls: TlsFiles, membership: Membership, denials: Denials, shelf: Shelf, audit: AuditLog
+        self,
+        address: str,
+        tls: TlsFiles,
+        membership: Membership,
+        denials: Denials,
+        shelf: Shelf,
+        audit: AuditLog,
     ) -> None:
         self._address = address
         self._tls = tls
@@ -137,7 +145,9 @@ class PackagesListener:
         self._context = FollowingContext(self._tls, verify=ssl.CERT_OPTIONAL).context
         try:
             self._socket = socket.create_server(
-                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+                (host, port),
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                backlog=_BACKLOG,
             )
         except OSError as error:
             raise UnavailableError(
@@ -195,7 +205,9 @@ class PackagesListener:
             with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(writer.wait_closed(), TIME_LIMIT_S)
 
-    async def _secured(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _secured(
+        self, connection: socket.socket
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(REQUEST_LIMIT_BYTES, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -224,7 +236,9 @@ class PackagesListener:
             answer = _refusal(error)
         except Exception:
             log.exception("packages_failed")
-            answer = _refusal(InternalError("the request failed unexpectedly; see the coordinator's log"))
+            answer = _refusal(
+                InternalError("the request failed unexpectedly; see the coordinator's log")
+            )
         await _send(writer, answer)
 
     async def _answer(self, request: _Request) -> _Answer:
@@ -234,17 +248,24 @@ class PackagesListener:
             return _Answer(bundle_of(self._membership.authorities()), "application/x-pem-file")
         folder, _, name = request.path.removeprefix("/wheels").removeprefix("/").partition("/")
         if not request.path.startswith("/wheels") or bool(folder) != bool(name):
-            raise NotFoundError("this address serves only /join.py, /authorities and /wheels", field="path")
+            raise NotFoundError(
+                "this address serves only /join.py, /authorities and /wheels", field="path"
+            )
         what = "FetchWheel" if name else "ListWheels"
         try:
             principal = await self._principal(request)
         except DeniedError as error:
             self._audit.add("nobody", what, name, error.reason, request.address, by_operator=False)
             raise
-        return await (self._file(request, principal, folder, name) if name else self._listing(request, principal))
+        return await (
+            self._file(request, principal, folder, name)
+            if name
+            else self._listing(request, principal)
+        )
 
     async def _principal(self, request: _Request) -> Principal:
-        """The member or the holder of a token that sent the request. Raises DeniedError for any other caller."""
+        """The member or the holder of a token that sent the request. Raises DeniedError for any
+        other caller."""
         if not request.certificate:
             return await self._membership.invited(_secret_of(request), request.address)
         principal = principal_of(request.certificate)
@@ -258,10 +279,16 @@ class PackagesListener:
         async with self._hashing:  # the first asker hashes for all
             files = await asyncio.to_thread(self._shelf.files, folder)
         self._note(principal, "ListWheels", folder.name, request.address)
-        listing = {"folder": folder.name, "python": folder.python, "files": [asdict(file) for file in files]}
+        listing = {
+            "folder": folder.name,
+            "python": folder.python,
+            "files": [asdict(file) for file in files],
+        }
         return _Answer(json.dumps(listing).encode())
 
-    async def _file(self, request: _Request, principal: Principal, folder_name: str, name: str) -> _Answer:
+    async def _file(
+        self, request: _Request, principal: Principal, folder_name: str, name: str
+    ) -> _Answer:
         folder = self._shelf.named(folder_name)
         async with self._hashing:
             files = await asyncio.to_thread(self._shelf.files, folder)
@@ -273,17 +300,29 @@ class PackagesListener:
         self._note(principal, "FetchWheel", name, request.address)
         status = "206 Partial Content" if offset else "200 OK"
         return _Answer(
-            b"", "application/octet-stream", status, folder.path / served_file.name, offset, served_file.size
+            b"",
+            "application/octet-stream",
+            status,
+            folder.path / served_file.name,
+            offset,
+            served_file.size,
         )
 
     def _note(self, principal: Principal, what: str, target: str, address: str) -> None:
-        self._audit.add(f"{principal.role}/{principal.id}", what, target, OK, address, by_operator=False)
+        self._audit.add(
+            f"{principal.role}/{principal.id}", what, target, OK, address, by_operator=False
+        )
 
     @asynccontextmanager
     async def _transferring(self, one: str) -> AsyncIterator[None]:
-        if self._transfers.total() >= MOST_TRANSFERS or self._transfers[one] >= MOST_TRANSFERS_OF_ONE:
+        if (
+            self._transfers.total() >= MOST_TRANSFERS
+            or self._transfers[one] >= MOST_TRANSFERS_OF_ONE
+        ):
             raise ResourceExhaustedError(
-                "other machines are fetching wheels; try again", reason="TRANSFERS", retry_after_s=2.0
+                "other machines are fetching wheels; try again",
+                reason="TRANSFERS",
+                retry_after_s=2.0,
             )
         self._transfers[one] += 1
         try:
@@ -311,7 +350,9 @@ def _request(head: bytes, address: str, certificate: bytes) -> _Request:
     if method != "GET" or not version.startswith("HTTP/1."):
         raise InvalidArgumentError("this is not a GET request of HTTP/1.1", field="request")
     path, query = _parts_of(target)
-    headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in rest)}
+    headers = {
+        name.lower(): value.strip() for name, _, value in (field.partition(":") for field in rest)
+    }
     return _Request(path, query, headers, address, certificate)
 
 
@@ -327,7 +368,8 @@ def _parts_of(target: str) -> tuple[str, dict[str, list[str]]]:
     except ValueError:
         pass
     raise InvalidArgumentError(
-        f"the target is not a path of printable characters with at most {MAX_PARAMETERS} parameters: fetch what the "
+        f"the target is not a path of printable characters with at most {MAX_PARAMETERS} "
+        "parameters: fetch what the "
         "list of wheels names",
         field="target",
         reason="BAD_TARGET",
@@ -342,7 +384,8 @@ def _secret_of(request: _Request) -> bytes:
         secret = b""
     if scheme != SCHEME or len(secret) != SECRET_BYTES:
         raise DeniedError(
-            "wheels are for members of this site and for holders of a token: show a certificate or a token",
+            "wheels are for members of this site and for holders of a token: show a certificate or "
+            "a token",
             field="token",
             reason="NO_TOKEN",
         )
@@ -353,20 +396,26 @@ def _refusal(error: EdgeShardError) -> _Answer:
     body = {"message": error.message, "field": error.field, "reason": error.reason}
     if error.retry_after_s is not None:
         body["retry_after_s"] = str(round(error.retry_after_s, 1))
-    return _Answer(json.dumps(body).encode(), status=_STATUS.get(error.code, "500 Internal Server Error"))
+    return _Answer(
+        json.dumps(body).encode(), status=_STATUS.get(error.code, "500 Internal Server Error")
+    )
 
 
 async def _send(writer: asyncio.StreamWriter, answer: _Answer) -> None:
     """Raises TimeoutError for a reader that is too slow, OSError for one that is gone."""
     length = len(answer.body) if answer.file is None else answer.size - answer.offset
-    head = f"HTTP/1.1 {answer.status}\r\nContent-Type: {answer.kind}\r\nContent-Length: {length}\r\n"
+    head = (
+        f"HTTP/1.1 {answer.status}\r\nContent-Type: {answer.kind}\r\nContent-Length: {length}\r\n"
+    )
     writer.write(f"{head}Connection: close\r\n\r\n".encode() + answer.body)
     await asyncio.wait_for(writer.drain(), CHUNK_LIMIT_S)
     if answer.file is None:
         return
     with await asyncio.to_thread(answer.file.open, "rb") as file:
         file.seek(answer.offset)
-        while length > 0 and (chunk := await asyncio.to_thread(file.read, min(CHUNK_BYTES, length))):
+        while length > 0 and (
+            chunk := await asyncio.to_thread(file.read, min(CHUNK_BYTES, length))
+        ):
             length -= len(chunk)
             writer.write(chunk)
             await asyncio.wait_for(writer.drain(), CHUNK_LIMIT_S)

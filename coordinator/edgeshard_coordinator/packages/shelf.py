@@ -22,7 +22,8 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WheelTarget:
-    """A machine that wants wheels: its architecture, its Pythons as `3.11`, the best first, and its accelerator."""
+    """A machine that wants wheels: its architecture, its Pythons as `3.11`, the best first, and its
+    accelerator."""
 
     platform: str
     pythons: Sequence[str]
@@ -61,8 +62,9 @@ class Shelf:
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     def folder_for(self, machine: WheelTarget) -> Folder:
-        """The folder for machines with an accelerator, or for those without one, whichever the machine is; else the
-        other, which works as well. Raises FailedPreconditionError naming what there is, and what the machine is."""
+        """The folder for machines with an accelerator, or for those without one, whichever the
+        machine is; else the other, which works as well. Raises FailedPreconditionError naming what
+        there is, and what the machine is."""
         has_accelerator = machine.accelerator != PROCESSOR
         for accelerated in (has_accelerator, not has_accelerator):
             for python in machine.pythons:
@@ -71,8 +73,10 @@ class Shelf:
                     if fits and (folder.accelerator != PROCESSOR) == accelerated:
                         return folder
         raise FailedPreconditionError(
-            f"this site has wheels for {_said(self.folders)}, but this machine is {machine.platform[:40]} "
-            f"with {_pythons(machine.pythons)}: install a matching Python, or ask the site's operator for "
+            f"this site has wheels for {_said(self.folders)}, but this machine is "
+            f"{machine.platform[:40]} "
+            f"with {_pythons(machine.pythons)}: install a matching Python, or ask the site's "
+            "operator for "
             "a matching folder",
             field="platform",
             reason="NO_WHEELS",
@@ -86,21 +90,26 @@ class Shelf:
         raise NotFoundError("the site has no such folder of wheels", field="folder")
 
     def files(self, folder: Folder) -> tuple[File, ...]:
-        """The wheels, the requirements and the script that installs them. A file is hashed again once it is another.
+        """The wheels, the requirements and the script that installs them. A file is hashed again
+        once it is another.
 
         Raises FailedPreconditionError for a folder whose wheels do not match its requirements.
         """
         try:
-            requirements = (folder.path / REQUIREMENTS).read_text(encoding="utf-8", errors="replace")
+            requirements = (folder.path / REQUIREMENTS).read_text(
+                encoding="utf-8", errors="replace"
+            )
             files = [self._file(path) for path in sorted(folder.path.iterdir()) if _is_handed(path)]
         except OSError as error:
             raise FailedPreconditionError(
-                f"the site's wheels for {folder.name} cannot be read: {error.strerror}", field="wheels"
+                f"the site's wheels for {folder.name} cannot be read: {error.strerror}",
+                field="wheels",
             ) from None
         for file in files:
             if file.name.endswith(".whl") and f"sha256:{file.sha256}" not in requirements:
                 raise FailedPreconditionError(
-                    f"{file.name} is not the file that {REQUIREMENTS} of {folder.name} names: the site's operator "
+                    f"{file.name} is not the file that {REQUIREMENTS} of {folder.name} names: the "
+                    "site's operator "
                     "makes the folder again, with make wheels",
                     field="wheels",
                     reason="OTHER_WHEEL",
@@ -131,10 +140,16 @@ def _digest(path: Path) -> str:
 
 def _folders(directory: Path) -> tuple[Folder, ...]:
     try:
-        within = [path for path in sorted(directory.iterdir()) if path.is_dir() and _FOLDER.fullmatch(path.name)]
+        within = [
+            path
+            for path in sorted(directory.iterdir())
+            if path.is_dir() and _FOLDER.fullmatch(path.name)
+        ]
         folders = [_folder(path) for path in within or [directory]]
     except OSError as error:
-        raise InvalidArgumentError(f"--wheels {directory}: {error.strerror}", field="wheels") from None
+        raise InvalidArgumentError(
+            f"--wheels {directory}: {error.strerror}", field="wheels"
+        ) from None
     return tuple(folders)
 
 
@@ -144,7 +159,8 @@ def _folder(path: Path) -> Folder:
     for needed in (INSTALLER, REQUIREMENTS):
         if needed not in names:
             raise InvalidArgumentError(
-                f"--wheels {path} has no {needed}: give a folder of wheels, or one that holds such folders",
+                f"--wheels {path} has no {needed}: give a folder of wheels, or one that holds such "
+                "folders",
                 field="wheels",
             )
     named = _FOLDER.fullmatch(path.name)
@@ -155,12 +171,15 @@ def _folder(path: Path) -> Folder:
     pythons = {f"3.{item[1]}" for name in wheels if (item := _OF_PYTHON.search(name))}
     if len(platforms) != 1 or len(pythons) != 1:
         raise InvalidArgumentError(
-            f"--wheels {path}: the names of its wheels give no platform and Python version: name the "
+            f"--wheels {path}: the names of its wheels give no platform and Python version: name "
+            "the "
             "folder like x86_64-py311-cpu",
             field="wheels",
         )
     torch = [name for name in wheels if name.startswith("torch-")]
-    accelerated = any(name.startswith("nvidia_cu") for name in wheels) and not any("+cpu" in name for name in torch)
+    accelerated = any(name.startswith("nvidia_cu") for name in wheels) and not any(
+        "+cpu" in name for name in torch
+    )
     return Folder(path, platforms.pop(), pythons.pop(), "cuda" if accelerated else PROCESSOR)
 
 
@@ -168,7 +187,8 @@ def _said(folders: Sequence[Folder]) -> str:
     """`x86_64 with Python 3.11 and 3.12, aarch64 with Python 3.13`."""
     platforms = dict.fromkeys(folder.platform for folder in folders)
     return ", ".join(
-        f"{platform} with {_pythons(dict.fromkeys(one.python for one in folders if one.platform == platform))}"
+        f"{platform} with "
+        f"{_pythons(dict.fromkeys(one.python for one in folders if one.platform == platform))}"
         for platform in platforms
     )
 

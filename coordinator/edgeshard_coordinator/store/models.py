@@ -1,4 +1,5 @@
-"""The models of the site. Blocking and safe to call from any thread; reads are answered from memory."""
+"""The models of the site. Blocking and safe to call from any thread; reads are answered from
+memory."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from edgeshard.domain import errors
 from edgeshard.domain.control.site import LocalModel, MissingBlob, WeightsFile
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_size, blob_sizes, manifest_items
+from edgeshard.storage.blobs import (
+    CHUNK_BYTES,
+    BlobDirectory,
+    blob_size,
+    blob_sizes,
+    manifest_items,
+)
 from edgeshard.storage.checkpoint import Progress, hash_manifest
 from edgeshard.storage.files import TEMPORARY, check_room, free_bytes, write_atomically
 from edgeshard.storage.forms import check_small_file, skim_small_file
@@ -27,18 +34,21 @@ from edgeshard.wire.store import check_form, manifest_from_json, manifest_to_jso
 log = structlog.get_logger()
 
 KEPT_FREE_BYTES = 64 << 20
-"""Bytes of the disk that are kept free when models are added: the coordinator's own state must always find room."""
+"""Bytes of the disk that are kept free when models are added: the coordinator's own state must
+always find room."""
 _PENDING_LIMIT = 16
 _PARSED_BYTES = 1 << 20
-"""Bytes of a small file that is parsed: parsing holds the interpreter's lock, for 15 ms at this size."""
+"""Bytes of a small file that is parsed: parsing holds the interpreter's lock, for 15 ms at this
+size."""
 _ORPHAN_AGE_NS = 7 * 24 * 3600 * 10**9
 
 
 class ModelStore:
-    """Models by name, kept in `directory`: `names.json`, `manifests/<digest>.json` and `blobs/sha256/ab/<digest>`.
+    """Models by name, kept in `directory`: `names.json`, `manifests/<digest>.json` and
+    `blobs/sha256/ab/<digest>`.
 
-    Order of writing: blobs, then the manifest, then the name; deleting goes the other way. So a name never points to
-    something incomplete, wherever the process dies.
+    Order of writing: blobs, then the manifest, then the name; deleting goes the other way. So a
+    name never points to something incomplete, wherever the process dies.
     """
 
     def __init__(self, directory: Path, kept_free_bytes: int = KEPT_FREE_BYTES) -> None:
@@ -55,7 +65,8 @@ class ModelStore:
         """Whether no manifest is damaged, whose blobs nobody knows."""
 
     def open(self) -> None:
-        """Read the models of the disk. A damaged manifest is logged, its model unusable until it is added again."""
+        """Read the models of the disk. A damaged manifest is logged, its model unusable until it is
+        added again."""
         self.blobs.create()
         names = self._read_names()
         manifests = {}
@@ -71,16 +82,27 @@ class ModelStore:
         self._own_small_files()
 
     def _own_small_files(self) -> None:
-        """Copy small files that an earlier version linked; a file that was written to since is lost."""
+        """Copy small files that an earlier version linked; a file that was written to since is
+        lost."""
         for manifest in self._manifests.values():
             for file in manifest.files:
                 try:
                     self.blobs.own(file.sha256)
                 except errors.DataLossError:
                     self.blobs.remove(file.sha256)
-                    log.error("linked_file_changed", model=manifest.name, file=file.name, digest=file.sha256)
+                    log.error(
+                        "linked_file_changed",
+                        model=manifest.name,
+                        file=file.name,
+                        digest=file.sha256,
+                    )
                 except (errors.EdgeShardError, OSError) as error:
-                    log.error("linked_file_not_copied", model=manifest.name, file=file.name, error=str(error))
+                    log.error(
+                        "linked_file_not_copied",
+                        model=manifest.name,
+                        file=file.name,
+                        error=str(error),
+                    )
 
     def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
         """The manifest of that name or digest, under the name asked for.
@@ -92,10 +114,13 @@ class ModelStore:
         digest = by_name or Digest(name_or_digest)
         manifest = manifests.get(digest)
         if manifest is not None:
-            return (replace(manifest, name=ModelName(name_or_digest)) if by_name else manifest), digest
+            return (
+                replace(manifest, name=ModelName(name_or_digest)) if by_name else manifest
+            ), digest
         if by_name:
             raise errors.DataLossError(
-                f"the stored manifest of model {name_or_digest} is damaged: add the model again", field="model"
+                f"the stored manifest of model {name_or_digest} is damaged: add the model again",
+                field="model",
             )
         known_names = ", ".join(sorted(names)) or "none yet"
         raise errors.NotFoundError(
@@ -114,12 +139,12 @@ class ModelStore:
         )
 
     def register(self, manifest: ModelManifest) -> tuple[Digest, tuple[MissingBlob, ...]]:
-        """Keep the manifest under its name when every blob is there; otherwise keep nothing. The digest, and the
-        missing blobs.
+        """Keep the manifest under its name when every blob is there; otherwise keep nothing. The
+        digest, and the missing blobs.
 
-        Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest or small file that is wrong,
-        AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for the
-        missing blobs.
+        Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest or small
+        file that is wrong, AlreadyExistsError when the name has other content,
+        ResourceExhaustedError when the disk has no room for the missing blobs.
         """
         sizes = validate_manifest(manifest)
         digest = manifest.digest()
@@ -127,7 +152,9 @@ class ModelStore:
             self._check_name_free(manifest.name, digest)
             missing = tuple(self._missing(sizes))
             if missing:
-                self._check_room(manifest.name, sum(blob.size - blob.received for blob in missing), sizes.keys())
+                self._check_room(
+                    manifest.name, sum(blob.size - blob.received for blob in missing), sizes.keys()
+                )
                 self._expect(digest, sizes)
                 return digest, missing
             if digest not in self._manifests:
@@ -141,11 +168,12 @@ class ModelStore:
         return digest, ()
 
     def add_local(self, model: LocalModel, progress: Progress) -> Digest:
-        """Register a model whose files lie on this machine. Weights stay in their files (`LinkedFiles.take`), and small
-        files are copied; all are hashed here, once.
+        """Register a model whose files lie on this machine. Weights stay in their files
+        (`LinkedFiles.take`), and small files are copied; all are hashed here, once.
 
-        `progress` gets (bytes hashed, bytes in all), and ends the adding by raising. Raises as `register` does, and
-        FailedPreconditionError with reason NOT_THIS_MACHINE where the files are not those that the client sees.
+        `progress` gets (bytes hashed, bytes in all), and ends the adding by raising. Raises as
+        `register` does, and FailedPreconditionError with reason NOT_THIS_MACHINE where the files
+        are not those that the client sees.
         """
         draft = model.manifest
         check_form(draft)
@@ -154,56 +182,79 @@ class ModelStore:
         of_weights = {place.file for place in model.places[: len(draft.tensors)]}
         blobs: list[BlobLocation] = []
         try:
-            self._check_room_for_copies([Path(file.path) for file in model.files if not file.stays], draft.name)
+            self._check_room_for_copies(
+                [Path(file.path) for file in model.files if not file.stays], draft.name
+            )
             for index, file in enumerate(model.files):
                 with open_local(file) as opened:
                     if index in of_weights:
-                        blobs.append(linked.take(Path(file.path), opened, self.room_bytes, stays=file.stays))
+                        blobs.append(
+                            linked.take(Path(file.path), opened, self.room_bytes, stays=file.stays)
+                        )
                     else:
                         blobs.append(linked.copy(opened, self.room_bytes))
             locations = [
-                replace(blobs[place.file], offset=place.offset, size=blob_size(item), order=place.order)
+                replace(
+                    blobs[place.file], offset=place.offset, size=blob_size(item), order=place.order
+                )
                 for place, item in zip(model.places, manifest_items(draft), strict=True)
             ]
             before = [at.path.stat().st_mtime_ns for at in blobs]
             manifest = hash_manifest(draft, locations, progress)
             if before != [at.path.stat().st_mtime_ns for at in blobs]:
                 raise errors.AbortedError(
-                    f"the files of model {draft.name} were written to while they were read: try again"
+                    f"the files of model {draft.name} were written to while they were read: try "
+                    "again"
                 )
             return self._register_linked(manifest, locations)
         finally:
             linked.drop_unused([at.path for at in blobs])
 
     def _check_room_for_copies(self, files: Sequence[Path], name: ModelName) -> None:
-        """Check the room for files of other disks, which must be copied, before the first of them is."""
+        """Check the room for files of other disks, which must be copied, before the first of them
+        is."""
         own_disk = self._directory.stat().st_dev
         needed = 0
         for file in files:
             with suppress(OSError):  # one that cannot be read is refused when it is opened
                 status = file.stat()
                 needed += status.st_size if status.st_dev != own_disk else 0
-        check_room(self.blobs.linked.directory, f"a copy of model {name}", needed, self.room_bytes())
+        check_room(
+            self.blobs.linked.directory, f"a copy of model {name}", needed, self.room_bytes()
+        )
 
-    def _register_linked(self, manifest: ModelManifest, locations: Sequence[BlobLocation]) -> Digest:
+    def _register_linked(
+        self, manifest: ModelManifest, locations: Sequence[BlobLocation]
+    ) -> Digest:
         sizes, digest = validate_manifest(manifest), manifest.digest()
         with self._lock:
             self._check_name_free(manifest.name, digest)
             self._expect(digest, sizes)  # so that nobody takes its blobs for unneeded
-        tensor_locations = {item.sha256: at for item, at in zip(manifest.tensors, locations, strict=False)}
-        copied = {item.sha256: at for item, at in zip(manifest.files, locations[len(manifest.tensors) :], strict=True)}
-        self.blobs.linked.keep({of: at for of, at in tensor_locations.items() if self.blobs.size(of) != at.size})
+        tensor_locations = {
+            item.sha256: at for item, at in zip(manifest.tensors, locations, strict=False)
+        }
+        copied = {
+            item.sha256: at
+            for item, at in zip(manifest.files, locations[len(manifest.tensors) :], strict=True)
+        }
+        self.blobs.linked.keep(
+            {of: at for of, at in tensor_locations.items() if self.blobs.size(of) != at.size}
+        )
         try:
             for of, at in copied.items():
                 if not self.blobs.path(of).exists():
                     self.blobs.adopt(of, at.path)
             _, missing = self.register(manifest)
             if missing:
-                raise errors.AbortedError(f"model {manifest.name} was deleted while it was added: try again")
+                raise errors.AbortedError(
+                    f"model {manifest.name} was deleted while it was added: try again"
+                )
         except BaseException:
             with self._lock:
                 self._forget(digest)
-                self.blobs.remove(*((tensor_locations.keys() | copied.keys()) - self._needed_blobs()))
+                self.blobs.remove(
+                    *((tensor_locations.keys() | copied.keys()) - self._needed_blobs())
+                )
             raise
         return digest
 
@@ -215,7 +266,8 @@ class ModelStore:
         self._pending = {of: sizes for of, sizes in self._pending.items() if of != digest}
 
     def _check_files(self, manifest: ModelManifest, digest: Digest) -> None:
-        """Whoever sent the small files, they have their form; the large one as far as a daemon can look at it."""
+        """Whoever sent the small files, they have their form; the large one as far as a daemon can
+        look at it."""
         for file in manifest.files:
             location = BlobLocation(self.file_path(file.sha256), 0, file.size)
             try:
@@ -230,7 +282,8 @@ class ModelStore:
                 raise
 
     def delete(self, name: str) -> None:
-        """Drop a name; then, when no other name has the same content, its manifest and the blobs no other model needs.
+        """Drop a name; then, when no other name has the same content, its manifest and the blobs no
+        other model needs.
 
         Raises NotFoundError.
         """
@@ -238,20 +291,27 @@ class ModelStore:
         with self._lock:
             digest = self._names.get(ModelName(name))
             if digest is None:
-                raise errors.NotFoundError(f"model {name!r} is unknown", field="model", reason="MODEL_NOT_FOUND")
+                raise errors.NotFoundError(
+                    f"model {name!r} is unknown", field="model", reason="MODEL_NOT_FOUND"
+                )
             names = {other: of for other, of in self._names.items() if other != name}
             self._write_names(names)
             self._names = names
             if digest in names.values():
                 return
             removed = self._manifests.get(digest)
-            self._manifests = {of: manifest for of, manifest in self._manifests.items() if of != digest}
+            self._manifests = {
+                of: manifest for of, manifest in self._manifests.items() if of != digest
+            }
             self._manifest_path(digest).unlink(missing_ok=True)
             if removed is not None:
-                self.blobs.remove(*(blob_sizes(manifest_items(removed)).keys() - self._needed_blobs()))
+                self.blobs.remove(
+                    *(blob_sizes(manifest_items(removed)).keys() - self._needed_blobs())
+                )
 
     def added_at(self, digest: Digest) -> float:
-        """When the model was added, in seconds since 1970: its manifest is written once. Raises OSError."""
+        """When the model was added, in seconds since 1970: its manifest is written once. Raises
+        OSError."""
         return self._manifest_path(digest).stat().st_mtime
 
     def file_path(self, digest: Digest) -> Path:
@@ -274,9 +334,12 @@ class ModelStore:
         return next((sizes[digest] for sizes in self._pending.values() if digest in sizes), None)
 
     def give_up(self, digest: Digest) -> None:
-        """Expect the blobs of models with this one no more, until somebody begins to add them again."""
+        """Expect the blobs of models with this one no more, until somebody begins to add them
+        again."""
         with self._lock:
-            self._pending = {of: sizes for of, sizes in self._pending.items() if digest not in sizes}
+            self._pending = {
+                of: sizes for of, sizes in self._pending.items() if digest not in sizes
+            }
 
     def _missing(self, sizes: dict[Digest, int]) -> Iterator[MissingBlob]:
         for digest, size in sizes.items():
@@ -297,23 +360,24 @@ class ModelStore:
         existing = self._names.get(name)
         if existing is not None and existing != digest and existing in self._manifests:
             raise errors.AlreadyExistsError(
-                f"model {name} exists with other content (sha256 {existing[:12]}, not {digest[:12]}): "
+                f"model {name} exists with other content (sha256 {existing[:12]}, not "
+                f"{digest[:12]}): "
                 f"choose another --name, or first run `edgectl delete model {name}`",
                 field="name",
                 reason="MODEL_EXISTS",
             )
 
     def _check_room(self, name: ModelName, missing_bytes: int, own: Collection[Digest]) -> None:
-        """Check the room before the first byte is sent: an upload that fills the disk would fail late, and others with
-        it."""
+        """Check the room before the first byte is sent: an upload that fills the disk would fail
+        late, and others with it."""
         if missing_bytes <= self.room_bytes():
             return
         self._remove_unneeded(own)
         check_room(self.blobs.linked.directory, f"model {name}", missing_bytes, self.room_bytes())
 
     def _remove_unneeded(self, own: Collection[Digest] = (), before_ns: int | None = None) -> None:
-        """Remove blobs that arrived for models which were never completed, but for the blobs `own`; only those older
-        than `before_ns`."""
+        """Remove blobs that arrived for models which were never completed, but for the blobs `own`;
+        only those older than `before_ns`."""
         if not self._knows_all_needs:
             return
         needed = self._needed_blobs().union(own)
@@ -331,13 +395,17 @@ class ModelStore:
         return needed
 
     def _remove_strays(self) -> None:
-        """Remove manifests without a name, temporary files and left-over uploads: all of them where the disk is short,
-        otherwise those given up long ago, since an upload goes on where it stopped."""
+        """Remove manifests without a name, temporary files and left-over uploads: all of them where
+        the disk is short, otherwise those given up long ago, since an upload goes on where it
+        stopped."""
         manifests = {self._manifest_path(digest) for digest in self._names.values()}
-        strays = [path for path in (self._directory / "manifests").glob("*") if path not in manifests]
+        strays = [
+            path for path in (self._directory / "manifests").glob("*") if path not in manifests
+        ]
         for path in (*strays, *self._directory.glob(f"*{TEMPORARY}")):
             path.unlink()
-        # The newest file counts where it is later: the machine's clock may be wrong after a cold start.
+        # The newest file counts where it is later: the machine's clock may be wrong after a cold
+        # start.
         newest = max((file.used_ns for file in self.blobs.files()), default=0)
         long_ago = max(newest, time.time_ns()) - _ORPHAN_AGE_NS
         self._remove_unneeded(before_ns=long_ago if self.room_bytes() else None)
@@ -350,12 +418,16 @@ class ModelStore:
         path = self._directory / "names.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            return {ModelName(check_name(name, "name")): check_digest(digest) for name, digest in values.items()}
+            return {
+                ModelName(check_name(name, "name")): check_digest(digest)
+                for name, digest in values.items()
+            }
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError, errors.InvalidArgumentError) as error:
             raise errors.DataLossError(
-                f"{path} is damaged ({error}): restore it, or remove it and add the models again", field="state-dir"
+                f"{path} is damaged ({error}): restore it, or remove it and add the models again",
+                field="state-dir",
             ) from None
 
     def _write_names(self, names: dict[ModelName, Digest]) -> None:

@@ -30,14 +30,17 @@ _SHOWN_EVERY_S = 0.1
 
 
 class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
-    """Serves one `ModelStore`, which must be open. Typed errors leave through the server's error interceptor."""
+    """Serves one `ModelStore`, which must be open. Typed errors leave through the server's error
+    interceptor."""
 
     def __init__(self, store: ModelStore) -> None:
         self._store = store
         self._uploading: dict[Digest, int] = {}
         """Bytes that are still to come of each blob that is being sent."""
 
-    async def RegisterModel(self, request: pb.RegisterModelRequest, context: Any) -> pb.RegisterModelResponse:
+    async def RegisterModel(
+        self, request: pb.RegisterModelRequest, context: Any
+    ) -> pb.RegisterModelResponse:
         def register() -> ModelRegistration:
             manifest = wire.manifest_from_wire(request.manifest)
             digest, missing = self._store.register(manifest)
@@ -54,7 +57,10 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         if not is_of_this_machine(_host_of(context.peer())):
             raise not_this_machine()
         model = await in_thread(lambda: wire.local_model_from_wire(request))
-        ended, status = threading.Event(), LocalAdding(0, model.manifest.stored_bytes, knows_orders=True)
+        ended, status = (
+            threading.Event(),
+            LocalAdding(0, model.manifest.stored_bytes, knows_orders=True),
+        )
 
         def progress(hashed: int, total: int) -> None:
             nonlocal status
@@ -69,15 +75,21 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                 await asyncio.wait([adding], timeout=_SHOWN_EVERY_S)
             digest = adding.result()
             log.info("model_registered", model=model.manifest.name, digest=digest)
-            yield wire.local_adding_to_wire(LocalAdding(status.total, status.total, digest, knows_orders=True))
+            yield wire.local_adding_to_wire(
+                LocalAdding(status.total, status.total, digest, knows_orders=True)
+            )
         finally:
             ended.set()
             await asyncio.wait([adding])
 
-    async def PutBlob(self, request_iterator: AsyncIterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobResponse:
+    async def PutBlob(
+        self, request_iterator: AsyncIterator[pb.PutBlobRequest], context: Any
+    ) -> pb.PutBlobResponse:
         first = await first_message(request_iterator, "header", "an upload")
         if first is None or not first.HasField("header"):
-            raise errors.InvalidArgumentError("the first message of an upload must carry its header", field="header")
+            raise errors.InvalidArgumentError(
+                "the first message of an upload must carry its header", field="header"
+            )
         header = wire.blob_header_from_wire(first.header)
         digest = header.digest
         if await asyncio.to_thread(self._store.blobs.size, digest) == header.size:
@@ -96,7 +108,11 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         return pb.PutBlobResponse(size=header.size)
 
     async def _upload(
-        self, digest: Digest, header: BlobHeader, first: pb.PutBlobRequest, rest: AsyncIterator[pb.PutBlobRequest]
+        self,
+        digest: Digest,
+        header: BlobHeader,
+        first: pb.PutBlobRequest,
+        rest: AsyncIterator[pb.PutBlobRequest],
     ) -> None:
         try:
             await self._check_upload(digest, header)
@@ -106,7 +122,8 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
             raise
         finally:
             if self._store.expected_size(digest) is None:
-                # The disk is full: this upload, or one beside it, cannot be completed, and others need the room more.
+                # The disk is full: this upload, or one beside it, cannot be completed, and others
+                # need the room more.
                 await in_thread(self._store.blobs.forget_received, digest)
 
     async def _check_upload(self, digest: Digest, header: BlobHeader) -> None:
@@ -119,7 +136,9 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                 reason="BLOB_NOT_EXPECTED",
             )
         if header.size != expected:
-            raise errors.InvalidArgumentError(f"blob {digest} has {expected} bytes, not {header.size}", field="size")
+            raise errors.InvalidArgumentError(
+                f"blob {digest} has {expected} bytes, not {header.size}", field="size"
+            )
         received = await asyncio.to_thread(self._store.blobs.received, digest)
         if header.offset > min(received, expected):
             raise errors.AbortedError(
@@ -134,7 +153,11 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         self._uploading[digest] = coming
 
     async def _receive(
-        self, digest: Digest, header: BlobHeader, first: pb.PutBlobRequest, rest: AsyncIterator[pb.PutBlobRequest]
+        self,
+        digest: Digest,
+        header: BlobHeader,
+        first: pb.PutBlobRequest,
+        rest: AsyncIterator[pb.PutBlobRequest],
     ) -> None:
         blobs, offset = self._store.blobs, header.offset
         await in_thread(blobs.truncate, digest, offset)
@@ -142,7 +165,9 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         while message is not None:
             data = message.data
             if offset + len(data) > header.size:
-                raise errors.InvalidArgumentError(f"blob {digest} has more than its {header.size} bytes", field="data")
+                raise errors.InvalidArgumentError(
+                    f"blob {digest} has more than its {header.size} bytes", field="data"
+                )
             if data:
                 await in_thread(blobs.write, digest, offset, data)
                 offset += len(data)
@@ -155,31 +180,45 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
             )
         await in_thread(blobs.commit, digest, header.size)
 
-    async def GetManifest(self, request: pb.GetManifestRequest, context: Any) -> pb.GetManifestResponse:
+    async def GetManifest(
+        self, request: pb.GetManifestRequest, context: Any
+    ) -> pb.GetManifestResponse:
         manifest, digest = self._store.get(request.model)
-        return pb.GetManifestResponse(manifest=wire.manifest_to_wire(manifest), manifest_digest=digest)
+        return pb.GetManifestResponse(
+            manifest=wire.manifest_to_wire(manifest), manifest_digest=digest
+        )
 
-    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
+    async def ReadBlob(
+        self, request: pb.ReadBlobRequest, context: Any
+    ) -> AsyncIterator[pb.ReadBlobResponse]:
         blob = wire.blob_range_from_wire(request)
         digest = blob.digest
         size = await asyncio.to_thread(self._store.blobs.size, digest)
         if size is None:
             raise self._store.blobs.missing(digest)
         if blob.offset > size or blob.length > size - blob.offset:
-            raise errors.InvalidArgumentError(f"blob {digest} has {size} bytes; the range ends beyond", field="offset")
+            raise errors.InvalidArgumentError(
+                f"blob {digest} has {size} bytes; the range ends beyond", field="offset"
+            )
         offset, end = blob.offset, blob.offset + blob.length if blob.length else size
         # A whole blob is checked in passing, so that decay on this disk is found and named here.
         sha256 = hashlib.sha256() if offset == 0 and end == size else None
         while offset < end:
-            data = await asyncio.to_thread(self._store.blobs.read, digest, offset, min(CHUNK_BYTES, end - offset))
+            data = await asyncio.to_thread(
+                self._store.blobs.read, digest, offset, min(CHUNK_BYTES, end - offset)
+            )
             if not data:
-                raise errors.DataLossError(f"blob {digest} became shorter while it was read; try again", field="sha256")
+                raise errors.DataLossError(
+                    f"blob {digest} became shorter while it was read; try again", field="sha256"
+                )
             if sha256 is not None:
                 await asyncio.to_thread(sha256.update, data)
             offset += len(data)
             if sha256 is not None and offset == end and sha256.hexdigest() != digest:
                 log.error("blob_damaged", digest=digest)
-                if (changed := await in_thread(self._store.blobs.linked.distrust, digest)) is not None:
+                if (
+                    changed := await in_thread(self._store.blobs.linked.distrust, digest)
+                ) is not None:
                     raise changed
                 await in_thread(self._store.blobs.remove, digest)
                 raise errors.DataLossError(
@@ -191,6 +230,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
 
 
 def _host_of(peer: str) -> str:
-    """The address in gRPC's name of a peer, such as ipv4:127.0.0.1:4711; '' of one without an address."""
+    """The address in gRPC's name of a peer, such as ipv4:127.0.0.1:4711; '' of one without an
+    address."""
     kind, _, rest = peer.partition(":")
     return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""

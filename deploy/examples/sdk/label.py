@@ -3,8 +3,9 @@
 
     python label.py MODEL TEXTS.txt > labels.jsonl
 
-Every line of the file is a text; the output has a line for each, in the same order. A guide holds the model to the
-schema: it can write nothing else. A text that got no label for another reason has an error in its line.
+Every line of the file is a text; the output has a line for each, in the same order. A guide holds
+the model to the schema: it can write nothing else. A text that got no label for another reason has
+an error in its line.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ from edgeshard.client import Chat, ChatCompletion, Guide, GuideKind
 
 SCHEMA = {
     "type": "object",
-    "properties": {"mood": {"enum": ["glad", "sad", "angry", "calm"]}, "animals": {"type": "boolean"}},
+    "properties": {
+        "mood": {"enum": ["glad", "sad", "angry", "calm"]},
+        "animals": {"type": "boolean"},
+    },
     "required": ["mood", "animals"],
     "additionalProperties": False,
 }
-SYSTEM = f"What is the mood of this text, and are there animals in it? Answer in JSON: {json.dumps(SCHEMA)}"
+SYSTEM = (
+    "What is the mood of this text, and are there animals in it? Answer in JSON: "
+    f"{json.dumps(SCHEMA)}"
+)
 
 
 async def label(client: Client, model: str, texts: list[str]) -> list[dict[str, Any]]:
@@ -62,7 +69,9 @@ async def main() -> None:
     parser.add_argument("model")
     parser.add_argument("texts", type=Path)
     options = parser.parse_args()
-    texts = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    texts = [
+        line for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
     async with Client() as client:
         for text, found in zip(texts, await label(client, options.model, texts), strict=True):
             print(json.dumps({"text": text, **found}, ensure_ascii=False))

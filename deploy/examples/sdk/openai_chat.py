@@ -14,10 +14,15 @@ key = sys.argv[1] if sys.argv[1:] else kept.read_text().strip() if kept.exists()
 client = OpenAI(base_url=URL, api_key=key)
 hello = [{"role": "user", "content": "Once upon a time"}]
 try:
-    for event in client.chat.completions.create(model="fairy-tales", messages=hello, seed=7, stream=True):
+    for event in client.chat.completions.create(
+        model="fairy-tales", messages=hello, seed=7, stream=True
+    ):
         sys.stdout.write(event.choices[0].delta.content or "")
         sys.stdout.flush()
 except APIConnectionError:
     sys.exit(f"nothing answers at {URL}: start it with `make serve`, or `edgectl serve demo`")
 except AuthenticationError:
-    sys.exit("the site wants a key: give the one that `edgectl serve` printed, or of `edgectl key create me`")
+    sys.exit(
+        "the site wants a key: give the one that `edgectl serve` printed, or of `edgectl key "
+        "create me`"
+    )

@@ -24,16 +24,25 @@ SYSTEM = f"You steer a robot. Answer with one word: {', '.join(ACTIONS)}."
 
 
 def decide(client: SyncClient, model: str, reading: str, deadline_s: float) -> tuple[str, str]:
-    """The action, and its reason. It never takes longer than the deadline by more than a moment, and never raises."""
+    """The action, and its reason. It never takes longer than the deadline by more than a moment,
+    and never raises."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": reading}]
     try:
-        # The deadline holds for prompt and answer together; after it the request is cancelled on every node.
+        # The deadline holds for prompt and answer together; after it the request is cancelled on
+        # every node.
         answer = client.complete_chat(
-            model, messages, max_new_tokens=8, temperature=0.0, guide=ONE_ACTION, timeout_s=deadline_s
+            model,
+            messages,
+            max_new_tokens=8,
+            temperature=0.0,
+            guide=ONE_ACTION,
+            timeout_s=deadline_s,
         )
     except errors.DeadlineError:
         return SAFE, f"no answer within {1000 * deadline_s:.0f} ms"
-    except errors.EdgeShardError as error:  # A node or the coordinator is away, there is no room, ...
+    except (
+        errors.EdgeShardError
+    ) as error:  # A node or the coordinator is away, there is no room, ...
         return SAFE, error.reason
     if answer.content not in ACTIONS:  # max_new_tokens came before the word's end.
         return SAFE, f"the model began to say {answer.content!r}"

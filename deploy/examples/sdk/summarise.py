@@ -31,7 +31,11 @@ async def pieces_of(client: Client, model: str, text: str, most: int) -> list[st
 
 
 async def summarise(client: Client, model: str, text: str, words: int) -> str:
-    served = {name: each for each in await client.served_models() for name in (each.deployment, each.model)}
+    served = {
+        name: each
+        for each in await client.served_models()
+        for name in (each.deployment, each.model)
+    }
     if model not in served:
         raise SystemExit(f"{model} is not served; there are {', '.join(sorted(served)) or 'none'}")
     ask, answer = ASK.format(words=words), 2 * words
@@ -40,7 +44,9 @@ async def summarise(client: Client, model: str, text: str, words: int) -> str:
         raise SystemExit(f"{model} has too small a context for summaries of {words} words")
     while True:
         pieces = await pieces_of(client, model, text, most)
-        requests = [Chat(model, ask + piece, options={"max_new_tokens": answer}) for piece in pieces]
+        requests = [
+            Chat(model, ask + piece, options={"max_new_tokens": answer}) for piece in pieces
+        ]
         results = await client.batch(requests, concurrency=4, on_progress=progress)
         failed = [result for result in results if isinstance(result, errors.EdgeShardError)]
         if failed:
@@ -51,7 +57,12 @@ async def summarise(client: Client, model: str, text: str, words: int) -> str:
 
 
 def progress(done: int, count: int) -> None:
-    print(f"\r{done} of {count} pieces", end="\n" if done == count else "", file=sys.stderr, flush=True)
+    print(
+        f"\r{done} of {count} pieces",
+        end="\n" if done == count else "",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 async def main() -> None:
@@ -61,7 +72,11 @@ async def main() -> None:
     parser.add_argument("--words", type=int, default=40)
     options = parser.parse_args()
     async with Client() as client:
-        print(await summarise(client, options.model, options.file.read_text(encoding="utf-8"), options.words))
+        print(
+            await summarise(
+                client, options.model, options.file.read_text(encoding="utf-8"), options.words
+            )
+        )
 
 
 if __name__ == "__main__":

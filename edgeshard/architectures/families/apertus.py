@@ -1,5 +1,5 @@
-"""apertus: norms of each head's query and key, and an MLP without a gate, whose activation xIELU has numbers of its own
-in each block (arXiv 2411.13010)."""
+"""apertus: norms of each head's query and key, and an MLP without a gate, whose activation xIELU
+has numbers of its own in each block (arXiv 2411.13010)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _XIELU = "xielu"
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, inner, bias = shape.hidden_size, fields.size("intermediate_size"), fields.flag("attention_bias")
+    hidden, inner, bias = (
+        shape.hidden_size,
+        fields.size("intermediate_size"),
+        fields.flag("attention_bias"),
+    )
     block = (
         norms(hidden, "attention_layernorm", "feedforward_layernorm")
         | attention(shape, input_bias=bias, output_bias=bias)

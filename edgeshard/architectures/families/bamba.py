@@ -1,4 +1,5 @@
-"""bamba: Mamba2 in most layers, attention with a rotary embedding of half a head in the others; a gated MLP in all."""
+"""bamba: Mamba2 in most layers, attention with a rotary embedding of half a head in the others; a
+gated MLP in all."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def _attends(fields: ConfigFields, shape: ModelShape, layer: int) -> bool:
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     block = norms(shape.hidden_size, "input_layernorm", "pre_ff_layernorm")
-    block |= gated_mlp(shape, fields.size("intermediate_size"), path="feed_forward", bias=fields.flag("mlp_bias"))
+    block |= gated_mlp(
+        shape, fields.size("intermediate_size"), path="feed_forward", bias=fields.flag("mlp_bias")
+    )
     if not _attends(fields, shape, layer):
         return block | _mamba(fields).tensors(shape.hidden_size, "mamba")
     bias = fields.flag("attention_bias")
@@ -35,7 +38,9 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 
 def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
-    return KvHeads(shape.kv_heads, shape.head_dim) if _attends(fields, shape, layer) else KvHeads(0, 0)
+    return (
+        KvHeads(shape.kv_heads, shape.head_dim) if _attends(fields, shape, layer) else KvHeads(0, 0)
+    )
 
 
 def _states(fields: ConfigFields, shape: ModelShape, layer: int) -> tuple[StateSize, ...]:
@@ -48,7 +53,8 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
 
 
 def _is_gguf(fields: GgufFields) -> bool:
-    """Whether a GGUF file is of this family: llama.cpp writes granitemoehybrid, which has multipliers, as this one."""
+    """Whether a GGUF file is of this family: llama.cpp writes granitemoehybrid, which has
+    multipliers, as this one."""
     return fields.get("embedding_scale") is None
 
 

@@ -1,5 +1,5 @@
-"""cohere2: attention and MLP side by side behind one LayerNorm, windows in three of four blocks; blocks without have no
-positions."""
+"""cohere2: attention and MLP side by side behind one LayerNorm, windows in three of four blocks;
+blocks without have no positions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,20 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 def _check(fields: ConfigFields, layer_count: int) -> None:
     types = _WINDOWS.layer_types(fields, layer_count)
     if "sliding_attention" in types and not any(_WINDOWS.sizes(fields, layer_count)):
-        raise fields.refuse("sliding_window", "is null, yet some layers slide; give it, or layer_types without them")
+        raise fields.refuse(
+            "sliding_window", "is null, yet some layers slide; give it, or layer_types without them"
+        )
     every = fields.size(_PATTERN, _EVERY)
     if not fields.given("layer_types") and (switch := fields.size("layer_switch", every)) != every:
-        raise fields.refuse("layer_switch", f"is {switch}; every {every}th layer sees everything: give {_PATTERN}")
+        raise fields.refuse(
+            "layer_switch", f"is {switch}; every {every}th layer sees everything: give {_PATTERN}"
+        )
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     own = even_split(fields, "hidden_size", hidden, "num_attention_heads", heads)
     if (head_dim := fields.size("head_dim", own)) != own:
-        raise fields.refuse("head_dim", f"is {head_dim}; it must be hidden_size / num_attention_heads, {own}")
+        raise fields.refuse(
+            "head_dim", f"is {head_dim}; it must be hidden_size / num_attention_heads, {own}"
+        )
 
 
 ARCHITECTURE = Architecture(
@@ -65,6 +71,8 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("cohere2", "Cohere2", norm="Cohere2LayerNorm"),
     runs=Plugged(),
-    ends=lambda fields, shape: Ends(fields.number("layer_norm_eps"), logit_divisor=1 / fields.number("logit_scale")),
+    ends=lambda fields, shape: Ends(
+        fields.number("layer_norm_eps"), logit_divisor=1 / fields.number("logit_scale")
+    ),
     gguf=Gguf(config=sliding),
 )

@@ -1,4 +1,5 @@
-"""ernie4_5: the Llama kind with a rotary embedding of neighbours, in full precision; one flag for all biases."""
+"""ernie4_5: the Llama kind with a rotary embedding of neighbours, in full precision; one flag for
+all biases."""
 
 from __future__ import annotations
 

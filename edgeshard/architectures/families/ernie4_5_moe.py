@@ -1,5 +1,5 @@
-"""ernie4_5_moe: ernie4_5 with experts in some blocks, beside an MLP that every token uses; a bias corrects their
-choice."""
+"""ernie4_5_moe: ernie4_5 with experts in some blocks, beside an MLP that every token uses; a bias
+corrects their choice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def _mixture_layers(fields: ConfigFields, layer_count: int) -> range:
     first, interval = fields.count("moe_layer_start_index"), fields.size("moe_layer_interval")
     end = fields.values.get("moe_layer_end_index")
     last = layer_count - 1 if end in (None, -1) else fields.count("moe_layer_end_index")
-    return range(-(-(first + 1) // interval) * interval - 1, min(last, layer_count - 1) + 1, interval)
+    return range(
+        -(-(first + 1) // interval) * interval - 1, min(last, layer_count - 1) + 1, interval
+    )
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -51,7 +53,9 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     if layer not in _mixture_layers(fields, shape.layer_count):
         return block | gated_mlp(shape, fields.size("intermediate_size"))
     count, inner = expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size")
-    block |= linear("mlp.gate", count, hidden) | {"mlp.moe_statics.e_score_correction_bias": (1, count)}
+    block |= linear("mlp.gate", count, hidden) | {
+        "mlp.moe_statics.e_score_correction_bias": (1, count)
+    }
     block |= expert_mlps(shape, count, inner)
     if shared := fields.count("moe_num_shared_experts"):
         block |= gated_mlp(shape, inner * shared, path="mlp.shared_experts")
@@ -65,11 +69,17 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The layers with experts: the first of them, their distance and the last."""
-    mixtures = [layer for layer, mixture in enumerate(fields.layers_with("ffn_gate_inp.weight")) if mixture]
+    mixtures = [
+        layer for layer, mixture in enumerate(fields.layers_with("ffn_gate_inp.weight")) if mixture
+    ]
     first = mixtures[0] if mixtures else 0
     interval = mixtures[1] - first if len(mixtures) > 1 else 1
     end = mixtures[-1] if mixtures else 0
-    return {"moe_layer_start_index": first, "moe_layer_interval": interval, "moe_layer_end_index": end}
+    return {
+        "moe_layer_start_index": first,
+        "moe_layer_interval": interval,
+        "moe_layer_end_index": end,
+    }
 
 
 ARCHITECTURE = Architecture(

@@ -19,7 +19,8 @@ _INNER = "intermediate_size"
 
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values under the keys of llama, with the width inside the MLP that a file may leave out."""
+    """The values under the keys of llama, with the width inside the MLP that a file may leave
+    out."""
     config = {_NAMES.get(key, key): value for key, value in values.items()}
     hidden = config.get("hidden_size")
     if config.get(_INNER) is None and type(hidden) is int:

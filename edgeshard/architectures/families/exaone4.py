@@ -1,5 +1,5 @@
-"""exaone4: norms behind attention and MLP, norms of each head's query and key, windows by layer. Where some
-blocks have windows, the blocks without have no positions."""
+"""exaone4: norms behind attention and MLP, norms of each head's query and key, windows by layer.
+Where some blocks have windows, the blocks without have no positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def _sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
         return [False] * layer_count
     every = fields.values.get("sliding_window_pattern", _PATTERN)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise fields.refuse("layer_types", f"is missing, and sliding_window_pattern is {shown(every)}, no number")
+        raise fields.refuse(
+            "layer_types", f"is missing, and sliding_window_pattern is {shown(every)}, no number"
+        )
     return [(layer + 1) % every != 0 for layer in range(layer_count)]
 
 
@@ -39,7 +41,12 @@ _WINDOWS = Windows(_WINDOW, sliding=_sliding)
 
 ARCHITECTURE = Architecture(
     name="exaone4",
-    defaults={"num_key_value_heads": 32, "hidden_act": "silu", "rms_norm_eps": 1e-5, "eos_token_id": 2},
+    defaults={
+        "num_key_value_heads": 32,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 2,
+    },
     flags=(),
     checks=(_check,),
     windows=_WINDOWS,

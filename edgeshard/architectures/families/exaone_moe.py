@@ -1,5 +1,5 @@
-"""exaone_moe: exaone4's windows and positions with norms before attention and MLP, and experts chosen by group behind a
-few dense blocks, beside an MLP that every token uses."""
+"""exaone_moe: exaone4's windows and positions with norms before attention and MLP, and experts
+chosen by group behind a few dense blocks, beside an MLP that every token uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _KINDS = "mlp_layer_types"
 
 def _is_mixture(fields: ConfigFields, layer: int) -> bool:
     kinds = fields.values.get(_KINDS)
-    return layer >= fields.count("first_k_dense_replace") if kinds is None else kinds[layer] == "sparse"
+    return (
+        layer >= fields.count("first_k_dense_replace")
+        if kinds is None
+        else kinds[layer] == "sparse"
+    )
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -50,12 +54,21 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.count("first_k_dense_replace")
     kinds = fields.values.get(_KINDS)
     if kinds is not None and not (
-        isinstance(kinds, list) and len(kinds) == layer_count and all(kind in ("dense", "sparse") for kind in kinds)
+        isinstance(kinds, list)
+        and len(kinds) == layer_count
+        and all(kind in ("dense", "sparse") for kind in kinds)
     ):
-        raise fields.refuse(_KINDS, f"must name dense or sparse for each of the {layer_count} layers")
-    mixtures, listed = [_is_mixture(fields, layer) for layer in range(layer_count)], fields.values.get("is_moe_layer")
+        raise fields.refuse(
+            _KINDS, f"must name dense or sparse for each of the {layer_count} layers"
+        )
+    mixtures, listed = (
+        [_is_mixture(fields, layer) for layer in range(layer_count)],
+        fields.values.get("is_moe_layer"),
+    )
     if listed is not None and listed != mixtures:
-        raise fields.refuse("is_moe_layer", f"differs from {_KINDS} or first_k_dense_replace; make them agree")
+        raise fields.refuse(
+            "is_moe_layer", f"differs from {_KINDS} or first_k_dense_replace; make them agree"
+        )
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""falcon_h1: attention and Mamba2 side by side in every layer, and multipliers of nearly everything."""
+"""falcon_h1: attention and Mamba2 side by side in every layer, and multipliers of nearly
+everything."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         norms(shape.hidden_size, "input_layernorm", "pre_ff_layernorm")
         | attention(shape, input_bias=bias, output_bias=bias)
         | _mamba(fields).tensors(shape.hidden_size, "mamba")
-        | gated_mlp(shape, fields.size("intermediate_size"), path="feed_forward", bias=fields.flag("mlp_bias"))
+        | gated_mlp(
+            shape,
+            fields.size("intermediate_size"),
+            path="feed_forward",
+            bias=fields.flag("mlp_bias"),
+        )
     )
 
 
@@ -44,7 +50,9 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
         listed = fields.values.get(key)
         if listed is not None and not (
-            isinstance(listed, list) and len(listed) == count and all(type(one) in (int, float) for one in listed)
+            isinstance(listed, list)
+            and len(listed) == count
+            and all(type(one) in (int, float) for one in listed)
         ):
             raise fields.refuse(key, f"is {shown(listed)}; it must be a list of {count} numbers")
 
@@ -61,7 +69,11 @@ def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The keys of config.json: llama.cpp's converter multiplies the weights by all multipliers."""
     ones = dict.fromkeys(_MULTIPLIERS, 1.0)
     lists = {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
-    return ones | lists | {"mamba_d_head": ssm_head(fields), "mamba_rms_norm": fields.has("ssm_norm.weight")}
+    return (
+        ones
+        | lists
+        | {"mamba_d_head": ssm_head(fields), "mamba_rms_norm": fields.has("ssm_norm.weight")}
+    )
 
 
 ARCHITECTURE = Architecture(
@@ -85,7 +97,12 @@ ARCHITECTURE = Architecture(
     flags=("attention_bias", "mlp_bias", "mamba_rms_norm", "mamba_norm_before_gate"),
     numbers=("rms_norm_eps", *_MULTIPLIERS),
     refused={"attn_layer_indices": "is given, but falcon_h1 attends in every layer"},
-    checks=(_check, mamba.check_limits, never_null(*_MULTIPLIERS), fixed_values(mamba_use_mlp=True)),
+    checks=(
+        _check,
+        mamba.check_limits,
+        never_null(*_MULTIPLIERS),
+        fixed_values(mamba_use_mlp=True),
+    ),
     outer_names={"final_layernorm.weight": Part.HEAD},
     outer=lambda fields, shape: norms(shape.hidden_size, "final_layernorm"),
     block=_block,

@@ -1,5 +1,5 @@
-"""gemma2: capped scores and logits, every other block with a window, four norms a block that multiply by 1 + weight, a
-scaled embedding."""
+"""gemma2: capped scores and logits, every other block with a window, four norms a block that
+multiply by 1 + weight, a scaled embedding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf, GgufFields, sliding
-from edgeshard.architectures.parts import SANDWICH_NORMS, even_split, gemma_ends, llama_block, scalar_style
+from edgeshard.architectures.parts import (
+    SANDWICH_NORMS,
+    even_split,
+    gemma_ends,
+    llama_block,
+    scalar_style,
+)
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows, all_but_every
@@ -30,10 +36,14 @@ _LAYERS_OF_27B = 46
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The windows, and the scale of queries. No file has that: llama.cpp knows the one model with one of its own."""
+    """The windows, and the scale of queries. No file has that: llama.cpp knows the one model with
+    one of its own."""
     head_dim = fields.size("attention.key_length", 256)
     shared = fields.size("embedding_length") // fields.size("attention.head_count")
-    return {"query_pre_attn_scalar": shared if fields.layers == _LAYERS_OF_27B else head_dim, **sliding(fields)}
+    return {
+        "query_pre_attn_scalar": shared if fields.layers == _LAYERS_OF_27B else head_dim,
+        **sliding(fields),
+    }
 
 
 ARCHITECTURE = Architecture(

@@ -1,5 +1,5 @@
-"""gemma3, its text part only: two rotary bases and windows by layer, four norms a block that multiply by
-1 + weight, a scaled embedding. Larger ones nest the decoder in `text_config`."""
+"""gemma3, its text part only: two rotary bases and windows by layer, four norms a block that
+multiply by 1 + weight, a scaled embedding. Larger ones nest the decoder in `text_config`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters
-from edgeshard.architectures.parts import SANDWICH_NORMS, gemma_ends, head_norms, llama_block, scalar_style
+from edgeshard.architectures.parts import (
+    SANDWICH_NORMS,
+    gemma_ends,
+    head_norms,
+    llama_block,
+    scalar_style,
+)
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
@@ -18,7 +24,9 @@ _WINDOWS = Windows(4096, sliding=all_but_every(6, key="sliding_window_pattern"))
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    return replace(scalar_style(fields), rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer])
+    return replace(
+        scalar_style(fields), rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer]
+    )
 
 
 _LAYERS_OF_27B = 62
@@ -27,18 +35,26 @@ _LAYERS_OF_27B = 62
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The keys of config.json for a GGUF file.
 
-    No GGUF file has the scale of queries: llama.cpp knows the one model that has another than the heads' width.
+    No GGUF file has the scale of queries: llama.cpp knows the one model that has another than the
+    heads' width.
     """
-    layers, hidden, heads = (fields.size(key) for key in ("block_count", "embedding_length", "attention.head_count"))
+    layers, hidden, heads = (
+        fields.size(key) for key in ("block_count", "embedding_length", "attention.head_count")
+    )
     head_dim = fields.size("attention.key_length", 256)
     cap = fields.get("final_logit_softcapping")
     sliding = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
     return {
         "head_dim": head_dim,
-        "final_logit_softcapping": None if cap is None else fields.number("final_logit_softcapping"),
+        "final_logit_softcapping": None
+        if cap is None
+        else fields.number("final_logit_softcapping"),
         "query_pre_attn_scalar": hidden // heads if layers == _LAYERS_OF_27B else head_dim,
         "sliding_window": fields.size("attention.sliding_window"),
-        "rope_parameters": {"full_attention": rope_parameters(fields), "sliding_attention": sliding},
+        "rope_parameters": {
+            "full_attention": rope_parameters(fields),
+            "sliding_attention": sliding,
+        },
     }
 
 

@@ -1,7 +1,8 @@
 """gemma4, its text part only: gemma3's four norms and two rotary bases.
 
-Blocks without a window have heads of their own. Values are normed, and of these blocks may be the keys as they were
-before norm and rotation. A block ends in a factor, and experts run beside the MLP where config.json asks for them.
+Blocks without a window have heads of their own. Values are normed, and of these blocks may be the
+keys as they were before norm and rotation. A block ends in a factor, and experts run beside the MLP
+where config.json asks for them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ _EXPERTS = Experts(
     switch="enable_moe_block",
     joined=joined_mlps("experts"),
 )
-_EXPERT_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
+_EXPERT_NORMS = (
+    "post_feedforward_layernorm_1",
+    "post_feedforward_layernorm_2",
+    "pre_feedforward_layernorm_2",
+)
 _GLOBAL_HEAD_DIM = 512
 
 
@@ -67,8 +72,13 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | gated_mlp(shape, fields.size("intermediate_size"))
         | {"layer_scalar": (1,)}
     )
-    if fields.flag("attention_k_eq_v") and _WINDOWS.layer_types(fields, shape.layer_count)[layer] == FULL:
-        block = {name: size for name, size in block.items() if not name.startswith("self_attn.v_proj.")}
+    if (
+        fields.flag("attention_k_eq_v")
+        and _WINDOWS.layer_types(fields, shape.layer_count)[layer] == FULL
+    ):
+        block = {
+            name: size for name, size in block.items() if not name.startswith("self_attn.v_proj.")
+        }
     if (count := expert_count(_EXPERTS, fields)) == 0:
         return block
     return (
@@ -90,41 +100,61 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
         values_normed=True,
     )
     return (
-        replace(style, routing=Routing(chosen_experts(_EXPERTS, fields))) if expert_count(_EXPERTS, fields) else style
+        replace(style, routing=Routing(chosen_experts(_EXPERTS, fields)))
+        if expert_count(_EXPERTS, fields)
+        else style
     )
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.optional_number("final_logit_softcapping")
-    if fields.values.get("use_bidirectional_attention") not in (None, "vision"):  # that of pictures alone
-        raise fields.refuse("use_bidirectional_attention", "is set for text; EdgeShard runs causal models only")
+    if fields.values.get("use_bidirectional_attention") not in (
+        None,
+        "vision",
+    ):  # that of pictures alone
+        raise fields.refuse(
+            "use_bidirectional_attention", "is set for text; EdgeShard runs causal models only"
+        )
     if expert_count(_EXPERTS, fields):
         fields.size("moe_intermediate_size")
-    if (width := fields.values.get("hidden_size_per_layer_input", fields.defaults["hidden_size_per_layer_input"])) != 0:
+    if (
+        width := fields.values.get(
+            "hidden_size_per_layer_input", fields.defaults["hidden_size_per_layer_input"]
+        )
+    ) != 0:
         raise fields.refuse(
             "hidden_size_per_layer_input",
-            f"is {shown(width)}: every block reads vectors made from token ids, which only the first "
+            f"is {shown(width)}: every block reads vectors made from token ids, which only the "
+            "first "
             "stage has; use a checkpoint in which it is 0",
         )
     if fields.count("num_kv_shared_layers"):
         raise fields.refuse(
             "num_kv_shared_layers",
-            "is not 0: the last blocks attend over keys and values of earlier ones, which another stage "
+            "is not 0: the last blocks attend over keys and values of earlier ones, which another "
+            "stage "
             "may hold; use a checkpoint in which it is 0",
         )
     types = _WINDOWS.layer_types(fields, layer_count)
     if types[-1] != FULL:
-        raise fields.refuse("layer_types", "ends in sliding_attention; the last layer must have full_attention")
+        raise fields.refuse(
+            "layer_types", "ends in sliding_attention; the last layer must have full_attention"
+        )
     if "per_layer_config" in fields.values:
         own, usual = _own_heads(fields), fields.size("head_dim")
-        widths = {(kind, own.get(layer, {}).get("head_dim", usual)) for layer, kind in enumerate(types)}
+        widths = {
+            (kind, own.get(layer, {}).get("head_dim", usual)) for layer, kind in enumerate(types)
+        }
         if len(widths) > len(set(types)):  # they have one rotary embedding
-            raise fields.refuse("per_layer_config", "gives layers of one type heads of different head_dim")
+            raise fields.refuse(
+                "per_layer_config", "gives layers of one type heads of different head_dim"
+            )
     _check_rope(fields, types)
 
 
 def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
-    """The heads of a block: those of config.json's `per_layer_config`, or of all blocks without a window."""
+    """The heads of a block: those of config.json's `per_layer_config`, or of all blocks without a
+    window."""
     own: Mapping[str, Any] = {}
     if "per_layer_config" in fields.values:
         own = _own_heads(fields).get(layer, {})
@@ -132,13 +162,16 @@ def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
         own = {"head_dim": fields.size("global_head_dim", _GLOBAL_HEAD_DIM)}
         if fields.flag("attention_k_eq_v") and fields.given("num_global_key_value_heads"):
             own |= {"num_key_value_heads": fields.size("num_global_key_value_heads")}
-    kv_heads = KvHeads(own.get("num_key_value_heads", shape.kv_heads), own.get("head_dim", shape.head_dim))
+    kv_heads = KvHeads(
+        own.get("num_key_value_heads", shape.kv_heads), own.get("head_dim", shape.head_dim)
+    )
     key = f"the num_key_value_heads of layer {layer}"
     even_split(fields, "num_attention_heads", shape.attention_heads, key, kv_heads.heads)
     if kv_heads.head_dim % 2 or shape.attention_heads * kv_heads.head_dim > MAX_SIZE:
         raise fields.refuse(
             "head_dim",
-            f"of layer {layer} is {kv_heads.head_dim}; it must be even, and all heads together have {MAX_SIZE} at most",
+            f"of layer {layer} is {kv_heads.head_dim}; it must be even, and all heads together "
+            f"have {MAX_SIZE} at most",
         )
     return kv_heads
 
@@ -146,7 +179,9 @@ def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
 def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
     """The sizes that `per_layer_config` gives to layers. Raises UnsupportedModelError naming it."""
     layers = fields.values["per_layer_config"]
-    if not isinstance(layers, Mapping) or not all(isinstance(entry, Mapping) for entry in layers.values()):
+    if not isinstance(layers, Mapping) or not all(
+        isinstance(entry, Mapping) for entry in layers.values()
+    ):
         raise fields.refuse("per_layer_config", "must be an object with an object for each layer")
     sizes: dict[int, dict[str, int]] = {}
     for layer, entry in layers.items():
@@ -155,7 +190,9 @@ def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
         inner = ConfigFields(entry, fields.name(f"per_layer_config.{layer}."), family=fields.family)
         for key in entry:
             if key not in ("head_dim", "num_key_value_heads"):
-                raise inner.refuse(str(key), "is unknown; a layer may have head_dim and num_key_value_heads")
+                raise inner.refuse(
+                    str(key), "is unknown; a layer may have head_dim and num_key_value_heads"
+                )
         sizes[int(layer)] = {key: inner.size(key) for key in entry}
     return sizes
 
@@ -167,13 +204,19 @@ def _check_rope(fields: ConfigFields, types: tuple[str, ...]) -> None:
     for kind in sorted(set(types)):
         for key in ("rope_type", "rope_theta"):
             if not isinstance(parameters.get(kind), Mapping) or parameters[kind].get(key) is None:
-                raise fields.refuse(f"rope_parameters.{kind}.{key}", "is missing; use the checkpoint's config.json")
+                raise fields.refuse(
+                    f"rope_parameters.{kind}.{key}", "is missing; use the checkpoint's config.json"
+                )
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The keys of config.json: layers without a window have heads of their own, and frequencies that do not turn."""
+    """The keys of config.json: layers without a window have heads of their own, and frequencies
+    that do not turn."""
     config = sliding(fields)
-    full_dim, sliding_dim = fields.size("attention.key_length"), fields.size("attention.key_length_swa")
+    full_dim, sliding_dim = (
+        fields.size("attention.key_length"),
+        fields.size("attention.key_length_swa"),
+    )
     kv_heads = fields.get("attention.head_count_kv")
     values = fields.layers_with("attn_v.weight")
     full = [layer for layer, kind in enumerate(config.get("layer_types", ())) if kind == FULL]
@@ -198,10 +241,16 @@ def _gguf(fields: GgufFields) -> dict[str, Any]:
             "enable_moe_block": has_experts(fields),
             "hidden_size_per_layer_input": fields.get("embedding_length_per_layer_input") or 0,
             "num_kv_shared_layers": fields.get("attention.shared_kv_layers") or 0,
-            "final_logit_softcapping": None if cap is None else fields.number("final_logit_softcapping"),
+            "final_logit_softcapping": None
+            if cap is None
+            else fields.number("final_logit_softcapping"),
             "rope_parameters": {FULL: entry, SLIDING: windowed},
         }
-        | ({"moe_intermediate_size": fields.size("expert_feed_forward_length")} if has_experts(fields) else {})
+        | (
+            {"moe_intermediate_size": fields.size("expert_feed_forward_length")}
+            if has_experts(fields)
+            else {}
+        )
     )
 
 
@@ -223,7 +272,10 @@ ARCHITECTURE = Architecture(
     },
     activation="hidden_activation",
     flags=("attention_bias", "attention_k_eq_v", "enable_moe_block"),
-    refused={"rope_scaling": "is given, which gemma4 does not read; give rope_parameters for each layer type"},
+    refused={
+        "rope_scaling": "is given, which gemma4 does not read; give rope_parameters for each layer "
+        "type"
+    },
     checks=(_check,),
     rope=Rope(
         kinds=STATIC | {"proportional"},
@@ -231,7 +283,11 @@ ARCHITECTURE = Architecture(
         by_layer_type=True,
         assumed={
             SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-            FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+            FULL: {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
         },
     ),
     windows=_WINDOWS,

@@ -1,4 +1,5 @@
-"""glm4: four norms a block, gate and up in one tensor, a rotary embedding of neighbours in a part of each head."""
+"""glm4: four norms a block, gate and up in one tensor, a rotary embedding of neighbours in a part
+of each head."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from edgeshard.architectures.record import Architecture, Library, Plugged, Shape
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
-_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_NORMS = (
+    "input_layernorm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:

@@ -1,4 +1,5 @@
-"""glm4_moe: experts chosen by group behind a few dense blocks, with one more MLP that every token uses.
+"""glm4_moe: experts chosen by group behind a few dense blocks, with one more MLP that every token
+uses.
 
 Files may hold blocks for predicting further tokens behind the decoder's own; those are not run.
 """
@@ -21,7 +22,15 @@ from edgeshard.architectures.parts import (
     llama_style,
     norms,
 )
-from edgeshard.architectures.record import Architecture, BlockStyle, Experts, Fused, Library, Routing, Shapes
+from edgeshard.architectures.record import (
+    Architecture,
+    BlockStyle,
+    Experts,
+    Fused,
+    Library,
+    Routing,
+    Shapes,
+)
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
@@ -90,7 +99,13 @@ ARCHITECTURE = Architecture(
         "partial_rotary_factor": 0.5,
     },
     flags=("attention_bias", "use_qk_norm", "norm_topk_prob"),
-    sizes=("intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_group", "topk_group"),
+    sizes=(
+        "intermediate_size",
+        "moe_intermediate_size",
+        "n_shared_experts",
+        "n_group",
+        "topk_group",
+    ),
     numbers=("rms_norm_eps", "routed_scaling_factor"),
     checks=(expert_groups(_EXPERTS), _check),
     rope=Rope(partial=True),

@@ -1,5 +1,5 @@
-"""glm4v_moe, its text part only: glm4_moe without norms of queries and keys. For text the three positions of a token
-are the same one."""
+"""glm4v_moe, its text part only: glm4_moe without norms of queries and keys. For text the three
+positions of a token are the same one."""
 
 from __future__ import annotations
 

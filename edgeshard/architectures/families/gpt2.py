@@ -1,4 +1,5 @@
-"""gpt2: learned positions, LayerNorm, weights stored transposed; transformers' blocks, a module class of our own."""
+"""gpt2: learned positions, LayerNorm, weights stored transposed; transformers' blocks, a module
+class of our own."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 
 def _outer(fields: ConfigFields, shape: ModelShape) -> Shapes:
-    return {"wpe.weight": (shape.max_context, shape.hidden_size)} | norms(shape.hidden_size, "ln_f", bias=True)
+    return {"wpe.weight": (shape.max_context, shape.hidden_size)} | norms(
+        shape.hidden_size, "ln_f", bias=True
+    )
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:

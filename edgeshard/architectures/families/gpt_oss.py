@@ -1,4 +1,5 @@
-"""gpt_oss: attention with a sink for each head, every other block with a window, experts with biases in all blocks.
+"""gpt_oss: attention with a sink for each head, every other block with a window, experts with
+biases in all blocks.
 
 Experts are stored with the matrices transposed, rows of gate and up in turn.
 """
@@ -64,7 +65,8 @@ def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The keys of config.json: windows take turns by the family's rule, and frequencies of yarn are not rounded."""
+    """The keys of config.json: windows take turns by the family's rule, and frequencies of yarn are
+    not rounded."""
     entry = rope_parameters(fields)
     if entry["rope_type"] == "yarn":
         entry["truncate"] = False

@@ -1,4 +1,5 @@
-"""granite: the Llama kind with multipliers of embeddings, residual branches, attention's scores and logits."""
+"""granite: the Llama kind with multipliers of embeddings, residual branches, attention's scores and
+logits."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ ARCHITECTURE = Architecture(
         "logits_scaling": 1.0,
         "eos_token_id": 2,
     },
-    numbers=("rms_norm_eps", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+    numbers=(
+        "rms_norm_eps",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "attention_multiplier",
+        "logits_scaling",
+    ),
     block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("granite", "Granite"),
     runs=Fused(multiplied_style),

@@ -17,14 +17,29 @@ from edgeshard.architectures.parts import (
     norms,
     scaled_ends,
 )
-from edgeshard.architectures.record import Architecture, BlockStyle, Experts, Fused, Library, Routing, Shapes
+from edgeshard.architectures.record import (
+    Architecture,
+    BlockStyle,
+    Experts,
+    Fused,
+    Library,
+    Routing,
+    Shapes,
+)
 from edgeshard.architectures.shape import ModelShape
 
-_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_MULTIPLIERS = (
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+)
 _PATH = "block_sparse_moe"
 _EXPERTS = Experts(
     count=("num_local_experts",),
-    joined=joined_mlps(f"{_PATH}.experts", f"{_PATH}.input_linear.weight", f"{_PATH}.output_linear.weight"),
+    joined=joined_mlps(
+        f"{_PATH}.experts", f"{_PATH}.input_linear.weight", f"{_PATH}.output_linear.weight"
+    ),
 )
 
 
@@ -40,11 +55,14 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    return replace(multiplied_style(fields, shape, layer), routing=Routing(fields.size("num_experts_per_tok")))
+    return replace(
+        multiplied_style(fields, shape, layer), routing=Routing(fields.size("num_experts_per_tok"))
+    )
 
 
 def _is_gguf(fields: GgufFields) -> bool:
-    """Whether a GGUF file is of this family: llama.cpp writes granitemoeshared under the same name."""
+    """Whether a GGUF file is of this family: llama.cpp writes granitemoeshared under the same
+    name."""
     return not fields.has("ffn_gate_shexp.weight")
 
 
@@ -65,7 +83,9 @@ ARCHITECTURE = Architecture(
     experts=_EXPERTS,
     block=_block,
     library=Library("granitemoe", "GraniteMoe"),
-    runs=Fused(_style, renames=((rf"^{_PATH}\.router\.layer\.", "mlp.gate."), (rf"^{_PATH}\.", "mlp."))),
+    runs=Fused(
+        _style, renames=((rf"^{_PATH}\.router\.layer\.", "mlp.gate."), (rf"^{_PATH}\.", "mlp."))
+    ),
     ends=scaled_ends,
     whole=r"router\.layer\.weight$",
     gguf=Gguf(applies=_is_gguf, permuted=True),

@@ -1,4 +1,5 @@
-"""granitemoehybrid: granite with Mamba2 in most layers, an MLP that every token uses and, mostly, experts beside it."""
+"""granitemoehybrid: granite with Mamba2 in most layers, an MLP that every token uses and, mostly,
+experts beside it."""
 
 from __future__ import annotations
 
@@ -30,9 +31,16 @@ _KINDS, _PATH, _SWITCH = "layer_types", "block_sparse_moe", "has_experts"
 _EXPERTS = Experts(
     count=("num_local_experts",),
     switch=_SWITCH,
-    joined=joined_mlps(f"{_PATH}.experts", f"{_PATH}.input_linear.weight", f"{_PATH}.output_linear.weight"),
+    joined=joined_mlps(
+        f"{_PATH}.experts", f"{_PATH}.input_linear.weight", f"{_PATH}.output_linear.weight"
+    ),
 )
-_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_MULTIPLIERS = (
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+)
 _NAMES_OF_KINDS = {"mamba": LINEAR, "attention": FULL}
 _KEYS = MambaKeys()
 
@@ -40,7 +48,9 @@ _KEYS = MambaKeys()
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """With a flag of our own, for no experts at all is a count of 0."""
     config = {_KINDS if key == "layers_block_type" else key: value for key, value in values.items()}
-    return mamba.plain(config, _KINDS, _NAMES_OF_KINDS) | {_SWITCH: config.get("num_local_experts") != 0}
+    return mamba.plain(config, _KINDS, _NAMES_OF_KINDS) | {
+        _SWITCH: config.get("num_local_experts") != 0
+    }
 
 
 def _mamba(fields: ConfigFields) -> Mamba:
@@ -53,7 +63,11 @@ def _attends(fields: ConfigFields, layer: int) -> bool:
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, shared, bias = shape.hidden_size, fields.size("shared_intermediate_size"), fields.flag("attention_bias")
+    hidden, shared, bias = (
+        shape.hidden_size,
+        fields.size("shared_intermediate_size"),
+        fields.flag("attention_bias"),
+    )
     block = (
         norms(hidden, *LLAMA_NORMS)
         | linear("shared_mlp.input_linear", 2 * shared, hidden)
@@ -108,7 +122,12 @@ ARCHITECTURE = Architecture(
     flags=("attention_bias", _SWITCH),
     sizes=("intermediate_size", "shared_intermediate_size"),
     numbers=("rms_norm_eps", *_MULTIPLIERS),
-    checks=(_check, mamba.check_limits, never_null(*_MULTIPLIERS), fixed_values(normalization_function="rmsnorm")),
+    checks=(
+        _check,
+        mamba.check_limits,
+        never_null(*_MULTIPLIERS),
+        fixed_values(normalization_function="rmsnorm"),
+    ),
     rope=Rope(switch=("position_embedding_type", "rope")),
     experts=_EXPERTS,
     block=_block,

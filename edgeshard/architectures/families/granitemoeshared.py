@@ -45,6 +45,8 @@ ARCHITECTURE = replace(
         ("granitemoe",),
         lambda fields: fields.has("ffn_gate_shexp.weight"),
         permuted=True,
-        config=lambda fields: {"shared_intermediate_size": fields.size("expert_shared_feed_forward_length")},
+        config=lambda fields: {
+            "shared_intermediate_size": fields.size("expert_shared_feed_forward_length")
+        },
     ),
 )

@@ -1,5 +1,5 @@
-"""hunyuan_v1_dense: the Llama kind with norms of each head's query and key behind the rotary embedding, whose base an
-`alpha` makes larger."""
+"""hunyuan_v1_dense: the Llama kind with norms of each head's query and key behind the rotary
+embedding, whose base an `alpha` makes larger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ROPE = Rope(kinds=STATIC | {"dynamic"})
 
 
 def with_head_dim(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values with the heads' size under the key of transformers' class, where a file has another one."""
+    """The values with the heads' size under the key of transformers' class, where a file has
+    another one."""
     return {**values, "head_dim": values.get("head_dim") or values.get("attention_head_dim")}
 
 
@@ -37,10 +38,15 @@ def check_alpha(fields: ConfigFields, layer_count: int) -> None:
     fields.size("head_dim")  # transformers computes none
     for key in ("rope_scaling", "rope_parameters"):
         entry = fields.values.get(key)
-        if not isinstance(entry, Mapping) or "dynamic" not in (entry.get("type"), entry.get("rope_type")):
+        if not isinstance(entry, Mapping) or "dynamic" not in (
+            entry.get("type"),
+            entry.get("rope_type"),
+        ):
             continue
         if not isinstance(entry.get("alpha"), int | float):
-            raise fields.refuse(f"{key}.alpha", "is missing: without it frequencies depend on the requests seen")
+            raise fields.refuse(
+                f"{key}.alpha", "is missing: without it frequencies depend on the requests seen"
+            )
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -57,7 +63,10 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 2,
     },
     flags=("attention_bias",),
-    refused={"mlp_bias": "is set, which hunyuan_v1_dense does not run", "use_cla": "is set, which is not run"},
+    refused={
+        "mlp_bias": "is set, which hunyuan_v1_dense does not run",
+        "use_cla": "is set, which is not run",
+    },
     checks=(check_alpha,),
     rope=ROPE,
     block=_block,

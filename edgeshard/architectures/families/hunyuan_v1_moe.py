@@ -1,11 +1,17 @@
-"""hunyuan_v1_moe: hunyuan_v1_dense with experts in all blocks, beside an MLP that every token uses."""
+"""hunyuan_v1_moe: hunyuan_v1_dense with experts in all blocks, beside an MLP that every token
+uses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from edgeshard.architectures.families.hunyuan_v1_dense import ROPE, attention_part, check_alpha, with_head_dim
+from edgeshard.architectures.families.hunyuan_v1_dense import (
+    ROPE,
+    attention_part,
+    check_alpha,
+    with_head_dim,
+)
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import expert_count, expert_mlps, fixed_values, gated_mlp, linear
@@ -40,7 +46,9 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 def _check(fields: ConfigFields, layer_count: int) -> None:
     inner = fields.size("intermediate_size")
     if (of_experts := fields.size("moe_intermediate_size", inner)) != inner:
-        raise fields.refuse("moe_intermediate_size", f"is {of_experts}; it must be intermediate_size {inner}")
+        raise fields.refuse(
+            "moe_intermediate_size", f"is {of_experts}; it must be intermediate_size {inner}"
+        )
 
 
 ARCHITECTURE = Architecture(

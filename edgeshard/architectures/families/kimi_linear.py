@@ -1,8 +1,9 @@
-"""kimi_linear: a delta rule whose decay differs by channel in most layers, in the others attention over keys and values
-that come of one narrow vector (MLA), without positions. Experts behind a few dense blocks, beside an MLP that every
-token uses; sigmoid scores and a bias choose them.
+"""kimi_linear: a delta rule whose decay differs by channel in most layers, in the others attention
+over keys and values that come of one narrow vector (MLA), without positions. Experts behind a few
+dense blocks, beside an MLP that every token uses; sigmoid scores and a bias choose them.
 
-Keys and values are kept as they come of that vector, each head's own; values are narrower and kept as wide as keys.
+Keys and values are kept as they come of that vector, each head's own; values are narrower and kept
+as wide as keys.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from edgeshard.architectures.parts import (
     linear,
     norms,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Place, Plugged, Shapes, SizeKeys
+from edgeshard.architectures.record import (
+    Architecture,
+    Experts,
+    Library,
+    Place,
+    Plugged,
+    Shapes,
+    SizeKeys,
+)
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 
@@ -49,7 +58,8 @@ _DENSE, _SPARSE = "dense", "sparse"
 
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values under the keys of transformers' class, where published files have others, with types of layers."""
+    """The values under the keys of transformers' class, where published files have others, with
+    types of layers."""
     config = {key: value for key, value in values.items() if key not in _NAMES}
     config |= {_NAMES[key]: value for key, value in values.items() if key in _NAMES}
     layers = config.get("num_hidden_layers")
@@ -61,10 +71,13 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
         if config.get("layer_types") is None and isinstance(full, list) and isinstance(delta, list):
             # These begin at 1. A layer in neither list has no type, which the check refuses.
             config["layer_types"] = [
-                FULL if layer + 1 in full else LINEAR if layer + 1 in delta else None for layer in range(count)
+                FULL if layer + 1 in full else LINEAR if layer + 1 in delta else None
+                for layer in range(count)
             ]
     if config.get("layer_types") is None:
-        config["layer_types"] = [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)]
+        config["layer_types"] = [
+            FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)
+        ]
     dense = config.get("first_k_dense_replace", 1)
     if config.get("mlp_layer_types") is None and type(dense) is int:
         config["mlp_layer_types"] = [_DENSE if layer < dense else _SPARSE for layer in range(count)]
@@ -97,9 +110,13 @@ def _delta(fields: ConfigFields, hidden: int) -> Shapes:
     block: Shapes = {}
     for name in ("q", "k", "v"):
         block |= linear(f"self_attn.{name}_proj", width, hidden)
-        block |= {f"self_attn.{name}_conv1d.weight": (width, 1, fields.size("linear_conv_kernel_dim"))}
+        block |= {
+            f"self_attn.{name}_conv1d.weight": (width, 1, fields.size("linear_conv_kernel_dim"))
+        }
     for name in ("f", "g"):  # what is forgotten, and the gate of what comes out
-        block |= linear(f"self_attn.{name}_a_proj", dim, hidden) | linear(f"self_attn.{name}_b_proj", width, dim)
+        block |= linear(f"self_attn.{name}_a_proj", dim, hidden) | linear(
+            f"self_attn.{name}_b_proj", width, dim
+        )
     return (
         block
         | {"self_attn.A_log": (1, 1, heads, 1), "self_attn.dt_bias": (width,)}
@@ -111,16 +128,24 @@ def _delta(fields: ConfigFields, hidden: int) -> Shapes:
 
 def _attention(fields: ConfigFields, shape: ModelShape) -> Shapes:
     hidden, heads, bias = shape.hidden_size, shape.attention_heads, fields.flag("attention_bias")
-    queries, rank, values = heads * shape.head_dim, fields.size("kv_lora_rank"), fields.size("v_head_dim")
+    queries, rank, values = (
+        heads * shape.head_dim,
+        fields.size("kv_lora_rank"),
+        fields.size("v_head_dim"),
+    )
     if fields.given("q_lora_rank"):
         narrow = fields.size("q_lora_rank")
-        block = linear("self_attn.q_a_proj", narrow, hidden, bias) | norms(narrow, "self_attn.q_a_layernorm")
+        block = linear("self_attn.q_a_proj", narrow, hidden, bias) | norms(
+            narrow, "self_attn.q_a_layernorm"
+        )
         block |= linear("self_attn.q_b_proj", queries, narrow)
     else:
         block = linear("self_attn.q_proj", queries, hidden)
     return (
         block
-        | linear("self_attn.kv_a_proj_with_mqa", rank + fields.size("qk_rope_head_dim"), hidden, bias)
+        | linear(
+            "self_attn.kv_a_proj_with_mqa", rank + fields.size("qk_rope_head_dim"), hidden, bias
+        )
         | norms(rank, "self_attn.kv_a_layernorm")
         | linear("self_attn.kv_b_proj", heads * (fields.size("qk_nope_head_dim") + values), rank)
         | linear("self_attn.o_proj", hidden, heads * values, bias)
@@ -146,15 +171,26 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 def _check(fields: ConfigFields, layer_count: int) -> None:
     for key, kinds in (("layer_types", (FULL, LINEAR)), ("mlp_layer_types", (_DENSE, _SPARSE))):
         types = fields.values.get(key)
-        if not isinstance(types, list | tuple) or len(types) != layer_count or any(kind not in kinds for kind in types):
-            raise fields.refuse(key, f"must name {kinds[0]} or {kinds[1]} for each of the {layer_count} layers")
+        if (
+            not isinstance(types, list | tuple)
+            or len(types) != layer_count
+            or any(kind not in kinds for kind in types)
+        ):
+            raise fields.refuse(
+                key, f"must name {kinds[0]} or {kinds[1]} for each of the {layer_count} layers"
+            )
     _check_linear(fields)
     heads = fields.size("num_attention_heads")
     if (kv_heads := fields.size("num_key_value_heads")) != heads:
-        raise fields.refuse("num_key_value_heads", f"is {kv_heads}; it must be num_attention_heads {heads}")
+        raise fields.refuse(
+            "num_key_value_heads", f"is {kv_heads}; it must be num_attention_heads {heads}"
+        )
     keys, values = fields.size("qk_head_dim"), fields.size("v_head_dim")
     if values > keys:
-        raise fields.refuse("v_head_dim", f"is {values}; it must be qk_nope_head_dim + qk_rope_head_dim {keys} at most")
+        raise fields.refuse(
+            "v_head_dim",
+            f"is {values}; it must be qk_nope_head_dim + qk_rope_head_dim {keys} at most",
+        )
     if fields.given("q_lora_rank"):
         fields.size("q_lora_rank")
     fields.count("num_nextn_predict_layers")
@@ -167,13 +203,24 @@ def _check_linear(fields: ConfigFields) -> None:
             raise fields.refuse(_LINEAR_CONFIG, f"is {shown(own)}; it must be an object or null")
         for key in _LAYER_LISTS:
             if not isinstance(own.get(key), list) and any(other in own for other in _LAYER_LISTS):
-                raise fields.refuse(f"{_LINEAR_CONFIG}.{key}", "must be a list of layers, the first of which is 1")
+                raise fields.refuse(
+                    f"{_LINEAR_CONFIG}.{key}", "must be a list of layers, the first of which is 1"
+                )
         for key, value in own.items():
-            if key not in (*_LINEAR_NAMES, *_LAYER_LISTS) and value is not None and value is not False:
-                raise fields.refuse(f"{_LINEAR_CONFIG}.{key}", f"is {shown(value)}, which kimi_linear does not run")
+            if (
+                key not in (*_LINEAR_NAMES, *_LAYER_LISTS)
+                and value is not None
+                and value is not False
+            ):
+                raise fields.refuse(
+                    f"{_LINEAR_CONFIG}.{key}", f"is {shown(value)}, which kimi_linear does not run"
+                )
     heads, dim = fields.size("linear_num_heads"), fields.size("linear_head_dim")
     if 3 * heads * dim > MAX_SIZE:
-        raise fields.refuse("linear_num_heads", f"is {heads}, of {dim} numbers each; a third of {MAX_SIZE} is the most")
+        raise fields.refuse(
+            "linear_num_heads",
+            f"is {heads}, of {dim} numbers each; a third of {MAX_SIZE} is the most",
+        )
     if fields.size("linear_conv_kernel_dim") < 2:
         raise fields.refuse("linear_conv_kernel_dim", "is 1; it must be 2 or more")
 
@@ -242,7 +289,9 @@ ARCHITECTURE = Architecture(
     ),
     rope=None,
     experts=_EXPERTS,
-    aliases=((rf"^(layers\.\d+)\.{_PATH}\.(\w+_proj)\.", r"\1.mlp.\2."),),  # as transformers saves dense blocks
+    aliases=(
+        (rf"^(layers\.\d+)\.{_PATH}\.(\w+_proj)\.", r"\1.mlp.\2."),
+    ),  # as transformers saves dense blocks
     further_blocks="num_nextn_predict_layers",
     block=_block,
     kv=_kv,

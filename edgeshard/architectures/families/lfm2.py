@@ -1,4 +1,5 @@
-"""lfm2: short convolutions between two gates in most layers, attention in the others. Of lfm2_vl the text runs."""
+"""lfm2: short convolutions between two gates in most layers, attention in the others. Of lfm2_vl
+the text runs."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from edgeshard.architectures.windows import FULL
 
 
 def _inner(fields: ConfigFields) -> int:
-    """The width inside the MLP: two thirds of what config.json says, times a factor and rounded up, where it is to be
-    adjusted."""
+    """The width inside the MLP: two thirds of what config.json says, times a factor and rounded up,
+    where it is to be adjusted."""
     inner = fields.size("intermediate_size")
     if not fields.flag("block_auto_adjust_ff_dim"):
         return inner
@@ -26,12 +27,16 @@ def _inner(fields: ConfigFields) -> int:
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    return short_convolution.mixer(fields, shape, layer) | short_convolution.mlp(shape, _inner(fields))
+    return short_convolution.mixer(fields, shape, layer) | short_convolution.mlp(
+        shape, _inner(fields)
+    )
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
     if not 0 < (inner := _inner(fields)) <= MAX_SIZE:
-        raise fields.refuse("intermediate_size", f"is adjusted to {inner}; it must be between 1 and {MAX_SIZE}")
+        raise fields.refuse(
+            "intermediate_size", f"is adjusted to {inner}; it must be between 1 and {MAX_SIZE}"
+        )
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:

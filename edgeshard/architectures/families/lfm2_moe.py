@@ -24,7 +24,9 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     block |= linear("feed_forward.gate", count, shape.hidden_size)
     if fields.flag("use_expert_bias"):
         block |= {"feed_forward.expert_bias": (count,)}
-    return block | expert_mlps(shape, count, fields.size("moe_intermediate_size"), _PATH, ("w1", "w3", "w2"))
+    return block | expert_mlps(
+        shape, count, fields.size("moe_intermediate_size"), _PATH, ("w1", "w3", "w2")
+    )
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:

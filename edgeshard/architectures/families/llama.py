@@ -10,7 +10,8 @@ from edgeshard.architectures.record import Architecture, Fused, Library
 
 
 def _is_dense(fields: GgufFields) -> bool:
-    """Whether a GGUF file is of llama, or of an older mistral: llama.cpp writes mixtral as `llama`, too.
+    """Whether a GGUF file is of llama, or of an older mistral: llama.cpp writes mixtral as `llama`,
+    too.
 
     mistral differs in its window only, which llama.cpp ignores.
     """

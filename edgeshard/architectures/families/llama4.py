@@ -1,5 +1,6 @@
-"""llama4, its text part only: blocks with a rotary embedding attend within chunks of positions, others to all of them
-and without an embedding. Experts in all blocks or in some, beside an MLP that every token uses.
+"""llama4, its text part only: blocks with a rotary embedding attend within chunks of positions,
+others to all of them and without an embedding. Experts in all blocks or in some, beside an MLP that
+every token uses.
 
 Experts are stored with the matrices transposed, rows of gate and up one behind the other.
 """
@@ -34,17 +35,23 @@ _TUNING = "attn_temperature_tuning"
 
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values with the lists by layer that transformers' class makes of intervals, where files leave them out."""
+    """The values with the lists by layer that transformers' class makes of intervals, where files
+    leave them out."""
     config = dict(values)
     layers = config.get("num_hidden_layers")
     count = min(layers, MAX_LAYERS) if type(layers) is int else 0
-    interval, step = config.get("no_rope_layer_interval", 4), config.get("interleave_moe_layer_step", 1)
+    interval, step = (
+        config.get("no_rope_layer_interval", 4),
+        config.get("interleave_moe_layer_step", 1),
+    )
     if not config.get("no_rope_layers") and type(interval) is int and interval > 0:
         config["no_rope_layers"] = [int((layer + 1) % interval != 0) for layer in range(count)]
     if config.get("moe_layers") is None and type(step) is int and step > 0:
         config["moe_layers"] = list(range(step - 1, count, step))
     if config.get("layer_types") is None and isinstance(config.get("no_rope_layers"), list):
-        config["layer_types"] = [_CHUNKED if rotates else FULL for rotates in config["no_rope_layers"]]
+        config["layer_types"] = [
+            _CHUNKED if rotates else FULL for rotates in config["no_rope_layers"]
+        ]
     if type(config.get(_TUNING)) is int:  # as older files have it
         config[_TUNING] = bool(config[_TUNING])
     return config
@@ -76,15 +83,24 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         or len(rotates) != layer_count
         or any(one not in (0, 1) for one in rotates)
     ):
-        raise fields.refuse("no_rope_layers", f"must have 1 or 0 for each of the {layer_count} layers")
+        raise fields.refuse(
+            "no_rope_layers", f"must have 1 or 0 for each of the {layer_count} layers"
+        )
     if (
         not isinstance(types, list | tuple)
         or len(types) != layer_count
         or any(kind not in (_CHUNKED, FULL) for kind in types)
     ):
-        raise fields.refuse("layer_types", f"must name {_CHUNKED} or {FULL} for each of the {layer_count} layers")
-    if _CHUNKED in types and (chunk := fields.size("attention_chunk_size", most=MAX_CONTEXT)) % CHUNK_MULTIPLE:
-        raise fields.refuse("attention_chunk_size", f"is {chunk}; it must be a multiple of {CHUNK_MULTIPLE}")
+        raise fields.refuse(
+            "layer_types", f"must name {_CHUNKED} or {FULL} for each of the {layer_count} layers"
+        )
+    if (
+        _CHUNKED in types
+        and (chunk := fields.size("attention_chunk_size", most=MAX_CONTEXT)) % CHUNK_MULTIPLE
+    ):
+        raise fields.refuse(
+            "attention_chunk_size", f"is {chunk}; it must be a multiple of {CHUNK_MULTIPLE}"
+        )
     for key in ("no_rope_layer_interval", "interleave_moe_layer_step"):
         fields.size(key)
     fields.layer_list("moe_layers", layer_count)
@@ -94,7 +110,8 @@ _WITHOUT_HEAD_NORMS = 128
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The widths; norms of heads, which no GGUF file has: llama.cpp knows the model without by its experts."""
+    """The widths; norms of heads, which no GGUF file has: llama.cpp knows the model without by its
+    experts."""
     return {
         "intermediate_size": fields.size("expert_feed_forward_length"),
         "intermediate_size_mlp": fields.size("feed_forward_length"),

@@ -1,4 +1,5 @@
-"""mamba2: every layer is Mamba2 behind a norm, so that requests keep states alone, whatever their length."""
+"""mamba2: every layer is Mamba2 behind a norm, so that requests keep states alone, whatever their
+length."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from edgeshard.architectures.record import Architecture, Ends, Library, Plugged,
 from edgeshard.architectures.shape import KvHeads
 from edgeshard.domain.models.model import Part
 
-_KEYS = MambaKeys("num_heads", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias", "use_bias")
+_KEYS = MambaKeys(
+    "num_heads", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias", "use_bias"
+)
 
 
 def _mamba(fields: ConfigFields) -> Mamba:
@@ -23,7 +26,10 @@ def _mamba(fields: ConfigFields) -> Mamba:
 def _check(fields: ConfigFields, layer_count: int) -> None:
     inner, expanded = _mamba(fields).inner, fields.size("expand") * fields.size("hidden_size")
     if inner != expanded:
-        raise fields.refuse("expand", f"makes the inner width {expanded}, but num_heads and head_dim make it {inner}")
+        raise fields.refuse(
+            "expand",
+            f"makes the inner width {expanded}, but num_heads and head_dim make it {inner}",
+        )
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
@@ -48,7 +54,8 @@ ARCHITECTURE = Architecture(
         "n_groups": 8,
         "use_conv_bias": True,
         "hidden_act": "silu",
-        # The class has no such key, for nothing in the model ends there. Mamba-Codestral was tried up to this length.
+        # The class has no such key, for nothing in the model ends there. Mamba-Codestral was tried
+        # up to this length.
         "max_position_embeddings": 262_144,
     },
     keys=SizeKeys(heads="num_heads", kv_heads="num_heads"),

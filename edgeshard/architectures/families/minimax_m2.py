@@ -1,5 +1,5 @@
-"""minimax_m2: experts in every block, chosen by sigmoid scores with a bias; norms over the whole rows of queries and
-keys, and a rotary embedding of a part of each head.
+"""minimax_m2: experts in every block, chosen by sigmoid scores with a bias; norms over the whole
+rows of queries and keys, and a rotary embedding of a part of each head.
 
 Files may hold blocks for predicting further tokens behind the decoder's own; those are not run.
 """
@@ -23,7 +23,15 @@ from edgeshard.architectures.parts import (
     norms,
     row_norms,
 )
-from edgeshard.architectures.record import Architecture, BlockStyle, Experts, Fused, Library, Routing, Shapes
+from edgeshard.architectures.record import (
+    Architecture,
+    BlockStyle,
+    Experts,
+    Fused,
+    Library,
+    Routing,
+    Shapes,
+)
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
@@ -34,10 +42,16 @@ _ROTARY, _SHARE = "rotary_dim", "partial_rotary_factor"
 
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values with the rotary share of a head, for which published files have the number of its dimensions."""
+    """The values with the rotary share of a head, for which published files have the number of its
+    dimensions."""
     dims = values.get(_ROTARY)
     head_dim = values.get("head_dim") or _HEAD_DIM
-    if _SHARE in values or type(dims) is not int or type(head_dim) is not int or not 0 < dims <= head_dim:
+    if (
+        _SHARE in values
+        or type(dims) is not int
+        or type(head_dim) is not int
+        or not 0 < dims <= head_dim
+    ):
         return values
     return {**values, _SHARE: dims / head_dim}
 
@@ -63,15 +77,26 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.count("num_mtp_modules")
     head_dim = fields.size("head_dim")
     if (rotary := fields.size(_ROTARY, head_dim)) > head_dim or rotary % 2:
-        raise fields.refuse(_ROTARY, f"is {rotary}; it must be even and at most head_dim {head_dim}")
+        raise fields.refuse(
+            _ROTARY, f"is {rotary}; it must be even and at most head_dim {head_dim}"
+        )
     kinds = fields.values.get("attn_type_list")
-    if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds)):
-        raise fields.refuse("attn_type_list", "has other layers than 1, full attention, which minimax_m2 does not run")
+    if kinds is not None and (
+        not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds)
+    ):
+        raise fields.refuse(
+            "attn_type_list",
+            "has other layers than 1, full attention, which minimax_m2 does not run",
+        )
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The width of an expert, which files have under the key of mixtures."""
-    return {"intermediate_size": fields.size("expert_feed_forward_length", fields.size("feed_forward_length"))}
+    return {
+        "intermediate_size": fields.size(
+            "expert_feed_forward_length", fields.size("feed_forward_length")
+        )
+    }
 
 
 ARCHITECTURE = Architecture(

@@ -1,6 +1,7 @@
 """ministral3: mistral with queries that grow with their position beyond the trained context.
 
-Published checkpoints nest the decoder in the `text_config` of a model for pictures; only the decoder runs.
+Published checkpoints nest the decoder in the `text_config` of a model for pictures; only the
+decoder runs.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ _BETA = "llama_4_scaling_beta"
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
-    # Older files have the old key, which comes first where there are both; without either there are defaults.
+    # Older files have the old key, which comes first where there are both; without either there are
+    # defaults.
     path = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     entry = fields.values.get(path)
     if entry is None:
         return
     for key in (_BETA, "original_max_position_embeddings"):
         if not isinstance(entry, Mapping) or not isinstance(entry.get(key), int | float):
-            raise fields.refuse(f"{path}.{key}", "is missing; use the complete config.json of the checkpoint")
+            raise fields.refuse(
+                f"{path}.{key}", "is missing; use the complete config.json of the checkpoint"
+            )
 
 
 def _is_gguf(fields: GgufFields) -> bool:

@@ -1,4 +1,5 @@
-"""mistral: one window for all blocks, 4096 where config.json leaves it out. Of models for pictures the text runs."""
+"""mistral: one window for all blocks, 4096 where config.json leaves it out. Of models for pictures
+the text runs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf, has_experts
-from edgeshard.architectures.parts import W_RENAMES, attention, expert_count, expert_mlps, linear, mixture_style, norms
+from edgeshard.architectures.parts import (
+    W_RENAMES,
+    attention,
+    expert_count,
+    expert_mlps,
+    linear,
+    mixture_style,
+    norms,
+)
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
@@ -26,7 +34,12 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 ARCHITECTURE = Architecture(
     name="mixtral",
-    defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "eos_token_id": 2, "num_experts_per_tok": 2},
+    defaults={
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 2,
+        "num_experts_per_tok": 2,
+    },
     rope=Rope(theta=1_000_000.0),
     windows=Windows(),
     experts=_EXPERTS,

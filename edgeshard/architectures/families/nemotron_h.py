@@ -1,5 +1,6 @@
-"""nemotron_h: each layer is one thing behind a norm, by a pattern: Mamba2, attention without positions, an MLP of two
-matrices, or experts of two matrices beside an MLP that every token uses."""
+"""nemotron_h: each layer is one thing behind a norm, by a pattern: Mamba2, attention without
+positions, an MLP of two matrices, or experts of two matrices beside an MLP that every token
+uses."""
 
 from __future__ import annotations
 
@@ -11,15 +12,37 @@ from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf, GgufFields, ssm_head
 from edgeshard.architectures.limits import MAX_LAYERS
 from edgeshard.architectures.mamba import LINEAR, Mamba, MambaKeys
-from edgeshard.architectures.parts import attention, expert_count, expert_groups, fixed_values, linear, norms
-from edgeshard.architectures.record import ACTIVATIONS, Architecture, Ends, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.parts import (
+    attention,
+    expert_count,
+    expert_groups,
+    fixed_values,
+    linear,
+    norms,
+)
+from edgeshard.architectures.record import (
+    ACTIVATIONS,
+    Architecture,
+    Ends,
+    Experts,
+    Library,
+    Plugged,
+    Shapes,
+)
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 from edgeshard.domain.models.model import Part
 
 _EXPERTS = Experts(count=("n_routed_experts",))
 _KINDS, _PATTERN, _LATENT = "layers_block_type", "hybrid_override_pattern", "moe_latent_size"
-_NAMES_OF_KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": "mlp", "E": "moe"}
+_NAMES_OF_KINDS = {
+    "M": LINEAR,
+    "mamba": LINEAR,
+    "*": FULL,
+    "attention": FULL,
+    "-": "mlp",
+    "E": "moe",
+}
 _NAMES = {
     "attention_head_dim": "head_dim",
     "layer_types": _KINDS,
@@ -28,11 +51,19 @@ _NAMES = {
     "mamba_dt_limit": "time_step_limit",
     "mamba_n_groups": "n_groups",
 }
-_KEYS = MambaKeys("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", *["use_bias"] * 2)
+_KEYS = MambaKeys(
+    "mamba_num_heads",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    "use_conv_bias",
+    *["use_bias"] * 2,
+)
 
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The layers' types for their pattern, whose length is the number of layers; names of today for older keys."""
+    """The layers' types for their pattern, whose length is the number of layers; names of today for
+    older keys."""
     config = {_NAMES.get(key, key): value for key, value in values.items()}
     pattern = config.pop(_PATTERN, None)
     if config.get(_KINDS) is None and isinstance(pattern, str):
@@ -47,11 +78,17 @@ def _mamba(fields: ConfigFields) -> Mamba:
 
 
 def _mlp(hidden: int, inner: int, path: str, bias: bool = False) -> Shapes:
-    return linear(f"{path}.up_proj", inner, hidden, bias) | linear(f"{path}.down_proj", hidden, inner, bias)
+    return linear(f"{path}.up_proj", inner, hidden, bias) | linear(
+        f"{path}.down_proj", hidden, inner, bias
+    )
 
 
 def _mixture(fields: ConfigFields, hidden: int) -> Shapes:
-    count, inner, bias = expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size"), fields.flag("mlp_bias")
+    count, inner, bias = (
+        expert_count(_EXPERTS, fields),
+        fields.size("moe_intermediate_size"),
+        fields.flag("mlp_bias"),
+    )
     shared = fields.size("moe_shared_expert_intermediate_size")
     block = linear("mixer.gate", count, hidden) | {"mixer.gate.e_score_correction_bias": (count,)}
     block |= _mlp(hidden, shared, "mixer.shared_experts", bias)
@@ -74,12 +111,18 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         sizes = attention(shape)
         return block | {name.replace("self_attn.", "mixer."): size for name, size in sizes.items()}
     if kind == "mlp":
-        return block | _mlp(hidden, fields.size("intermediate_size"), "mixer", fields.flag("mlp_bias"))
+        return block | _mlp(
+            hidden, fields.size("intermediate_size"), "mixer", fields.flag("mlp_bias")
+        )
     return block | _mixture(fields, hidden)
 
 
 def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
-    return KvHeads(shape.kv_heads, shape.head_dim) if fields.values[_KINDS][layer] == FULL else KvHeads(0, 0)
+    return (
+        KvHeads(shape.kv_heads, shape.head_dim)
+        if fields.values[_KINDS][layer] == FULL
+        else KvHeads(0, 0)
+    )
 
 
 def _states(fields: ConfigFields, shape: ModelShape, layer: int) -> tuple[StateSize, ...]:

@@ -1,4 +1,5 @@
-"""olmo2: norms behind attention and MLP instead of before them, and over the whole rows of queries and keys."""
+"""olmo2: norms behind attention and MLP instead of before them, and over the whole rows of queries
+and keys."""
 
 from __future__ import annotations
 

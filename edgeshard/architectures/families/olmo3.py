@@ -1,4 +1,5 @@
-"""olmo3: olmo2 with windows in three of four blocks, and a rotary embedding for each type of layer."""
+"""olmo3: olmo2 with windows in three of four blocks, and a rotary embedding for each type of
+layer."""
 
 from __future__ import annotations
 
@@ -24,19 +25,27 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
-    if SLIDING in _WINDOWS.layer_types(fields, layer_count) and not any(_WINDOWS.sizes(fields, layer_count)):
-        raise fields.refuse("sliding_window", "is null, yet some layers slide; give it, or layer_types without them")
+    if SLIDING in _WINDOWS.layer_types(fields, layer_count) and not any(
+        _WINDOWS.sizes(fields, layer_count)
+    ):
+        raise fields.refuse(
+            "sliding_window", "is null, yet some layers slide; give it, or layer_types without them"
+        )
     scaling = fields.values.get("rope_scaling")
     if isinstance(scaling, Mapping) and not LAYER_TYPES.isdisjoint(scaling):
         # The old key holds what full attention uses; entries by layer type would be passed over.
-        raise fields.refuse("rope_scaling", "differs by layer type; give those entries as rope_parameters")
+        raise fields.refuse(
+            "rope_scaling", "differs by layer type; give those entries as rope_parameters"
+        )
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     full = rope_parameters(fields)
     theta = fields.number("rope.freq_base_swa", full["rope_theta"])
     windowed = {"rope_type": "default", "rope_theta": theta}
-    return sliding(fields) | {"rope_parameters": {"full_attention": full, "sliding_attention": windowed}}
+    return sliding(fields) | {
+        "rope_parameters": {"full_attention": full, "sliding_attention": windowed}
+    }
 
 
 ARCHITECTURE = Architecture(
@@ -49,8 +58,8 @@ ARCHITECTURE = Architecture(
     },
     flags=("attention_bias",),
     checks=(_check,),
-    # Published files have one base, for both types of layers. transformers 5.23 gives it to full attention only: layers
-    # with a window get its default, which is the published value.
+    # Published files have one base, for both types of layers. transformers 5.23 gives it to full
+    # attention only: layers with a window get its default, which is the published value.
     rope=Rope(by_layer_type=True, theta=_THETA, sliding_theta=_THETA, sliding_key="rope_theta"),
     windows=_WINDOWS,
     block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),

@@ -36,7 +36,9 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     own = even_split(fields, "hidden_size", hidden, "num_attention_heads", heads)
     if (head_dim := fields.size("head_dim", own)) != own:
-        raise fields.refuse("head_dim", f"is {head_dim}; it must be hidden_size / num_attention_heads, {own}")
+        raise fields.refuse(
+            "head_dim", f"is {head_dim}; it must be hidden_size / num_attention_heads, {own}"
+        )
 
 
 ARCHITECTURE = Architecture(

@@ -1,4 +1,5 @@
-"""opt: learned positions from 2 on; the smaller ones project in and out, and 350m normalises after each part.
+"""opt: learned positions from 2 on; the smaller ones project in and out, and 350m normalises after
+each part.
 
 transformers' blocks, a module class of our own.
 """
@@ -32,7 +33,9 @@ def _outer(fields: ConfigFields, shape: ModelShape) -> Shapes:
     hidden, token_width = shape.hidden_size, _token_width(fields, shape)
     outer: Shapes = {"embed_positions.weight": (shape.max_context + POSITION_OFFSET, hidden)}
     if token_width != hidden:
-        outer |= linear("project_in", hidden, token_width) | linear("project_out", token_width, hidden)
+        outer |= linear("project_in", hidden, token_width) | linear(
+            "project_out", token_width, hidden
+        )
     has_norm = fields.flag("do_layer_norm_before") and not fields.flag("_remove_final_layer_norm")
     if has_norm and fields.flag("layer_norm_elementwise_affine"):
         outer |= norms(hidden, "final_layer_norm", bias=True)
@@ -52,7 +55,12 @@ ARCHITECTURE = Architecture(
     },
     keys=SizeKeys(kv_heads="num_attention_heads", head_dim=""),
     activation="activation_function",
-    flags=("do_layer_norm_before", "_remove_final_layer_norm", "enable_bias", "layer_norm_elementwise_affine"),
+    flags=(
+        "do_layer_norm_before",
+        "_remove_final_layer_norm",
+        "enable_bias",
+        "layer_norm_elementwise_affine",
+    ),
     sizes=("ffn_dim", "word_embed_proj_dim"),
     numbers=(),
     rope=None,

@@ -1,5 +1,5 @@
-"""phi3: queries, keys and values in one tensor, gate and up in another; a rotary embedding of a part of each head, with
-factors that depend on the deployment's context."""
+"""phi3: queries, keys and values in one tensor, gate and up in another; a rotary embedding of a
+part of each head, with factors that depend on the deployment's context."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
-    """Refuse a context of the first training without a logarithm, and lists without a factor for each frequency."""
+    """Refuse a context of the first training without a logarithm, and lists without a factor for
+    each frequency."""
     if fields.size(_TRAINED, most=MAX_CONTEXT) < 2:
         raise fields.refuse(_TRAINED, "is 1; it must be 2 or more")
     head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
@@ -43,7 +44,9 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         pairs = int(head_dim * share) // 2
         for key in ("short_factor", "long_factor"):
             if entry.get(key) is not None and len(entry[key]) != pairs:
-                raise fields.refuse(f"{path}.{key}", f"has {len(entry[key])} factors; it must have {pairs}")
+                raise fields.refuse(
+                    f"{path}.{key}", f"has {len(entry[key])} factors; it must have {pairs}"
+                )
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
@@ -52,7 +55,9 @@ def _gguf(fields: GgufFields) -> dict[str, Any]:
     config["sliding_window"] = fields.get("attention.sliding_window") or None
     if fields.long_factors:
         heads = fields.size("attention.head_count")
-        head_dim = fields.size("attention.key_length", max(1, fields.size("embedding_length") // heads))
+        head_dim = fields.size(
+            "attention.key_length", max(1, fields.size("embedding_length") // heads)
+        )
         share = fields.size("rope.dimension_count") / head_dim
         config["rope_parameters"] = {
             "rope_type": "longrope",

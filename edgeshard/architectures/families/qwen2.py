@@ -1,5 +1,5 @@
-"""qwen2: biases of queries, keys and values; windows by layer if they are switched on. Of llava and internvl the text
-runs."""
+"""qwen2: biases of queries, keys and values; windows by layer if they are switched on. Of llava and
+internvl the text runs."""
 
 from __future__ import annotations
 

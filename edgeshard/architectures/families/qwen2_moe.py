@@ -1,10 +1,19 @@
-"""qwen2_moe: qwen2 with experts, and one more that every token uses, in all blocks but those config.json names."""
+"""qwen2_moe: qwen2 with experts, and one more that every token uses, in all blocks but those
+config.json names."""
 
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf
-from edgeshard.architectures.parts import attention, expert_count, expert_mlps, gated_mlp, linear, mixture_style, norms
+from edgeshard.architectures.parts import (
+    attention,
+    expert_count,
+    expert_mlps,
+    gated_mlp,
+    linear,
+    mixture_style,
+    norms,
+)
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
@@ -50,7 +59,12 @@ ARCHITECTURE = Architecture(
         "qkv_bias": True,
     },
     flags=("norm_topk_prob", "qkv_bias"),
-    sizes=("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step"),
+    sizes=(
+        "intermediate_size",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "decoder_sparse_step",
+    ),
     checks=(_check,),
     windows=Windows(4096, switch="use_sliding_window", sliding=_sliding),
     experts=_EXPERTS,

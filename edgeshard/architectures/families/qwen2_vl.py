@@ -36,7 +36,11 @@ ARCHITECTURE = replace(
     windows=Windows(4096, switch="use_sliding_window", sliding=from_layer(80, "max_window_layers")),
     prefixes=("model.", "language_model."),
     library=Library(
-        "qwen2_vl", "Qwen2VL", config="Qwen2VLTextConfig", rotary="Qwen2VLRotaryEmbedding", norm="Qwen2RMSNorm"
+        "qwen2_vl",
+        "Qwen2VL",
+        config="Qwen2VLTextConfig",
+        rotary="Qwen2VLRotaryEmbedding",
+        norm="Qwen2RMSNorm",
     ),
     gguf=Gguf(("qwen2vl",)),
 )

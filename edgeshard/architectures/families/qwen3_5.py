@@ -1,5 +1,6 @@
-"""qwen3_5, its text part only: three layers in four have a gated delta rule. With text alone the positions of its
-three rotary axes are equal, so that sections of a head's dimensions make no difference."""
+"""qwen3_5, its text part only: three layers in four have a gated delta rule. With text alone the
+positions of its three rotary axes are equal, so that sections of a head's dimensions make no
+difference."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ ARCHITECTURE = Architecture(
     model_types=("qwen3_5_text",),
     nested={"qwen3_5": "qwen3_5_text"},
     defaults=gated_delta.DEFAULTS
-    | {"vocab_size": 248_320, "num_key_value_heads": 4, "intermediate_size": 12_288, "partial_rotary_factor": 0.25},
+    | {
+        "vocab_size": 248_320,
+        "num_key_value_heads": 4,
+        "intermediate_size": 12_288,
+        "partial_rotary_factor": 0.25,
+    },
     flags=("attention_bias", gated_delta.TILED),
     sizes=("intermediate_size", *gated_delta.SIZES),
     checks=(gated_delta.check,),
@@ -31,9 +37,13 @@ ARCHITECTURE = Architecture(
     block=_block,
     kv=gated_delta.kv,
     states=gated_delta.states,
-    library=Library("qwen3_5", "Qwen3_5", config="Qwen3_5TextConfig", rotary="Qwen3_5TextRotaryEmbedding"),
+    library=Library(
+        "qwen3_5", "Qwen3_5", config="Qwen3_5TextConfig", rotary="Qwen3_5TextRotaryEmbedding"
+    ),
     runs=Fused(gated_delta.style, float32=gated_delta.FLOAT32),
     ends=gated_delta.ends,
     whole=gated_delta.WHOLE,
-    gguf=Gguf(("qwen35",), unit_norms=gated_delta.UNIT_NORMS, config=gated_delta.gguf(gated_delta.TILED)),
+    gguf=Gguf(
+        ("qwen35",), unit_norms=gated_delta.UNIT_NORMS, config=gated_delta.gguf(gated_delta.TILED)
+    ),
 )

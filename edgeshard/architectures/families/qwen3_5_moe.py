@@ -1,6 +1,8 @@
-"""qwen3_5_moe, its text part only: qwen3_5 with experts in every block, beside an MLP that every token uses.
+"""qwen3_5_moe, its text part only: qwen3_5 with experts in every block, beside an MLP that every
+token uses.
 
-Published files have all experts of a block in two tensors; files with a tensor for each expert's matrix are read, too.
+Published files have all experts of a block in two tensors; files with a tensor for each expert's
+matrix are read, too.
 """
 
 from __future__ import annotations
@@ -8,7 +10,14 @@ from __future__ import annotations
 from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf
-from edgeshard.architectures.parts import expert_count, expert_mlps, fixed_values, gated_mlp, joined_mlps, linear
+from edgeshard.architectures.parts import (
+    expert_count,
+    expert_mlps,
+    fixed_values,
+    gated_mlp,
+    joined_mlps,
+    linear,
+)
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.rope import SECTION_KEYS, Rope
 from edgeshard.architectures.shape import ModelShape
@@ -43,16 +52,28 @@ ARCHITECTURE = Architecture(
     },
     flags=("attention_bias", gated_delta.TILED),
     sizes=("moe_intermediate_size", "shared_expert_intermediate_size", *gated_delta.SIZES),
-    checks=(gated_delta.check, fixed_values(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])),
+    checks=(
+        gated_delta.check,
+        fixed_values(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[]),
+    ),
     rope=Rope(partial=True, unread=SECTION_KEYS),
     experts=_EXPERTS,
     prefixes=("model.", "language_model."),
     block=_block,
     kv=gated_delta.kv,
     states=gated_delta.states,
-    library=Library("qwen3_5_moe", "Qwen3_5Moe", config="Qwen3_5MoeTextConfig", rotary="Qwen3_5MoeTextRotaryEmbedding"),
+    library=Library(
+        "qwen3_5_moe",
+        "Qwen3_5Moe",
+        config="Qwen3_5MoeTextConfig",
+        rotary="Qwen3_5MoeTextRotaryEmbedding",
+    ),
     runs=Fused(gated_delta.mixture_style, float32=gated_delta.FLOAT32),
     ends=gated_delta.ends,
     whole=gated_delta.WHOLE,
-    gguf=Gguf(("qwen35moe",), unit_norms=gated_delta.UNIT_NORMS, config=gated_delta.gguf(gated_delta.TILED)),
+    gguf=Gguf(
+        ("qwen35moe",),
+        unit_norms=gated_delta.UNIT_NORMS,
+        config=gated_delta.gguf(gated_delta.TILED),
+    ),
 )

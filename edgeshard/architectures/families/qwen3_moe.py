@@ -1,4 +1,5 @@
-"""qwen3_moe: qwen3 with experts in all blocks but those that config.json names; one window for all."""
+"""qwen3_moe: qwen3 with experts in all blocks but those that config.json names; one window for
+all."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
 ARCHITECTURE = Architecture(
     name="qwen3_moe",
     nested={"internvl": "qwen3_moe"},
-    defaults={"hidden_act": "silu", "rms_norm_eps": 1e-6, "num_experts_per_tok": 8, "decoder_sparse_step": 1},
+    defaults={
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1,
+    },
     flags=("attention_bias", "norm_topk_prob"),
     sizes=("intermediate_size", "moe_intermediate_size", "decoder_sparse_step"),
     checks=(_check,),

@@ -1,5 +1,5 @@
-"""qwen3_next: three layers in four have a gated delta rule; experts in all blocks but those that config.json names, and
-one more that every token uses."""
+"""qwen3_next: three layers in four have a gated delta rule; experts in all blocks but those that
+config.json names, and one more that every token uses."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ ARCHITECTURE = Architecture(
     ends=gated_delta.ends,
     whole=gated_delta.WHOLE,
     gguf=Gguf(
-        ("qwen3next",), unit_norms=gated_delta.UNIT_NORMS, config=gated_delta.gguf(gated_delta.APART, "norm_topk_prob")
+        ("qwen3next",),
+        unit_norms=gated_delta.UNIT_NORMS,
+        config=gated_delta.gguf(gated_delta.APART, "norm_topk_prob"),
     ),
 )

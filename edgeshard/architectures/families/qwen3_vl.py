@@ -1,4 +1,5 @@
-"""qwen3_vl, its text part only: qwen3 without windows. For text the three positions of a token are the same one."""
+"""qwen3_vl, its text part only: qwen3 without windows. For text the three positions of a token are
+the same one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""qwen3_vl_moe, its text part only: qwen3_moe without windows, all experts of a block in two tensors. For text the
-three positions of a token are the same one.
+"""qwen3_vl_moe, its text part only: qwen3_moe without windows, all experts of a block in two
+tensors. For text the three positions of a token are the same one.
 
-Published files have the experts' matrices transposed, those that transformers 5 saves have them not."""
+Published files have the experts' matrices transposed, those that transformers 5 saves have them
+not."""
 
 from __future__ import annotations
 
@@ -28,13 +29,18 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     non_experts = {name: size for name, size in block.items() if not QWEN3_MOE.is_expert(name)}
     if len(non_experts) == len(block):
         return block
-    return non_experts | transposed_mlps(shape, expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size"))
+    return non_experts | transposed_mlps(
+        shape, expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size")
+    )
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
     hidden, inner = fields.size("hidden_size"), fields.size("moe_intermediate_size")
     if hidden in (inner, 2 * inner):
-        why = f"is {inner}: experts have square matrices for hidden_size {hidden}, which do not show their layout"
+        why = (
+            f"is {inner}: experts have square matrices for hidden_size {hidden}, which do not "
+            "show their layout"
+        )
         raise fields.refuse("moe_intermediate_size", why)
 
 

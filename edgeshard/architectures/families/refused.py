@@ -1,4 +1,5 @@
-"""Families that are known and not run, by the reason, which continues "model_type X is not supported: it"."""
+"""Families that are known and not run, by the reason, which continues "model_type X is not
+supported: it"."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ _NOT_HELD = "which EdgeShard's KV pool does not hold"
 _RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
 _LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
 _INDEXED = f"{_LATENT}, and chooses positions by an indexer with keys of its own"
-_COMPRESSED = f"keeps keys and values of whole spans of tokens beside those of a window, {_NOT_HELD}"
+_COMPRESSED = (
+    f"keeps keys and values of whole spans of tokens beside those of a window, {_NOT_HELD}"
+)
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
     _RECURRENT: (

@@ -1,11 +1,18 @@
-"""seed_oss: the Llama kind, with biases of queries, keys and values as a rule; a flag of its own gives the
-output one."""
+"""seed_oss: the Llama kind, with biases of queries, keys and values as a rule; a flag of its own
+gives the output one."""
 
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf
-from edgeshard.architectures.parts import LLAMA_NORMS, attention, gated_mlp, llama_style, never_null, norms
+from edgeshard.architectures.parts import (
+    LLAMA_NORMS,
+    attention,
+    gated_mlp,
+    llama_style,
+    never_null,
+    norms,
+)
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
 

@@ -24,7 +24,9 @@ def _rotates(fields: ConfigFields, layer_count: int) -> list[bool]:
         or len(listed) < layer_count
         or any(type(item) is not int or item not in (0, 1) for item in listed)
     ):
-        raise fields.refuse("no_rope_layers", f"must have a 0 or a 1 for each of the {layer_count} layers")
+        raise fields.refuse(
+            "no_rope_layers", f"must have a 0 or a 1 for each of the {layer_count} layers"
+        )
     return [bool(rotates) for rotates in listed[:layer_count]]
 
 

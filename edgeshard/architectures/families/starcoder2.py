@@ -1,4 +1,5 @@
-"""starcoder2: LayerNorms, an MLP without a gate, biases in all of them, one window for all blocks."""
+"""starcoder2: LayerNorms, an MLP without a gate, biases in all of them, one window for all
+blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from edgeshard.domain.models.model import Part
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, inner, bias = shape.hidden_size, fields.size("intermediate_size"), fields.flag("use_bias")
+    hidden, inner, bias = (
+        shape.hidden_size,
+        fields.size("intermediate_size"),
+        fields.flag("use_bias"),
+    )
     return (
         norms(hidden, "input_layernorm", "post_attention_layernorm", bias=True)
         | attention(shape, input_bias=bias, output_bias=bias)

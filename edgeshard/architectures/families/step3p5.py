@@ -1,5 +1,6 @@
-"""step3p5: windows in three of four blocks, which have more heads, a gate on each head's output, norms that multiply by
-1 + weight, and experts beside an MLP that every token uses, both with clamped activations. Of step3p7 the text runs.
+"""step3p5: windows in three of four blocks, which have more heads, a gate on each head's output,
+norms that multiply by 1 + weight, and experts beside an MLP that every token uses, both with
+clamped activations. Of step3p7 the text runs.
 
 Files may hold blocks for predicting further tokens behind the decoder's own; those are not run.
 """
@@ -45,9 +46,11 @@ _WINDOWS = Windows(sliding=lambda fields, layer_count: [False] * layer_count)
 
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values under the keys of transformers' class, for those that published files have instead.
+    """The values under the keys of transformers' class, for those that published files have
+    instead.
 
-    Lists by layer lose their entries of further blocks, rotary embeddings become those of each layer type.
+    Lists by layer lose their entries of further blocks, rotary embeddings become those of each
+    layer type.
     """
     config = {_NAMES.get(key, key): value for key, value in values.items()}
     layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
@@ -57,11 +60,21 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
                 config[key] = config[key][:layers]
     if isinstance(other := config.get(_OTHER), Mapping) and "num_attention_heads" in other:
         config.setdefault("num_sliding_attention_heads", other["num_attention_heads"])
-    if isinstance(listed := config.pop("moe_layers_enum", None), str | list | tuple) and type(layers) is int:
-        sparse_layers = {str(item).strip() for item in (listed.split(",") if isinstance(listed, str) else listed)}
-        kinds = ["sparse" if str(layer) in sparse_layers else "dense" for layer in range(min(layers, 1024))]
+    if (
+        isinstance(listed := config.pop("moe_layers_enum", None), str | list | tuple)
+        and type(layers) is int
+    ):
+        sparse_layers = {
+            str(item).strip() for item in (listed.split(",") if isinstance(listed, str) else listed)
+        }
+        kinds = [
+            "sparse" if str(layer) in sparse_layers else "dense"
+            for layer in range(min(layers, 1024))
+        ]
         config["mlp_layer_types"] = config.get("mlp_layer_types") or kinds
-    return config if config.get("rope_parameters") else config | {"rope_parameters": _rotary(config)}
+    return (
+        config if config.get("rope_parameters") else config | {"rope_parameters": _rotary(config)}
+    )
 
 
 def _rotary(config: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +83,9 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     thetas, shares = config.pop("rope_theta", None), config.pop("partial_rotary_factors", None)
     scaling = config.pop("rope_scaling", None)
     entries: dict[str, Any] = {}
-    for kind in sorted({kind for kind in types if isinstance(kind, str)}) if isinstance(types, list) else ():
+    for kind in (
+        sorted({kind for kind in types if isinstance(kind, str)}) if isinstance(types, list) else ()
+    ):
         entry: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
         for key, setting, name in (
             ("rope_theta", thetas, "rope_theta"),
@@ -80,9 +95,13 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
                 continue
             of_kind = [setting]
             if isinstance(setting, list):
-                of_kind = [value for value, other in zip(setting, types, strict=False) if other == kind]
+                of_kind = [
+                    value for value, other in zip(setting, types, strict=False) if other == kind
+                ]
                 if len(setting) != len(types) or any(value != of_kind[0] for value in of_kind):
-                    raise refuse(name, f"must be a number for each layer, the same for all of {kind}")
+                    raise refuse(
+                        name, f"must be a number for each layer, the same for all of {kind}"
+                    )
             entry[key] = of_kind[0]
         if kind == FULL and isinstance(scaling, Mapping):
             entry |= scaling
@@ -113,9 +132,13 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | head_norms(shape)
     )
     if not _is_mixture(fields, layer):
-        return block | gated_mlp(shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias"))
+        return block | gated_mlp(
+            shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias")
+        )
     count, inner = expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size")
-    shared = gated_mlp(shape, fields.size("share_expert_dim"), path="share_expert", bias=fields.flag("mlp_bias"))
+    shared = gated_mlp(
+        shape, fields.size("share_expert_dim"), path="share_expert", bias=fields.flag("mlp_bias")
+    )
     router = linear("moe.gate", count, hidden) | {"moe.router_bias": (count,)}
     return block | router | expert_mlps(shape, count, inner, "moe.experts") | shared
 
@@ -127,26 +150,43 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     other = fields.values.get(_OTHER)
     for key, same in (("num_attention_groups", kv_heads), ("head_dim", fields.size("head_dim"))):
         if isinstance(other, Mapping) and other.get(key) not in (None, same):
-            why = f"is {shown(other[key])}, not {same}; EdgeShard's KV pool has one size for all blocks"
+            why = (
+                f"is {shown(other[key])}, not {same}; EdgeShard's KV pool has one size for all "
+                "blocks"
+            )
             raise fields.refuse(f"{_OTHER}.{key}", why)
     types = _WINDOWS.layer_types(fields, layer_count)
-    sliding = {str(layer): {"num_attention_heads": heads} for layer, kind in enumerate(types) if kind == SLIDING}
+    sliding = {
+        str(layer): {"num_attention_heads": heads}
+        for layer, kind in enumerate(types)
+        if kind == SLIDING
+    }
     own = fields.values.get("per_layer_config")
     if own is not None and own != sliding:
-        raise fields.refuse("per_layer_config", "must have num_sliding_attention_heads for sliding layers only")
+        raise fields.refuse(
+            "per_layer_config", "must have num_sliding_attention_heads for sliding layers only"
+        )
     kinds = fields.values.get("mlp_layer_types")
     if kinds is not None and not (
-        isinstance(kinds, list) and len(kinds) == layer_count and all(kind in ("dense", "sparse") for kind in kinds)
+        isinstance(kinds, list)
+        and len(kinds) == layer_count
+        and all(kind in ("dense", "sparse") for kind in kinds)
     ):
-        raise fields.refuse("mlp_layer_types", f"must name dense or sparse for each of the {layer_count} layers")
+        raise fields.refuse(
+            "mlp_layer_types", f"must name dense or sparse for each of the {layer_count} layers"
+        )
     for key in _LIMITS:
         limits = fields.values.get(key)
         if limits is not None and not (
             isinstance(limits, list)
             and len(limits) == layer_count
-            and all(limit is None or (type(limit) in (int, float) and limit >= 0) for limit in limits)
+            and all(
+                limit is None or (type(limit) in (int, float) and limit >= 0) for limit in limits
+            )
         ):
-            raise fields.refuse(key, f"must have null or a number of 0 or more for each of the {layer_count} layers")
+            raise fields.refuse(
+                key, f"must have null or a number of 0 or more for each of the {layer_count} layers"
+            )
 
 
 ARCHITECTURE = Architecture(
@@ -170,7 +210,12 @@ ARCHITECTURE = Architecture(
         "query_pre_attn_scalar": "head_dim",
     },
     flags=("attention_bias", "mlp_bias"),
-    sizes=("intermediate_size", "moe_intermediate_size", "share_expert_dim", "query_pre_attn_scalar"),
+    sizes=(
+        "intermediate_size",
+        "moe_intermediate_size",
+        "share_expert_dim",
+        "query_pre_attn_scalar",
+    ),
     numbers=("rms_norm_eps", "moe_router_scaling_factor"),
     refused={
         "use_bidirectional_attention": "is set; EdgeShard runs causal models only",

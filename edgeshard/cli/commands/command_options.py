@@ -53,17 +53,25 @@ def spec_file(help: str) -> Any:
 
 
 NodeName = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name or id of the node.", autocompletion=completion.nodes)
+    str,
+    typer.Argument(metavar="NAME", help="Name or id of the node.", autocompletion=completion.nodes),
 ]
-ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.", autocompletion=completion.models)]
+ModelName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the model.", autocompletion=completion.models)
+]
 DeploymentName = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the deployment.", autocompletion=completion.deployments)
+    str,
+    typer.Argument(
+        metavar="NAME", help="Name of the deployment.", autocompletion=completion.deployments
+    ),
 ]
 
 
 def wait_timeout(then: str) -> Any:
     """The limit of a wait, for `Annotated`; `then` is what continues after it, in words."""
-    return option("SECONDS", f"Wait at most SECONDS (default: no limit). Then exit with 6; {then}.", min=0)
+    return option(
+        "SECONDS", f"Wait at most SECONDS (default: no limit). Then exit with 6; {then}.", min=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,11 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     `Annotated`. The command gets the value made from the options.
     """
     own = inspect.signature(command, eval_str=True)
-    groups = {item.name: group for item in own.parameters.values() if (group := _group_of(item.annotation))}
+    groups = {
+        item.name: group
+        for item in own.parameters.values()
+        if (group := _group_of(item.annotation))
+    }
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
@@ -106,12 +118,17 @@ def _group_of(annotation: Any) -> OptionGroup | None:
         return None
     option_class: Any = annotation
     kinds = get_type_hints(option_class, include_extras=True)
-    parameters = [named_only(item.name, kinds[item.name], item.default) for item in fields(option_class)]
+    parameters = [
+        named_only(item.name, kinds[item.name], item.default) for item in fields(option_class)
+    ]
     return OptionGroup(parameters, lambda values: option_class(**values))
 
 
 def named_only(name: str, kind: Any, default: Any = MISSING) -> Parameter:
     """An option as a parameter; it is required if it has no default."""
     return Parameter(
-        name, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is MISSING else default, annotation=kind
+        name,
+        Parameter.KEYWORD_ONLY,
+        default=Parameter.empty if default is MISSING else default,
+        annotation=kind,
     )

@@ -28,8 +28,12 @@ def spec_option(key: str, help: str = "", metavar: str = "") -> Any:
 
 
 def quantise_option(default: str) -> Any:
-    """The format of the weights on all nodes, for `Annotated`; `default` is the one that is used without it."""
-    text = f"Quantise the weights to int8 or int4. stored: use them as they are stored. Default: {default}."
+    """The format of the weights on all nodes, for `Annotated`; `default` is the one that is used
+    without it."""
+    text = (
+        "Quantise the weights to int8 or int4. stored: use them as they are stored. Default: "
+        f"{default}."
+    )
     return spec_option("quantisation", text, "FORMAT")
 
 
@@ -39,22 +43,29 @@ def spec_options(*keys: str, **helps: str) -> OptionGroup:
 
     `helps` are further keys with texts that a command needs in place of their own.
     """
-    items = [item for item in KEYS.values() if item.flags and (not keys or item.name in (*keys, *helps))]
+    items = [
+        item for item in KEYS.values() if item.flags and (not keys or item.name in (*keys, *helps))
+    ]
     return OptionGroup(
         [_parameter(item, helps.get(item.name, "")) for item in items],
-        lambda values: {key: value for key, value in values.items() if value is not None and value is not False},
+        lambda values: {
+            key: value for key, value in values.items() if value is not None and value is not False
+        },
     )
 
 
 def _parameter(item: OptionField, help: str) -> Parameter:
-    """Its value is None or False if it is not given: the spec has the default, and holds the bounds."""
+    """Its value is None or False if it is not given: the spec has the default, and holds the
+    bounds."""
     if item.kind is bool:
         return named_only(item.name, Annotated[bool, declared(item, help)], False)
     kind: Any = str
     if get_origin(item.kind) is dict or item.kind == tuple[str, ...] or item.metavar == "RULE":
         kind = list[str]
     elif item.metavar not in _READERS:
-        kind = next((number for number in (int, float) if number in (item.kind, *get_args(item.kind))), str)
+        kind = next(
+            (number for number in (int, float) if number in (item.kind, *get_args(item.kind))), str
+        )
     return named_only(item.name, Annotated[kind | None, declared(item, help)], None)
 
 
@@ -86,10 +97,13 @@ def _quantisation(items: Sequence[str], key: str) -> dict[str, str]:
     formats: dict[str, str] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
-        is_unknown = text not in ("none", "stored", *MODEL_FORMATS) or (equals and (not node or text == "none"))
+        is_unknown = text not in ("none", "stored", *MODEL_FORMATS) or (
+            equals and (not node or text == "none")
+        )
         if is_unknown or (node or "*") in formats:
             raise InvalidArgumentError(
-                f"--quantise {item!r}: give none, int8, int4 or stored once, and NODE=FORMAT once for a node",
+                f"--quantise {item!r}: give none, int8, int4 or stored once, and NODE=FORMAT once "
+                "for a node",
                 field=key,
             )
         formats[node or EVERY_NODE] = text
@@ -97,7 +111,9 @@ def _quantisation(items: Sequence[str], key: str) -> dict[str, str]:
 
 
 def _size(text: str, key: str) -> int:
-    from edgeshard.process.config import parse_bytes  # brings gRPC along, which help and planning do without
+    from edgeshard.process.config import (
+        parse_bytes,
+    )  # brings gRPC along, which help and planning do without
 
     return parse_bytes(text, key)
 
@@ -113,10 +129,13 @@ def _count_or_auto(text: str, key: str) -> int:
 
 _READERS: dict[str, Callable[[Any, str], Any]] = {
     "SIZE": _size,
-    "NODE=SIZE": lambda items, key: {node: _size(size, f"{key}.{node}") for node, size in pairs(items, key)},
+    "NODE=SIZE": lambda items, key: {
+        node: _size(size, f"{key}.{node}") for node, size in pairs(items, key)
+    },
     "FORMAT|NODE=FORMAT": _quantisation,
     "RULE": lambda texts, _: parse_rules(texts),
     "N|auto": _count_or_auto,
     "a=0:4,b=4:9": lambda text, _: parse_layers(text),
 }
-"""Readers of options that are written in another form than the spec's value, by their metavar in the help."""
+"""Readers of options that are written in another form than the spec's value, by their metavar in
+the help."""

@@ -72,7 +72,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Rates are over `seconds`, from the load's beginning to its last answer. `goodput` is None without a goal.
+    """Rates are over `seconds`, from the load's beginning to its last answer. `goodput` is None
+    without a goal.
 
     `unfinished` are requests that still ran when the load was ended, and are in no figure.
     """
@@ -98,7 +99,9 @@ class Report:
     """Share of all requests that ended."""
 
 
-def report(deployment: str, load: str, seed: int, served: Sequence[Served], unfinished: int, goal: Goal) -> Report:
+def report(
+    deployment: str, load: str, seed: int, served: Sequence[Served], unfinished: int, goal: Goal
+) -> Report:
     """The figures of a load; `load` describes it in words."""
     good = [one for one in served if not one.error]
     seconds = max((one.began_s + one.total_s for one in served), default=0.0)
@@ -154,22 +157,28 @@ def fields(load_report: Report) -> dict[str, str]:
     texts = {
         "Deployment": load_report.deployment,
         "Load": f"{load_report.load}, seed {load_report.seed}",
-        "Requests": f"{load_report.answered} answered of {load_report.requests} in {load_report.seconds:.1f} s"
+        "Requests": f"{load_report.answered} answered of {load_report.requests} in "
+        f"{load_report.seconds:.1f} s"
         + (f", {load_report.unfinished} not finished" if load_report.unfinished else ""),
-        "Rate": f"{load_report.requests_per_s:.2f} requests/s, {load_report.new_tokens_per_s:.1f} tokens/s "
+        "Rate": f"{load_report.requests_per_s:.2f} requests/s, {load_report.new_tokens_per_s:.1f} "
+        "tokens/s "
         f"({load_report.prompt_tokens} tokens in, {load_report.new_tokens} out)",
     }
     if load_report.goodput is not None and load_report.good_share is not None:
         texts["Goodput"] = (
-            f"{load_report.goodput:.2f} requests/s within the goal, {100 * load_report.good_share:.0f} % of them"
+            f"{load_report.goodput:.2f} requests/s within the goal, "
+            f"{100 * load_report.good_share:.0f} % of them"
         )
     if load_report.errors:
-        texts["Errors"] = ", ".join(f"{count} {reason}" for reason, count in load_report.errors.items())
+        texts["Errors"] = ", ".join(
+            f"{count} {reason}" for reason, count in load_report.errors.items()
+        )
     return texts
 
 
 def picture(load_report: Report, served: Sequence[Served]) -> str:
-    """An SVG of the share of first tokens and of tokens that arrived within each time. '' if no token arrived."""
+    """An SVG of the share of first tokens and of tokens that arrived within each time. '' if no
+    token arrived."""
     good = [one for one in served if not one.error]
     times = {
         "first token": [one.ttft_s for one in good if one.new_tokens],
@@ -182,5 +191,7 @@ def picture(load_report: Report, served: Sequence[Served]) -> str:
     }
     if not lines:
         return ""
-    title = f"{load_report.deployment}: {load_report.load}, {load_report.new_tokens_per_s:.1f} tokens/s"
+    title = (
+        f"{load_report.deployment}: {load_report.load}, {load_report.new_tokens_per_s:.1f} tokens/s"
+    )
     return line_chart(lines, title, "seconds", "% within", log_x=True)

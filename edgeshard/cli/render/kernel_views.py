@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.kernels import KernelSpeed
 
-COMPILE_AGAIN = "in its checkout run python hatch_build.py, or install a wheel, and restart the agent"
+COMPILE_AGAIN = (
+    "in its checkout run python hatch_build.py, or install a wheel, and restart the agent"
+)
 
 
 def kernel_text(speed: KernelSpeed) -> str:
@@ -16,9 +18,14 @@ def kernel_text(speed: KernelSpeed) -> str:
         return "none: torch's operators compute"
     parts = [f"{speed.name} by {speed.compiler}"]
     if speed.read_gb_per_s:
-        parts.append(f"one row {speed.row_share:.0%} of the read rate ({speed.read_gb_per_s:.1f} GB/s)")
+        parts.append(
+            f"one row {speed.row_share:.0%} of the read rate ({speed.read_gb_per_s:.1f} GB/s)"
+        )
     if speed.fma_gflop_per_s:
-        parts.append(f"many rows {speed.rows_share:.0%} of the FMA rate ({speed.fma_gflop_per_s:.0f} GFLOP/s)")
+        parts.append(
+            f"many rows {speed.rows_share:.0%} of the FMA rate ({speed.fma_gflop_per_s:.0f} "
+            "GFLOP/s)"
+        )
     return ", ".join(parts)
 
 

@@ -21,7 +21,8 @@ _BAR_WIDTH = 30
 
 
 class DeployReporter:
-    """Reports a deployment's progress on stderr: a line for each phase, the details in the terminal's status."""
+    """Reports a deployment's progress on stderr: a line for each phase, the details in the
+    terminal's status."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -55,7 +56,10 @@ class DeployReporter:
             # Above the live line, not into it.
             console.print(f"{name}: {self._phase}", markup=False)
         share = loaded_share(deployment)
-        told_s = max((stage.filling.left_s for stage in deployment.stages if stage.filling is not None), default=0.0)
+        told_s = max(
+            (stage.filling.left_s for stage in deployment.stages if stage.filling is not None),
+            default=0.0,
+        )
         left_s = told_s or self._pace.left_s(share, now_s)
         text = loading_text(deployment)
         if console.is_terminal:
@@ -81,8 +85,11 @@ class RemainingTime:
 
 
 def loaded_share(deployment: Deployment) -> float:
-    """Progress of loading, from 0 to 1; each stage, and fetching and filling of each, counts alike."""
-    shares = [_share_of(stage) for stage in deployment.stages if stage.phase is not StagePhase.STANDBY]
+    """Progress of loading, from 0 to 1; each stage, and fetching and filling of each, counts
+    alike."""
+    shares = [
+        _share_of(stage) for stage in deployment.stages if stage.phase is not StagePhase.STANDBY
+    ]
     return sum(shares) / len(deployment.placement.stages) if shares else 0.0
 
 
@@ -90,7 +97,11 @@ def _share_of(stage: StageStatus) -> float:
     if stage.phase is not StagePhase.LOADING:
         return 1.0
     filling = stage.filling
-    filled = filling.done_bytes / filling.total_bytes if filling is not None and filling.total_bytes else 0.0
+    filled = (
+        filling.done_bytes / filling.total_bytes
+        if filling is not None and filling.total_bytes
+        else 0.0
+    )
     if not stage.total_bytes:
         return filled
     return (stage.fetched_bytes / stage.total_bytes + filled) / 2
@@ -101,7 +112,9 @@ def loading_text(deployment: Deployment) -> str:
     from edgeshard.cli.render.views import stage_text
 
     nodes = {stage.index: stage.node_name for stage in deployment.placement.stages}
-    parts = [f"{nodes.get(stage.stage, stage.stage)} {stage_text(stage)}" for stage in deployment.stages]
+    parts = [
+        f"{nodes.get(stage.stage, stage.stage)} {stage_text(stage)}" for stage in deployment.stages
+    ]
     return f"{deployment.phase.value}: {', '.join(parts)}" if parts else deployment.phase.value
 
 

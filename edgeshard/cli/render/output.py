@@ -1,4 +1,5 @@
-"""Values to text: tables for people, JSON, YAML and names for programs. Data goes to stdout, the rest to stderr."""
+"""Values to text: tables for people, JSON, YAML and names for programs. Data goes to stdout, the
+rest to stderr."""
 
 from __future__ import annotations
 
@@ -57,8 +58,9 @@ class Column(Generic[Item]):
 
 
 def show_text(text: str = "", *, err: bool = False, nl: bool = True, dim: bool = False) -> None:
-    """Print a text to stdout, or to stderr. It may quote a node, a client or a coordinator: what steers a terminal is
-    shown as an escape. Every line that a command prints goes through here or through a console of this module."""
+    """Print a text to stdout, or to stderr. It may quote a node, a client or a coordinator: what
+    steers a terminal is shown as an escape. Every line that a command prints goes through here or
+    through a console of this module."""
     safe_text = escaped(text, OWN_LINES)
     typer.echo(typer.style(safe_text, dim=True) if dim else safe_text, err=err, nl=nl)
 
@@ -111,7 +113,8 @@ def show_data(value: Any, output: Output) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON for people and programs: all that is not ASCII is escaped if something in it steers a terminal."""
+    """JSON for people and programs: all that is not ASCII is escaped if something in it steers a
+    terminal."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return text if escaped(text, OWN_LINES) == text else json.dumps(value, indent=indent)
 
@@ -123,7 +126,10 @@ def print_table(rows: Table, wide: bool = False) -> None:
     if console.is_terminal and console.width >= _FOLDS_FROM and not wide:
         console.print(rows)
         return
-    console.width = max(console.width, console.measure(rows, options=console.options.update(width=_ANY_WIDTH)).maximum)
+    console.width = max(
+        console.width,
+        console.measure(rows, options=console.options.update(width=_ANY_WIDTH)).maximum,
+    )
     console.print(rows)
 
 
@@ -134,13 +140,17 @@ def table(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
 
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        result.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        result.add_column(
+            column.title, justify="right" if column.right else "left", overflow="fold"
+        )
     for item in items:
         result.add_row(*(Text(escaped(column.cell(item))) for column in columns))
     return result
 
 
-def show_below(items: Sequence[Item], columns: Sequence[Column[Item]], output: Output = Output.TABLE) -> None:
+def show_below(
+    items: Sequence[Item], columns: Sequence[Column[Item]], output: Output = Output.TABLE
+) -> None:
     """Print a table to stdout, below the earlier output; prints nothing without items."""
     if items:
         show_text()
@@ -155,12 +165,14 @@ def show_fields(fields: Mapping[str, str]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A domain value as JSON types: dataclasses become objects, layer ranges `0:4`, errors their parts."""
+    """A domain value as JSON types: dataclasses become objects, layer ranges `0:4`, errors their
+    parts."""
     return _PLAIN.write(Any, value)
 
 
 class _Plain(Forms):
-    """For programs, which read and never write: each value by its own class, whatever type is declared for it."""
+    """For programs, which read and never write: each value by its own class, whatever type is
+    declared for it."""
 
     def hints(self, kind: type, where: str) -> Mapping[str, Any]:
         return dict.fromkeys(field_names(kind), Any)
@@ -188,7 +200,9 @@ def writing(option: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InvalidArgumentError(f"cannot write {option} {path}: {error.strerror}", field=option[2:]) from None
+        raise InvalidArgumentError(
+            f"cannot write {option} {path}: {error.strerror}", field=option[2:]
+        ) from None
 
 
 def human_bytes(count: int) -> str:
@@ -217,7 +231,8 @@ def human_rate(bits_per_second: float) -> str:
 
 
 def time_text(time: str) -> str:
-    """An ISO 8601 time of UTC for people, to the second: `2026-11-29T14:05:09Z`, one word for awk."""
+    """An ISO 8601 time of UTC for people, to the second: `2026-11-29T14:05:09Z`, one word for
+    awk."""
     return f"{time[:19]}Z"
 
 
@@ -235,7 +250,8 @@ def human_age(seconds: float) -> str:
 
 
 def _scaled(size: float, step: int, *units: str) -> str:
-    """A size in the first unit that gives fewer than `step`, with three significant digits; or in the last unit."""
+    """A size in the first unit that gives fewer than `step`, with three significant digits; or in
+    the last unit."""
     at = 0
     while size >= step and at < len(units) - 1:
         size, at = size / step, at + 1
@@ -259,9 +275,12 @@ def plain_console() -> type[Console]:
     from rich.segment import Segment
 
     class PlainConsole(Console):
-        """Rich's styles and live lines, and every text in them with escapes for control characters."""
+        """Rich's styles and live lines, and every text in them with escapes for control
+        characters."""
 
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
                 if segment.control:
                     yield segment

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeshard.cli.render.output import TABLES, Column, Output, human_seconds, show_list, show_text, writing
+from edgeshard.cli.render.output import (
+    TABLES,
+    Column,
+    Output,
+    human_seconds,
+    show_list,
+    show_text,
+    writing,
+)
 from edgeshard.cli.render.plan_views import number_text
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs
@@ -61,8 +69,11 @@ _LABELS = {
 }
 
 
-def show_comparison(problem: PlanProblem, plot: Path | None, output: Output, prover: Prover | None = None) -> None:
-    """Print a row for each strategy and whether to split at all, and draw the figures of the objective to `plot`.
+def show_comparison(
+    problem: PlanProblem, plot: Path | None, output: Output, prover: Prover | None = None
+) -> None:
+    """Print a row for each strategy and whether to split at all, and draw the figures of the
+    objective to `plot`.
 
     The words go below a table, else to stderr, so that a list stays a list; names come without.
     """
@@ -73,7 +84,8 @@ def show_comparison(problem: PlanProblem, plot: Path | None, output: Output, pro
     unknown = without_power(Costs(problem))
     if unknown and output in TABLES:
         show_text(
-            f"note: no J/TOKEN with {listed(unknown)}, whose power is unknown; a cluster file gives it as "
+            f"note: no J/TOKEN with {listed(unknown)}, whose power is unknown; a cluster file "
+            "gives it as "
             "idle_w and busy_w",
             err=True,
         )
@@ -97,8 +109,12 @@ def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
     label = _LABELS[problem.goal]
     values = {row.strategy: _drawn(row, problem.goal) for row in rows}
     if all(value is None for value in values.values()):
-        raise InvalidArgumentError("--plot: no strategy has a plan, so there is nothing to draw", field="plot")
-    return bar_chart({problem.model.name: values}, f"{problem.model.name}: {label} by strategy", label)
+        raise InvalidArgumentError(
+            "--plot: no strategy has a plan, so there is nothing to draw", field="plot"
+        )
+    return bar_chart(
+        {problem.model.name: values}, f"{problem.model.name}: {label} by strategy", label
+    )
 
 
 def _drawn(figures: StrategyRow | SweepPoint, goal: Objective) -> float | None:
@@ -120,11 +136,14 @@ def show_sweep(
         points += [_point(rate, name, results[name]) for name in SWEPT]
     if plot is not None:
         draw(plot, _lines(points, problem))
-    show_list(points, output, SWEEP_COLUMNS, lambda point: f"{point.bandwidth_bps:g}/{point.strategy}")
+    show_list(
+        points, output, SWEEP_COLUMNS, lambda point: f"{point.bandwidth_bps:g}/{point.strategy}"
+    )
 
 
 def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
-    """`bandwidth=1:100` or `bandwidth:NODE,NODE=1:100`: the pair (None: every link), and rates in bits a second."""
+    """`bandwidth=1:100` or `bandwidth:NODE,NODE=1:100`: the pair (None: every link), and rates in
+    bits a second."""
     what, _, span = text.partition("=")
     name, _, ends = what.partition(":")
     low, _, high = span.partition(":")
@@ -135,7 +154,8 @@ def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
     nodes = tuple(ends.split(",")) if ends else ()
     if name != "bandwidth" or len(nodes) not in (0, 2) or not (0 < first < last < math.inf):
         raise InvalidArgumentError(
-            f"--sweep {text!r}: give bandwidth=1:100 for all links, or bandwidth:NODE,NODE=1:100 for one, in Mb/s",
+            f"--sweep {text!r}: give bandwidth=1:100 for all links, or bandwidth:NODE,NODE=1:100 "
+            "for one, in Mb/s",
             field="sweep",
         )
     ratio = (last / first) ** (1 / (SWEEP_POINTS - 1))
@@ -179,7 +199,9 @@ def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:
             "--plot: no strategy has a plan at any rate, so there is nothing to draw", field="plot"
         )
     label = _LABELS[problem.goal]
-    return line_chart(series, f"{problem.model.name}: {label} by link rate", "Mb/s", label, log_x=True)
+    return line_chart(
+        series, f"{problem.model.name}: {label} by link rate", "Mb/s", label, log_x=True
+    )
 
 
 def _seconds(value: float | None) -> str:

@@ -35,7 +35,14 @@ from edgeshard.planning.report.describe_tiers import (
 from edgeshard.planning.report.explain import bottleneck, describe_locality, explain
 from edgeshard.planning.report.speculation import SiteGuesses
 from edgeshard.planning.report.verdict import advice
-from edgeshard.planning.search.plan import Alternative, CutPrediction, PlannedStage, PlanResult, figures_of, plan
+from edgeshard.planning.search.plan import (
+    Alternative,
+    CutPrediction,
+    PlannedStage,
+    PlanResult,
+    figures_of,
+    plan,
+)
 from edgeshard.planning.search.verify import verify
 from edgeshard.planning.solvers.linear import Prover
 
@@ -106,14 +113,21 @@ def show_plan(
 
 
 def _show_tables(
-    result: PlanResult, earlier: PlanResult | None, with_explanation: bool, output: Output, extra_fields: dict[str, str]
+    result: PlanResult,
+    earlier: PlanResult | None,
+    with_explanation: bool,
+    output: Output,
+    extra_fields: dict[str, str],
 ) -> None:
     """`extra_fields` are further fields."""
     if not with_explanation or not result.feasible:
         show_fields(_fields(result, earlier) | extra_fields)
     if result.feasible:
         if with_explanation:
-            lines = (*explain(result), *(f"Streaming: {line}." for line in describe_streaming(result)))
+            lines = (
+                *explain(result),
+                *(f"Streaming: {line}." for line in describe_streaming(result)),
+            )
             show_text("\n".join(lines))
             for words in filter(None, (describe_locality(result), _advice(result))):
                 show_text(f"{words[0].upper()}{words[1:]}.")
@@ -148,7 +162,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         return fields | {"plan": "none", "why": bottleneck(result)} | offer
     fields |= {
         "time per token": human_seconds(prediction.time_per_token_s),
-        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {describe_load(result)}{_rates(prediction)}",
+        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with "
+        f"{describe_load(result)}{_rates(prediction)}",
         "time to first token": human_seconds(prediction.ttft_s),
         "whole request": human_seconds(prediction.request_s),
         "bottleneck": bottleneck(result),
@@ -157,7 +172,10 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     if prediction.joules_per_token is not None:
         fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, of these nodes only"
     if result.streams:
-        fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
+        fields |= {
+            "streaming": "; ".join(describe_speed(result)),
+            "disk": "; ".join(describe_daily(result)),
+        }
     if problem.rules:
         fields["rules"] = "; ".join(dict.fromkeys(rule.text for rule in problem.rules))
     remarks = {"packed": describe_locality(result), "advice": _advice(result)}
@@ -171,7 +189,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         fields["before"] = (
             f"none: {bottleneck(earlier)}"
             if was is None
-            else f"{human_seconds(was.time_per_token_s)} per token, {was.throughput_tps:.2f} tokens/s"
+            else f"{human_seconds(was.time_per_token_s)} per token, {was.throughput_tps:.2f} "
+            "tokens/s"
         )
     return fields
 
@@ -201,7 +220,11 @@ def _measured_nodes(result: PlanResult) -> tuple[list[str], list[str]]:
 def plan_data(result: PlanResult) -> dict[str, Any]:
     """A plan as plain data for programs."""
     problem = result.problem
-    kinds = {node.device.kind: node.device.source for node in problem.cluster.nodes if node.name not in problem.times}
+    kinds = {
+        node.device.kind: node.device.source
+        for node in problem.cluster.nodes
+        if node.name not in problem.times
+    }
     used = {stage.kind for stage in result.stages}
     stages = [
         {
@@ -259,7 +282,9 @@ def _streaming_data(result: PlanResult) -> dict[str, Any]:
         "sweep": result.prediction.sweep,
         "alone_time_per_token_s": alone.time_per_token_s,
         "daily_read_bytes": {
-            stage.node: daily_bytes(stage, figures) for stage in result.stages if stage.streaming is not None
+            stage.node: daily_bytes(stage, figures)
+            for stage in result.stages
+            if stage.streaming is not None
         },
         "streaming": list(describe_streaming(result)),
     }

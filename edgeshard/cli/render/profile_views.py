@@ -10,7 +10,13 @@ from edgeshard.cli.render.output import Column, human_age, human_rate, plain
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind, LayerProfile, LinkProfile
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    Effort,
+    LayerKind,
+    LayerProfile,
+    LinkProfile,
+)
 from edgeshard.planning.inputs.site_cluster import listed
 from edgeshard.profiles.fit import fit_profile
 from edgeshard.profiles.profile_quality import may_improve, quality_warnings
@@ -35,14 +41,21 @@ class LinkRow:
     age_s: float
 
     def as_data(self) -> dict[str, Any]:
-        return {"from": self.sender, "to": self.receiver, **asdict(self.profile), "age_s": self.age_s}
+        return {
+            "from": self.sender,
+            "to": self.receiver,
+            **asdict(self.profile),
+            "age_s": self.age_s,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """The outcome of measuring one node: its profile, None if it failed or was not requested, and its links.
+    """The outcome of measuring one node: its profile, None if it failed or was not requested, and
+    its links.
 
-    `missed` are the nodes to which the way could not be measured; earlier measurements of it are no result.
+    `missed` are the nodes to which the way could not be measured; earlier measurements of it are no
+    result.
     """
 
     node: str
@@ -80,7 +93,11 @@ NODE_COLUMNS: list[Column[NodeRow]] = [
     Column("NODE", lambda row: row.node),
     Column("DECODE", lambda row: _of_profile(row, _decode), right=True),
     Column("PREFILL", lambda row: _of_profile(row, _prefill), right=True),
-    Column("STEP", lambda row: _of_profile(row, lambda profile: time_text(profile.step_overhead_s)), right=True),
+    Column(
+        "STEP",
+        lambda row: _of_profile(row, lambda profile: time_text(profile.step_overhead_s)),
+        right=True,
+    ),
     Column("SPREAD", lambda row: _of_profile(row, _spread), right=True),
     Column("RESULT", lambda row: _short_result(row)),
 ]
@@ -106,7 +123,9 @@ def node_rows(
             last.failure,
             # An earlier profile is no result of this measurement.
             profiles.get(node) if last.failure is None else None,
-            tuple(link for link in links if link.sender == node and link.receiver not in last.missed),
+            tuple(
+                link for link in links if link.sender == node and link.receiver not in last.missed
+            ),
             last.missed,
         )
         for node, last in sorted(outcomes.items())
@@ -130,7 +149,12 @@ def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[Lin
 def profile_data(stored: StoredProfile) -> dict[str, Any]:
     """A node's profile as plain data; `samples` of the layers and all."""
     doubts = quality_warnings(fit_profile(stored.profile))
-    return {"models": list(stored.models), "age_s": stored.age_s, "doubts": list(doubts), **plain(stored.profile)}
+    return {
+        "models": list(stored.models),
+        "age_s": stored.age_s,
+        "doubts": list(doubts),
+        **plain(stored.profile),
+    }
 
 
 def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
@@ -146,7 +170,8 @@ def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
 def unknown_fields(details: NodeDetails) -> dict[str, str]:
     """Missing measurements of a node: models, and ways to other nodes."""
     models = [
-        f"{' or '.join(profile.models) or _GONE} in {weights_text(profile.dtype, profile.quantisation)}"
+        f"{' or '.join(profile.models) or _GONE} in "
+        f"{weights_text(profile.dtype, profile.quantisation)}"
         for profile in details.unknown.profiles
     ]
     parts = [f"profile of {', '.join(models)}"] if models else []
@@ -182,7 +207,9 @@ def _result(row: NodeRow) -> str:
     profile = row.measured.profile
     words = ["quick"] if profile.effort is Effort.QUICK else []
     words += quality_warnings(fit_profile(profile))
-    return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", *(ways + missed if missed else [])])
+    return ", ".join(
+        [*words, f"measured {human_age(row.measured.age_s)}", *(ways + missed if missed else [])]
+    )
 
 
 def _of_profile(row: NodeRow, text: Any) -> str:
@@ -191,7 +218,9 @@ def _of_profile(row: NodeRow, text: Any) -> str:
 
 def _main_block(profile: ComputeProfile) -> LayerProfile:
     """The sort of block that most of the model's layers are."""
-    blocks = [layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK)]
+    blocks = [
+        layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK)
+    ]
     return max(blocks or profile.layers, key=lambda layer: layer.layers)
 
 

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 720
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442", "#999999")
+PALETTE = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#F0E442",
+    "#999999",
+)
 _INK, _SOFT, _GRID = "#222222", "#5a5a5a", "#e3e3e3"
 _PIXELS_PER_INCH = 96
 _MARKERS = ("o", "s", "^", "D")
@@ -34,7 +44,9 @@ _KINDS = ("prefill", "decode", "head", "send", "return", "read")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgeshard",
-    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that widths are the same everywhere
+    "font.sans-serif": [
+        "DejaVu Sans"
+    ],  # part of matplotlib, so that widths are the same everywhere
     "font.size": 9,  # points: 12 pixels
     "text.parse_math": False,
     "text.color": _INK,
@@ -69,9 +81,15 @@ def check_matplotlib() -> None:
 
 
 def line_chart(
-    series: Mapping[str, Points], title: str, x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
+    series: Mapping[str, Points],
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> str:
-    """Lines through points (x, y) by name. Raises InvalidArgumentError if there is nothing that can be shown."""
+    """Lines through points (x, y) by name. Raises InvalidArgumentError if there is nothing that can
+    be shown."""
     points = [point for line in series.values() for point in line]
     if not points or not all(math.isfinite(value) for point in points for value in point):
         raise invalid("series", "must hold points, all of them finite")
@@ -80,7 +98,9 @@ def line_chart(
         for number, (name, line) in enumerate(series.items()):
             xs, ys = zip(*sorted(line), strict=True) if line else ((), ())
             colour, marker = _colour(number), _MARKERS[number % len(_MARKERS)]
-            axes.plot(xs, ys, color=colour, marker=marker, markersize=5, label=name, gid=f"line-{number}")
+            axes.plot(
+                xs, ys, color=colour, marker=marker, markersize=5, label=name, gid=f"line-{number}"
+            )
         _scale(axes, "x", [x for x, _ in points], log_x, from_zero=False)
         _scale(axes, "y", [y for _, y in points], log_y, from_zero=True)
         axes.set(xlabel=x_label, ylabel=y_label)
@@ -89,8 +109,11 @@ def line_chart(
     return _drawn(draw, title, list(series))
 
 
-def bar_chart(groups: Mapping[str, Mapping[str, float | None]], title: str, y_label: str, log_y: bool = False) -> str:
-    """Bars by group and by name within it, with their values above; None leaves the place of a bar empty."""
+def bar_chart(
+    groups: Mapping[str, Mapping[str, float | None]], title: str, y_label: str, log_y: bool = False
+) -> str:
+    """Bars by group and by name within it, with their values above; None leaves the place of a bar
+    empty."""
     names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
     values = [value for bars in groups.values() for value in bars.values() if value is not None]
     if not values or not all(math.isfinite(value) for value in values):
@@ -111,7 +134,9 @@ def bar_chart(groups: Mapping[str, Mapping[str, float | None]], title: str, y_la
                     continue
                 titles[gid] = f"{group}, {name}: {value:g}"
                 axes.bar(x, value, width * 0.94, color=_colour(number), gid=gid)
-                axes.annotate(_number(value), (x, value), ha="center", fontsize=7 if small else 8.5, **above)
+                axes.annotate(
+                    _number(value), (x, value), ha="center", fontsize=7 if small else 8.5, **above
+                )
             axes.bar(0, 0, 0, color=_colour(number), label=name)  # for the legend
         axes.set_xticks(range(len(groups)), list(groups), color=_INK)
         axes.set_xlim(-0.5, len(groups) - 0.5)
@@ -123,12 +148,16 @@ def bar_chart(groups: Mapping[str, Mapping[str, float | None]], title: str, y_la
 
 
 def timeline(
-    visits: Sequence[Visit], title: str, until_s: float | None = None, names: tuple[str, str] = ("micro-batch", "token")
+    visits: Sequence[Visit],
+    title: str,
+    until_s: float | None = None,
+    names: tuple[str, str] = ("micro-batch", "token"),
 ) -> str:
-    """One row for each station in the order they are first used, one bar for each service, by micro-batch.
+    """One row for each station in the order they are first used, one bar for each service, by
+    micro-batch.
 
-    Prefill is hatched, decode is plain, head work is outlined, frames on links are paler. `until_s` cuts the picture.
-    `names` is what to call a visit's `micro_batch` and its `token`.
+    Prefill is hatched, decode is plain, head work is outlined, frames on links are paler. `until_s`
+    cuts the picture. `names` is what to call a visit's `micro_batch` and its `token`.
     """
     if not visits:
         raise invalid("visits", "is empty; there is nothing to show")
@@ -139,7 +168,9 @@ def timeline(
     stations = list(dict.fromkeys(visit.station for visit in drawn_visits))
     batches = sorted({visit.micro_batch for visit in drawn_visits})
     kinds = [kind for kind in _KINDS if any(visit.kind == kind for visit in drawn_visits)]
-    titles = {f"visit-{number}": _visit_words(visit, names) for number, visit in enumerate(drawn_visits)}
+    titles = {
+        f"visit-{number}": _visit_words(visit, names) for number, visit in enumerate(drawn_visits)
+    }
 
     def draw(axes: Axes) -> None:
         for number, visit in enumerate(drawn_visits):
@@ -148,12 +179,16 @@ def timeline(
             colour = _colour(batches.index(visit.micro_batch))
             axes.add_patch(_service(place, width, colour, visit.kind, gid=f"visit-{number}"))
         for number, batch in enumerate(batches):
-            axes.add_patch(_service((0, -2), 0, _colour(number), "decode", label=f"{names[0]} {batch}"))
+            axes.add_patch(
+                _service((0, -2), 0, _colour(number), "decode", label=f"{names[0]} {batch}")
+            )
         for kind in kinds:
             axes.add_patch(_service((0, -2), 0, _SOFT, kind, label=kind))
         axes.set_xlim(0, until)
         axes.set_ylim(len(stations) - 0.5, -0.5)
-        axes.set_yticks(range(len(stations)), [name if len(name) < 32 else f"{name[:30]}…" for name in stations])
+        axes.set_yticks(
+            range(len(stations)), [name if len(name) < 32 else f"{name[:30]}…" for name in stations]
+        )
         axes.tick_params("y", labelcolor=_INK)
         axes.xaxis.set_major_formatter(lambda value, _: _number(value))
         axes.set_xlabel("seconds")
@@ -164,13 +199,18 @@ def timeline(
 
 
 def _visit_words(visit: Visit, names: tuple[str, str]) -> str:
-    words = f"{visit.station}: {visit.kind} of {names[1]} {visit.token}, {names[0]} {visit.micro_batch}, "
+    words = (
+        f"{visit.station}: {visit.kind} of {names[1]} {visit.token}, {names[0]} "
+        f"{visit.micro_batch}, "
+    )
     if visit.kind == "read":  # reads of weights, which belong to no step
         words = f"{visit.station}: layer {visit.token}, "
     return f"{words}{visit.start_s:.6g} to {visit.end_s:.6g} s"
 
 
-def _service(place: tuple[float, float], width: float, colour: str, kind: str, **options: Any) -> Any:
+def _service(
+    place: tuple[float, float], width: float, colour: str, kind: str, **options: Any
+) -> Any:
     from matplotlib.patches import Rectangle
 
     return Rectangle(

@@ -1,4 +1,5 @@
-"""The view of `edgectl top`, as rows of text: made from two consecutive snapshots of the site. Pure."""
+"""The view of `edgectl top`, as rows of text: made from two consecutive snapshots of the site.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from edgeshard.views import Look, Rates, node_status
 
 Row = tuple[str, ...]
 NONE = "-"
-_WORDS = frozenset({"DEPLOYMENT", "FROM", "LAYERS", "NAME", "NODE", "PHASE", "STATE", "STATUS", "TO"})
+_WORDS = frozenset(
+    {"DEPLOYMENT", "FROM", "LAYERS", "NAME", "NODE", "PHASE", "STATE", "STATUS", "TO"}
+)
 """Titles of columns of words; all others hold figures."""
 
 
@@ -29,12 +32,15 @@ class TableShape:
 
 def _shape(title: str, *columns: str) -> TableShape:
     cells: list[Column[Row]] = [
-        Column(column, itemgetter(at), right=column not in _WORDS) for at, column in enumerate(columns)
+        Column(column, itemgetter(at), right=column not in _WORDS)
+        for at, column in enumerate(columns)
     ]
     return TableShape(title, tuple(cells))
 
 
-DEPLOYMENTS = _shape("Deployments", "NAME", "PHASE", "RUNNING", "WAITING", "TOKENS/S", "SERVED", "EPOCH")
+DEPLOYMENTS = _shape(
+    "Deployments", "NAME", "PHASE", "RUNNING", "WAITING", "TOKENS/S", "SERVED", "EPOCH"
+)
 STAGES = _shape(
     *("Stages", "DEPLOYMENT", "STAGE", "NODE", "LAYERS", "PHASE"),
     *("TOKENS/S", "STEPS/S", "WAITS", "QUEUE", "KV"),
@@ -85,11 +91,16 @@ def _rate(per_s: float | None) -> str:
 
 
 def _waiting(deployment: Deployment) -> int:
-    return min(deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages))
+    return min(
+        deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages)
+    )
 
 
 def _deployment(deployment: Deployment, rates: Rates) -> Row:
-    waiting, last = _waiting(deployment), max(deployment.stages, key=lambda stage: stage.stage, default=None)
+    waiting, last = (
+        _waiting(deployment),
+        max(deployment.stages, key=lambda stage: stage.stage, default=None),
+    )
     return (
         deployment.spec.name,
         deployment.phase.value,
@@ -125,10 +136,20 @@ def _links(deployment: Deployment, site: Site) -> Iterator[Row]:
     for index, sender in enumerate(stages if len(stages) > 1 else ()):
         after = (index + 1) % len(stages)
         receiver = stages[after]
-        why = [hop.why for hop in deployment.suspects if (hop.from_stage, hop.to_stage) == (index, after)]
+        why = [
+            hop.why
+            for hop in deployment.suspects
+            if (hop.from_stage, hop.to_stage) == (index, after)
+        ]
         measured = stored_links.get((sender.node_id, receiver.node_id))
         state = f"suspect: {why[0]}" if why else "carries"
-        yield (deployment.spec.name, sender.node_name, receiver.node_name, *_figures(measured), state)
+        yield (
+            deployment.spec.name,
+            sender.node_name,
+            receiver.node_name,
+            *_figures(measured),
+            state,
+        )
 
 
 def _figures(measured: StoredLink | None) -> tuple[str, str]:

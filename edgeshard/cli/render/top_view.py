@@ -61,7 +61,9 @@ class TopView(App[None]):
     def on_mount(self) -> None:
         for shape in SHAPES:
             for column in shape.columns:
-                self._table(shape).add_column(Text(column.title, justify="right" if column.right else "left"))
+                self._table(shape).add_column(
+                    Text(column.title, justify="right" if column.right else "left")
+                )
         self.query_one(f"#{SHAPES[0].title.lower()}").focus()
         self.run_worker(self._keep_looking(), exit_on_error=True)
 
@@ -78,7 +80,9 @@ class TopView(App[None]):
             self._say(error.message)
             return
         self._say(summary(now))
-        for shape, rows in zip(SHAPES, tables(now, self._looks[0] if self._looks else None), strict=True):
+        for shape, rows in zip(
+            SHAPES, tables(now, self._looks[0] if self._looks else None), strict=True
+        ):
             _fill(self._table(shape), shape, rows)
         self._looks.append(now)
 
@@ -102,7 +106,8 @@ def _fill(table: Table, shape: TableShape, rows: list[Row]) -> None:
         table.remove_row(table.coordinate_to_cell_key(Coordinate(table.row_count - 1, 0)).row_key)
     for number, row in enumerate(rows):
         cells = [
-            Text(escaped(column.cell(row)), justify="right" if column.right else "left") for column in shape.columns
+            Text(escaped(column.cell(row)), justify="right" if column.right else "left")
+            for column in shape.columns
         ]
         if number >= table.row_count:
             table.add_row(*cells)

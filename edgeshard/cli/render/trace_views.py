@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from edgeshard.cli.render.output import Column, human_bytes, human_seconds
 from edgeshard.cli.render.svg import timeline
 from edgeshard.cli.render.views import percent
-from edgeshard.domain.requests.trace import GuessSummary, ReadSummary, StageSummary, StageTrace, most_in_flight
+from edgeshard.domain.requests.trace import (
+    GuessSummary,
+    ReadSummary,
+    StageSummary,
+    StageTrace,
+    most_in_flight,
+)
 from edgeshard.planning.simulation.timing import Visit
 
 PICTURED_STEPS = 24
@@ -48,21 +54,31 @@ GUESS_COLUMNS: list[Column[GuessSummary]] = [
 
 
 def picture(traces: Sequence[StageTrace], deployment: str) -> str:
-    """An SVG of some steps from the middle of aligned traces: rows for each node's computing, sending and reads.
+    """An SVG of some steps from the middle of aligned traces: rows for each node's computing,
+    sending and reads.
 
     Steps that are in flight at once differ in colour. A gap in a row of computing is a bubble.
     """
     steps = next(trace.records for trace in traces if trace.records)
     first = max(0, (len(steps) - PICTURED_STEPS) // 2)
-    from_s, until_s = steps[first].began_s, steps[min(first + PICTURED_STEPS, len(steps)) - 1].ended_s
+    from_s, until_s = (
+        steps[first].began_s,
+        steps[min(first + PICTURED_STEPS, len(steps)) - 1].ended_s,
+    )
     turns = max(2, most_in_flight(traces))
-    visits = [visit for number, trace in enumerate(traces) for visit in _visits(trace, _next(traces, number), turns)]
+    visits = [
+        visit
+        for number, trace in enumerate(traces)
+        for visit in _visits(trace, _next(traces, number), turns)
+    ]
     pictured_visits = [
         visit._replace(start_s=max(0.0, visit.start_s - from_s), end_s=visit.end_s - from_s)
         for visit in visits
         if visit.end_s > from_s and visit.start_s < until_s
     ]
-    title = f"{deployment}: {1000 * (until_s - from_s):.1f} ms, {from_s:.2f} s after the trace began"
+    title = (
+        f"{deployment}: {1000 * (until_s - from_s):.1f} ms, {from_s:.2f} s after the trace began"
+    )
     return timeline(pictured_visits, title, until_s - from_s, names=("turn", "step"))
 
 
@@ -79,6 +95,15 @@ def _visits(trace: StageTrace, receiver: str, turns: int) -> Iterator[Visit]:
     for record in trace.records:
         if record.sent_s > record.ended_s:
             station = f"{trace.node} → {receiver}"
-            yield Visit(station, record.step % turns, "send", record.step, record.ended_s, record.sent_s)
+            yield Visit(
+                station, record.step % turns, "send", record.step, record.ended_s, record.sent_s
+            )
     for read in trace.reads:
-        yield Visit(f"{trace.node} reads", read.layer % turns, "read", read.layer, read.began_s, read.ended_s)
+        yield Visit(
+            f"{trace.node} reads",
+            read.layer % turns,
+            "read",
+            read.layer,
+            read.began_s,
+            read.ended_s,
+        )

@@ -8,12 +8,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgeshard.cli.render.kernel_views import COMPILE_AGAIN, kernel_problem, kernel_text
-from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds, time_text
+from edgeshard.cli.render.output import (
+    Column,
+    gap_text,
+    human_bytes,
+    human_count,
+    human_seconds,
+    time_text,
+)
 from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site import SiteEvent
 from edgeshard.domain.deployments.deployment import NO_DRAFT, Deployment
 from edgeshard.domain.deployments.guesses import ExpectedGuesses
-from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
+from edgeshard.domain.deployments.placement import (
+    LengthsFrom,
+    PlacedStage,
+    Placement,
+    Prediction,
+    Speculation,
+)
 from edgeshard.domain.deployments.traffic import Loss, Outlook
 from edgeshard.domain.models.packed_units import PackedUnit
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
@@ -38,7 +51,9 @@ NODE_COLUMNS: list[Column[Node]] = [
     Column("BUDGET", lambda node: human_bytes(node.facts.memory_budget_bytes), right=True),
     Column("FREE", lambda node: human_bytes(node.free_bytes), right=True),
     Column("UNKNOWN", lambda node: unknown_text(node)),
-    Column("STAGES", lambda node: ",".join(f"{s.deployment}/{s.layers}" for s in node.stages) or "-"),
+    Column(
+        "STAGES", lambda node: ",".join(f"{s.deployment}/{s.layers}" for s in node.stages) or "-"
+    ),
     Column("ADDRESS", lambda node: node.address, wide=True),
     Column("SEEN", lambda node: f"{node.heartbeat_age_s:.1f} s ago", wide=True),
     Column("MODEL", lambda node: node.facts.model, wide=True),
@@ -67,10 +82,27 @@ DEPLOYMENT_COLUMNS: list[Column[Deployment]] = [
     Column("REQUESTS", lambda deployment: str(deployment.active_requests), right=True),
     Column("EPOCH", lambda deployment: str(deployment.epoch), wide=True, right=True),
     Column("DTYPE", lambda deployment: deployment.spec.dtype.value, wide=True),
-    Column("CONTEXT", lambda deployment: str(deployment.spec.max_context or "model's"), wide=True, right=True),
-    Column("CONCURRENCY", lambda deployment: str(deployment.spec.concurrency), wide=True, right=True),
-    Column("WEIGHTS", lambda deployment: human_bytes(_total(deployment, "parameter_bytes")), wide=True, right=True),
-    Column("KV CACHE", lambda deployment: human_bytes(_total(deployment, "kv_bytes")), wide=True, right=True),
+    Column(
+        "CONTEXT",
+        lambda deployment: str(deployment.spec.max_context or "model's"),
+        wide=True,
+        right=True,
+    ),
+    Column(
+        "CONCURRENCY", lambda deployment: str(deployment.spec.concurrency), wide=True, right=True
+    ),
+    Column(
+        "WEIGHTS",
+        lambda deployment: human_bytes(_total(deployment, "parameter_bytes")),
+        wide=True,
+        right=True,
+    ),
+    Column(
+        "KV CACHE",
+        lambda deployment: human_bytes(_total(deployment, "kv_bytes")),
+        wide=True,
+        right=True,
+    ),
 ]
 
 AUDIT_COLUMNS: list[Column[AuditEntry]] = [
@@ -139,7 +171,8 @@ def packed_text(units: Sequence[PackedUnit]) -> str:
         return "none"
     used = [unit for unit in units if unit.in_use]
     return (
-        f"{len(units)} unit{'s' * (len(units) != 1)}, {human_bytes(sum(unit.size_bytes for unit in units))}; "
+        f"{len(units)} unit{'s' * (len(units) != 1)}, "
+        f"{human_bytes(sum(unit.size_bytes for unit in units))}; "
         f"{human_bytes(sum(unit.size_bytes for unit in used))} in use"
     )
 
@@ -165,8 +198,12 @@ RUNNING_COLUMNS: list[Column[StagePart[StageStatus]]] = [
 
 LOSS_COLUMNS: list[Column[Loss]] = [
     Column("IF LOST", lambda loss: loss.node),
-    Column("PAUSE", lambda loss: human_seconds(loss.pause.total_s) if loss.pause else "", right=True),
-    Column("TO LOAD", lambda loss: human_seconds(loss.pause.load_s) if loss.pause else "", right=True),
+    Column(
+        "PAUSE", lambda loss: human_seconds(loss.pause.total_s) if loss.pause else "", right=True
+    ),
+    Column(
+        "TO LOAD", lambda loss: human_seconds(loss.pause.load_s) if loss.pause else "", right=True
+    ),
     Column("THEN", lambda loss: _loss_text(loss)),
 ]
 
@@ -174,19 +211,25 @@ LOSS_COLUMNS: list[Column[Loss]] = [
 def _loss_text(loss: Loss) -> str:
     successors = ", ".join(f"{stage.node}={stage.layers}" for stage in loss.taken_by)
     return " ".join(
-        part for part in (successors, "in memory already" if loss.warm and successors else "", loss.note) if part
+        part
+        for part in (successors, "in memory already" if loss.warm and successors else "", loss.note)
+        if part
     )
 
 
 def stage_text(stage: StageStatus) -> str:
-    """Its phase; while it loads also its progress: `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
+    """Its phase; while it loads also its progress:
+    `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
     filling = stage.filling
     if stage.phase is not StagePhase.LOADING or (filling is None and not stage.total_bytes):
         return stage.phase.value
     if filling is None:
         return f"fetching {human_bytes(stage.fetched_bytes)} of {human_bytes(stage.total_bytes)}"
     left = f", about {rough_seconds(filling.left_s)} left" if filling.left_s else ""
-    return f"{filling.work.value} {human_bytes(filling.done_bytes)} of {human_bytes(filling.total_bytes)}{left}"
+    return (
+        f"{filling.work.value} {human_bytes(filling.done_bytes)} of "
+        f"{human_bytes(filling.total_bytes)}{left}"
+    )
 
 
 def rough_seconds(seconds: float) -> str:
@@ -213,7 +256,9 @@ def unknown_text(node: Node) -> str:
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
     parts = [_counted(count, what) for count, what in counts if count]
     if node.profiles_beside_stages:
-        parts.append(f"{_counted(node.profiles_beside_stages, 'profile')} measured while stages ran")
+        parts.append(
+            f"{_counted(node.profiles_beside_stages, 'profile')} measured while stages ran"
+        )
     return ", ".join(parts) or "-"
 
 
@@ -240,11 +285,19 @@ def node_fields(node: Node) -> dict[str, str]:
     if facts.kernels is not None and (problem := kernel_problem(facts.kernels)):
         kernels["Warning"] = f"{problem}; {COMPILE_AGAIN}"
     if pages is not None and pages.wanted_bytes:
-        huge = {"Huge pages": f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)}"}
+        huge = {
+            "Huge pages": f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)}"
+        }
     quota = (
-        "" if node.condition is None or not node.condition.cpu_quota else f" ({node.condition.cpu_quota:g} by quota)"
+        ""
+        if node.condition is None or not node.condition.cpu_quota
+        else f" ({node.condition.cpu_quota:g} by quota)"
     )
-    twin = {"Twin": f"{node.twin_address} has the same identity and is refused"} if node.twin_address else {}
+    twin = (
+        {"Twin": f"{node.twin_address} has the same identity and is refused"}
+        if node.twin_address
+        else {}
+    )
     return {
         "Name": node.name,
         "Id": node.node_id,
@@ -256,7 +309,8 @@ def node_fields(node: Node) -> dict[str, str]:
         "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}"
         if facts.memory_total_bytes
         else _NOT_YET,
-        "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
+        "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, "
+        f"{human_bytes(node.free_bytes)} free",
         **huge,
         "Software": facts.software,
         **kernels,
@@ -267,7 +321,8 @@ def node_fields(node: Node) -> dict[str, str]:
 
 
 def weights_form(model: StoredModel) -> str:
-    """How the store has a model's weights: as a copy, a link, the file itself, or one that was lost since."""
+    """How the store has a model's weights: as a copy, a link, the file itself, or one that was lost
+    since."""
     if any(file.changed for file in model.weights_files):
         return "lost"
     if any(file.in_place for file in model.weights_files):
@@ -289,7 +344,9 @@ def model_fields(model: StoredModel) -> dict[str, str]:
     further = {}
     if model.further is not None:
         size, count = human_bytes(model.further.size_bytes), model.further.tensor_count
-        further["Further"] = f"{size} that predict further tokens ({count} tensors), neither stored nor run"
+        further["Further"] = (
+            f"{size} that predict further tokens ({count} tensors), neither stored nor run"
+        )
     return {
         "Name": model.name,
         "Architecture": model.architecture,
@@ -309,18 +366,26 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
     if deployment.failure is not None:
         fields["Reason"] = f"{deployment.failure.reason}: {deployment.failure.message}"
     if spec.replica:
-        fields["Replica"] = f"{spec.replica} of {spec.replicas}; clients use the name {spec.served_name}"
+        fields["Replica"] = (
+            f"{spec.replica} of {spec.replicas}; clients use the name {spec.served_name}"
+        )
     return fields | {
         "Model": spec.model,
         "Source": spec.source,
         "Privacy": spec.privacy,
         "Dtype": f"{spec.dtype.value}, KV cache {spec.effective_kv_dtype.value}",
         "Context": f"{spec.max_context} tokens" if spec.max_context else "the model's own limit",
-        "New tokens": f"at most {spec.max_new_tokens}" if spec.max_new_tokens else "as many as the context holds",
+        "New tokens": f"at most {spec.max_new_tokens}"
+        if spec.max_new_tokens
+        else "as many as the context holds",
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
         + (f", {placement.saved_states} saved states" if placement.saved_states else "")
-        + (f", {placement.used_guess_slots} states after draft tokens" if placement.used_guess_slots else ""),
+        + (
+            f", {placement.used_guess_slots} states after draft tokens"
+            if placement.used_guess_slots
+            else ""
+        ),
         "Speculation": speculation_text(placement.speculation, placement.guesses),
         **draft_fields(deployment),
         "Epoch": str(deployment.epoch),
@@ -330,7 +395,8 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
 
 
 def speculation_text(speculation: Speculation, guesses: ExpectedGuesses | None) -> str:
-    """Whether tokens are drafted, or why not; and the worth to a single request, if draft tokens were counted."""
+    """Whether tokens are drafted, or why not; and the worth to a single request, if draft tokens
+    were counted."""
     words = _SPECULATION[speculation]
     if speculation is not Speculation.GUESSES:
         return words
@@ -342,14 +408,18 @@ def speculation_text(speculation: Speculation, guesses: ExpectedGuesses | None) 
     if not guesses.most:
         return f"{words}: none pays here; {right} of those seen were right"
     many = f"up to {guesses.most} in a step" if guesses.most > 1 else "one in a step"
-    faster = f"a single request gets {guesses.times:.1f} times the tokens/s if {right} are accepted, the observed share"
+    faster = (
+        f"a single request gets {guesses.times:.1f} times the tokens/s if {right} are "
+        "accepted, the observed share"
+    )
     return f"{words}: {many}; {faster}"
 
 
 _SPECULATION = {
     Speculation.GUESSES: "draft tokens are used, and no answer changes",
     Speculation.OFF: "off",
-    Speculation.STATES: "off: no memory for the states after draft tokens, or a node runs an older version (states)",
+    Speculation.STATES: "off: no memory for the states after draft tokens, or a node runs an older "
+    "version (states)",
     Speculation.EXPERTS: "off: the cost of experts per draft token is not measured (experts)",
     Speculation.PROMISE: "off: max_inter_token_latency is set (promise)",
     Speculation.BITS: "off: a node, the model or its dtype does not guarantee equal bits (bits)",
@@ -365,7 +435,9 @@ def draft_fields(deployment: Deployment) -> dict[str, str]:
     if draft is None:
         return {"Draft": "none: no model of the store suits"}
     used = "" if placement.speculation is Speculation.GUESSES else ", not used"
-    sizes = f"{human_bytes(draft.parameter_bytes)} of weights and {human_bytes(draft.kv_bytes)} of KV"
+    sizes = (
+        f"{human_bytes(draft.parameter_bytes)} of weights and {human_bytes(draft.kv_bytes)} of KV"
+    )
     return {"Draft": f"{draft.model} on {placement.head.node_name}, {sizes}{used}"}
 
 
@@ -375,7 +447,8 @@ def traffic_fields(deployment: Deployment) -> dict[str, str]:
     if not traffic.requests:
         return {"Traffic": "none yet"}
     spans = [
-        f"{what} of {round(lengths.mean)} tokens on average, half up to {lengths.up_to(0.5)}, 9 of 10 up to "
+        f"{what} of {round(lengths.mean)} tokens on average, half up to {lengths.up_to(0.5)}, 9 of "
+        "10 up to "
         f"{lengths.up_to(0.9)}"
         for what, lengths in (("prompts", traffic.prompts), ("answers", traffic.answers))
     ]
@@ -386,7 +459,9 @@ def traffic_fields(deployment: Deployment) -> dict[str, str]:
     if outlook is None:
         return fields
     if outlook.expected is not None:
-        fields["Expected"] = f"{_expected_text(outlook.expected)} for {lengths_text(outlook.expected)}"
+        fields["Expected"] = (
+            f"{_expected_text(outlook.expected)} for {lengths_text(outlook.expected)}"
+        )
     if outlook.better is not None:
         fields["Better"] = _better_text(deployment, outlook, outlook.better)
     return fields | ({"Not weighed": outlook.note} if outlook.note else {})
@@ -398,7 +473,10 @@ def _better_text(deployment: Deployment, outlook: Outlook, better: Prediction) -
     spec = deployment.spec
     lengths_given = (spec.prompt_tokens, spec.new_tokens) != (None, None)
     if not spec.layers and not lengths_given:
-        return f"{layers}: {_expected_text(better)}, {gain}; `edgectl replan {spec.name}` moves it there"
+        return (
+            f"{layers}: {_expected_text(better)}, {gain}; `edgectl replan {spec.name}` moves it "
+            "there"
+        )
     how = "delete it and deploy it again"
     if spec.layers:
         how += " without layers"
@@ -423,7 +501,11 @@ def _expected_text(prediction: Prediction) -> str:
 
 
 def _energy_text(prediction: Prediction) -> str:
-    return "" if prediction.joules_per_token is None else f", {prediction.joules_per_token:.2f} J per token"
+    return (
+        ""
+        if prediction.joules_per_token is None
+        else f", {prediction.joules_per_token:.2f} J per token"
+    )
 
 
 def lengths_text(prediction: Prediction) -> str:
@@ -445,9 +527,12 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
     predicted = placement.predicted
     if predicted is not None:
         fields = {
-            "Predicted": f"{human_seconds(predicted.time_per_token_s)} per token, {predicted.throughput_tps:.2f} "
-            f"tokens/s, first token after {human_seconds(predicted.time_to_first_token_s)}{_energy_text(predicted)}",
-            "Planned for": f"{predicted.objective}, {lengths_text(predicted)} ({_LENGTHS_FROM[predicted.lengths]})",
+            "Predicted": f"{human_seconds(predicted.time_per_token_s)} per token, "
+            f"{predicted.throughput_tps:.2f} "
+            "tokens/s, first token after "
+            f"{human_seconds(predicted.time_to_first_token_s)}{_energy_text(predicted)}",
+            "Planned for": f"{predicted.objective}, {lengths_text(predicted)} "
+            f"({_LENGTHS_FROM[predicted.lengths]})",
             "Bottleneck": predicted.bottleneck,
             "Gap": "not known" if predicted.gap is None else gap_text(predicted.gap),
         }
@@ -456,7 +541,9 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
 
 def placement_fields(placement: Placement) -> dict[str, str]:
     """The part of `deploy`'s output about a placement that follows its stages."""
-    return prediction_fields(placement) | {"Speculation": speculation_text(placement.speculation, placement.guesses)}
+    return prediction_fields(placement) | {
+        "Speculation": speculation_text(placement.speculation, placement.guesses)
+    }
 
 
 def _requests_text(deployment: Deployment) -> str:
@@ -484,7 +571,8 @@ STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
     Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
     Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
 ]
-"""Weights: bytes that stay, bytes read in each sweep and so far, and seconds that steps waited for them."""
+"""Weights: bytes that stay, bytes read in each sweep and so far, and seconds that steps waited for
+them."""
 
 EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -528,6 +616,8 @@ def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Co
     ]
 
 
-def _parts(deployment: Deployment, of: Callable[[StageStatus], Part | None]) -> list[StagePart[Part]]:
+def _parts(
+    deployment: Deployment, of: Callable[[StageStatus], Part | None]
+) -> list[StagePart[Part]]:
     stages = running_stages(deployment)
     return [StagePart(stage.node, part) for stage in stages if (part := of(stage.part)) is not None]

@@ -10,15 +10,26 @@ from typing import Annotated, Generic, TypeVar
 
 import typer
 
-from edgeshard.cli.render.output import Column, Output, json_text, plain, show_list, show_text, visible
+from edgeshard.cli.render.output import (
+    Column,
+    Output,
+    json_text,
+    plain,
+    show_list,
+    show_text,
+    visible,
+)
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import escaped
 
 Item = TypeVar("Item")
 
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Keep printing changes until Ctrl-C.")]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", "-w", help="Keep printing changes until Ctrl-C.")
+]
 INTERVAL_S = 1.0
-"""Between two snapshots. Nodes' reports change all the time, without an event of the coordinator for each."""
+"""Between two snapshots. Nodes' reports change all the time, without an event of the coordinator
+for each."""
 
 
 async def show(
@@ -45,7 +56,10 @@ async def show(
 
 
 async def follow(
-    items: AsyncGenerator[Item, None], output: Output, columns: Sequence[Column[Item]], name: Callable[[Item], str]
+    items: AsyncGenerator[Item, None],
+    output: Output,
+    columns: Sequence[Column[Item]],
+    name: Callable[[Item], str],
 ) -> None:
     """Print a line for each item as it arrives, until the stream ends or is left."""
     check_lines(output)
@@ -59,7 +73,9 @@ async def follow(
 def check_lines(output: Output) -> None:
     """Raise InvalidArgumentError for a form that is not one of lines."""
     if output is Output.YAML:
-        raise InvalidArgumentError("--watch prints a line for each change: give -o json, or no -o", field="output")
+        raise InvalidArgumentError(
+            "--watch prints a line for each change: give -o json, or no -o", field="output"
+        )
 
 
 def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Item], str]) -> None:
@@ -84,9 +100,13 @@ class Changes(Generic[Item]):
         self.gone: list[str] = []
 
     def of(self, items: Sequence[Item]) -> list[Item]:
-        cells = {self._name(item): [column.cell(item) for column in self._columns] for item in items}
+        cells = {
+            self._name(item): [column.cell(item) for column in self._columns] for item in items
+        }
         self.gone = [name for name in self._shown if name not in cells]
-        changed = [item for item in items if self._shown.get(self._name(item)) != cells[self._name(item)]]
+        changed = [
+            item for item in items if self._shown.get(self._name(item)) != cells[self._name(item)]
+        ]
         self._shown = cells
         return changed
 
@@ -101,7 +121,9 @@ class Rows(Generic[Item]):
 
     def lines(self, item: Item) -> list[str]:
         cells = [escaped(column.cell(item)) for column in self._columns]
-        self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
+        self._widths = [
+            max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)
+        ]
         heading = [] if self._begun else [self._line([column.title for column in self._columns])]
         self._begun = True
         return [*heading, self._line(cells)]

@@ -1,9 +1,11 @@
-"""An agent's reports to the coordinator, the coordinator's commands to an agent, and the agent's answers.
+"""An agent's reports to the coordinator, the coordinator's commands to an agent, and the agent's
+answers.
 
-A heartbeat after the first one of a control stream holds only changes. Both ends keep the whole: the
-agent the one it has sent, the coordinator the one it has received. Pure.
+A heartbeat after the first one of a control stream holds only changes. Both ends keep the whole:
+the agent the one it has sent, the coordinator the one it has received. Pure.
 
-For an agent the id of a command is opaque. The coordinator, which made it of a `CommandKey`, gets the key back from it.
+For an agent the id of a command is opaque. The coordinator, which made it of a `CommandKey`, gets
+the key back from it.
 """
 
 from __future__ import annotations
@@ -42,11 +44,13 @@ from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
 
 MOST_STAGES = 512
-"""Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
+"""Stages of one node. A node with memory for a few layers holds a few; more are a fault or an
+attack."""
 MOST_PACKED = 1 << 15
 """Most packed units that a node reports: 500 dense models have this many."""
 MAX_LISTED_PACKED = 4096
-"""Packed units of one answer, with their names; a message with more took the coordinator seconds to read."""
+"""Packed units of one answer, with their names; a message with more took the coordinator seconds to
+read."""
 MAX_REPORTED_PROFILES = 4
 """Profiles of one report; an agent sends one."""
 MAX_REPORTED_LINKS = 4096
@@ -58,7 +62,9 @@ def check_stage_count(count: int, field: str = "stages") -> None:
     """Raise InvalidArgumentError naming the field for more than a node can hold."""
     if count > MOST_STAGES:
         why = f"a heartbeat names {count} stages and {MOST_STAGES} is the most that a node can hold"
-        raise InvalidArgumentError.about(field, f"{why}; restart the agent of this node", "TOO_MANY_STAGES")
+        raise InvalidArgumentError.about(
+            field, f"{why}; restart the agent of this node", "TOO_MANY_STAGES"
+        )
 
 
 def _first_packed(ids: tuple[int, ...], _: str) -> tuple[int, ...]:
@@ -93,7 +99,8 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Which run of a coordinator: `number` counts those that began with one state, whose random name is `site`.
+    """Which run of a coordinator: `number` counts those that began with one state, whose random
+    name is `site`.
 
     A node that has followed a term follows no lower one of the same site. A coordinator with a
     lower term was replaced, or has an old copy of the state.
@@ -126,9 +133,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatChange:
-    """Changes since the heartbeat before on the same control stream: stages that are new or differ, stages that
-    are gone, and figures, of which None is as it was. It is `urgent` if a stage is new, gone, at another epoch or in
-    another phase."""
+    """Changes since the heartbeat before on the same control stream: stages that are new or differ,
+    stages that are gone, and figures, of which None is as it was. It is `urgent` if a stage is new,
+    gone, at another epoch or in another phase."""
 
     stages: _Stages = ()
     removed: Annotated[tuple[StageKey, ...], First(check_stage_count)] = ()
@@ -164,7 +171,8 @@ class PrepareStage:
 
 @dataclass(frozen=True, slots=True)
 class ActivateHead:
-    """Open the ring and attach. Sent to the first stage once every stage of the epoch is prepared."""
+    """Open the ring and attach. Sent to the first stage once every stage of the epoch is
+    prepared."""
 
     deployment: DeploymentName
     epoch: Epoch
@@ -183,8 +191,8 @@ class KeepStandby:
     """Keep the weights of these layers in memory, in addition to the node's own stages, for a stage
     that another node may lose.
 
-    They replace what the node kept for this deployment; without layers it keeps none any more. `node` is the node
-    itself.
+    They replace what the node kept for this deployment; without layers it keeps none any more.
+    `node` is the node itself.
     """
 
     spec: DeploymentSpec
@@ -200,7 +208,8 @@ class KeepStandby:
 
 @dataclass(frozen=True, slots=True)
 class MeasureCompute:
-    """Measure the node's times for a model shape, on random weights. `config` is the model's decoded config.json.
+    """Measure the node's times for a model shape, on random weights. `config` is the model's
+    decoded config.json.
 
     The weights are in `dtype`, or quantised by `quantisation`. A kept profile of the same node and
     shape is enough if it took as much effort, unless `again` is set.
@@ -231,7 +240,8 @@ class ProbeLinks:
 
 @dataclass(frozen=True, slots=True)
 class TraceSteps:
-    """Record the steps of a stage for some seconds, then answer with them. A newer trace replaces an older one."""
+    """Record the steps of a stage for some seconds, then answer with them. A newer trace replaces
+    an older one."""
 
     deployment: DeploymentName
     epoch: Epoch
@@ -269,23 +279,32 @@ class CommandKey:
 
     @classmethod
     def parse(cls, text: str) -> CommandKey:
-        """The key whose `operation_id` is `text`. Raises InvalidArgumentError naming `operation_id` for any other."""
+        """The key whose `operation_id` is `text`. Raises InvalidArgumentError naming `operation_id`
+        for any other."""
         match text.split("/"):
             case [uid, epoch, kind, stage] if (
                 uid and kind in set(CommandKind) and _is_whole(epoch) and _is_whole(stage)
             ):
                 return cls(uid, Epoch(int(epoch)), CommandKind(kind), int(stage))
-        raise invalid("operation_id", f"{text[:80]!r} is not of the form UID/EPOCH/KIND/STAGE", "INVALID_OPERATION_ID")
+        raise invalid(
+            "operation_id",
+            f"{text[:80]!r} is not of the form UID/EPOCH/KIND/STAGE",
+            "INVALID_OPERATION_ID",
+        )
 
 
 def _is_whole(text: str) -> bool:
-    """Whether it is a whole number as Python writes it, so that each key has one text. At most 20 digits: 64 bits."""
-    return text.isascii() and text.isdecimal() and len(text) <= 20 and (text == "0" or text[0] != "0")
+    """Whether it is a whole number as Python writes it, so that each key has one text. At most 20
+    digits: 64 bits."""
+    return (
+        text.isascii() and text.isdecimal() and len(text) <= 20 and (text == "0" or text[0] != "0")
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TakeDump:
-    """Say what the agent knows and did lately, by `DumpPart`s. Not for its state: nothing there depends on it."""
+    """Say what the agent knows and did lately, by `DumpPart`s. Not for its state: nothing there
+    depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +325,8 @@ class DropPacked:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Whose certificates the agent is to refuse from now on. Not answered, and not for its state either."""
+    """Whose certificates the agent is to refuse from now on. Not answered, and not for its state
+    either."""
 
     denials: tuple[Denial, ...]
 
@@ -331,7 +351,9 @@ class ProfileReport:
             self.facts.check_told()
         if any(link.sender != self.node_id or link.receiver == self.node_id for link in self.links):
             raise InvalidArgumentError(
-                "links: a node reports the ways from itself to others only", field="links", reason="FOREIGN_LINK"
+                "links: a node reports the ways from itself to others only",
+                field="links",
+                reason="FOREIGN_LINK",
             )
 
 
@@ -378,7 +400,14 @@ class CommandResult:
 
 
 AgentMessage = (
-    ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart | LinkSuspected | Condition
+    ControlHello
+    | Heartbeat
+    | HeartbeatChange
+    | CommandResult
+    | CommandProgress
+    | DumpPart
+    | LinkSuspected
+    | Condition
 )
 
 
@@ -389,7 +418,8 @@ less than the keepalive of a quiet connection, which then never sends a ping."""
 MEMORY_NOTICED = 1 / 32
 """Free memory is sent again if it differs by this part of the last value sent."""
 SHARE_NOTICED = 0.01
-"""The same for the share that others take, as a difference. A share of 0.05 disturbs a measurement."""
+"""The same for the share that others take, as a difference. A share of 0.05 disturbs a
+measurement."""
 NOTHING = HeartbeatChange()
 _FIGURES = ("memory_available_bytes", "huge_pages", "others_share", "packed")
 """Fields of a heartbeat that a change contains if they differ."""
@@ -409,7 +439,9 @@ def change_between(base: Heartbeat, now: Heartbeat) -> HeartbeatChange:
     return HeartbeatChange(
         stages=changed,
         removed=removed,
-        memory_available_bytes=memory if abs(memory - told_memory) > MEMORY_NOTICED * told_memory else None,
+        memory_available_bytes=memory
+        if abs(memory - told_memory) > MEMORY_NOTICED * told_memory
+        else None,
         huge_pages=now.huge_pages if now.huge_pages != base.huge_pages else None,
         others_share=share if abs(share - base.others_share) > SHARE_NOTICED else None,
         packed=now.packed if now.packed != base.packed else None,
@@ -437,4 +469,6 @@ def with_change(base: Heartbeat, change: HeartbeatChange) -> Heartbeat:
         check_stage_count(len(stages_by_key))
         stages = tuple(stages_by_key.values())
     figures = ((name, getattr(change, name)) for name in _FIGURES)
-    return replace(base, stages=stages, **{name: figure for name, figure in figures if figure is not None})
+    return replace(
+        base, stages=stages, **{name: figure for name, figure in figures if figure is not None}
+    )

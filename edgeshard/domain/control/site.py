@@ -35,8 +35,8 @@ LONGEST_MEASURING_S = 600.0
 class WeightsFile:
     """A file outside of the coordinator's store that has `size_bytes` of a model's weights.
 
-    `in_place`: the store reads the file itself; otherwise it has a hard link to it. `changed`: the file is not as it
-    was when the model was added, so that its weights cannot be read any more.
+    `in_place`: the store reads the file itself; otherwise it has a hard link to it. `changed`: the
+    file is not as it was when the model was added, so that its weights cannot be read any more.
     """
 
     path: str
@@ -47,10 +47,11 @@ class WeightsFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model in the coordinator's store. `stored_bytes` is its size there; `max_context` is in tokens.
+    """A model in the coordinator's store. `stored_bytes` is its size there; `max_context` is in
+    tokens.
 
-    `further` are the blocks of its checkpoint that predict further tokens, which are not there. `weights_files` have
-    those weights that are not in files of the store only.
+    `further` are the blocks of its checkpoint that predict further tokens, which are not there.
+    `weights_files` have those weights that are not in files of the store only.
     """
 
     name: ModelName
@@ -67,8 +68,8 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A deployment that answers requests. `max_context` is prompt and new tokens together, `max_new_tokens` the most
-    new tokens of one request; 0 if it is not known."""
+    """A deployment that answers requests. `max_context` is prompt and new tokens together,
+    `max_new_tokens` the most new tokens of one request; 0 if it is not known."""
 
     deployment: DeploymentName
     model: ModelName
@@ -87,7 +88,8 @@ class MissingBlob:
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistration:
-    """The store's answer to a manifest: whether the model is registered now, and otherwise what it lacks."""
+    """The store's answer to a manifest: whether the model is registered now, and otherwise what it
+    lacks."""
 
     registered: bool
     manifest_digest: Digest
@@ -98,7 +100,8 @@ class ModelRegistration:
 class LocalFile:
     """A file of the coordinator's own machine, as the client that names it sees it.
 
-    `head_sha256` is of its first 64 KiB: who knows that can read the file. `stays`: the file is no temporary one.
+    `head_sha256` is of its first 64 KiB: who knows that can read the file. `stays`: the file is no
+    temporary one.
     """
 
     path: str
@@ -112,7 +115,8 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlace:
-    """The place of a tensor or a small file: `offset` in bytes of file number `file`, with rows in `order`."""
+    """The place of a tensor or a small file: `offset` in bytes of file number `file`, with rows in
+    `order`."""
 
     file: int
     offset: int
@@ -121,8 +125,8 @@ class LocalPlace:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on the coordinator's own machine. The manifest has no digests yet; `places` are those of its tensors,
-    then of its small files."""
+    """A model on the coordinator's own machine. The manifest has no digests yet; `places` are those
+    of its tensors, then of its small files."""
 
     manifest: ModelManifest
     files: tuple[LocalFile, ...]
@@ -131,7 +135,8 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalAdding:
-    """How far the coordinator is with a local model: bytes hashed, bytes in all, and its digest at the end.
+    """How far the coordinator is with a local model: bytes hashed, bytes in all, and its digest at
+    the end.
 
     `knows_orders`: the coordinator reads rows in the order of their places.
     """
@@ -162,7 +167,8 @@ class BlobRange:
 
 @dataclass(frozen=True, slots=True)
 class StoredProfile:
-    """A node's profile as the coordinator keeps it, `age_s` seconds old; `models` of the store have its shape."""
+    """A node's profile as the coordinator keeps it, `age_s` seconds old; `models` of the store have
+    its shape."""
 
     node_id: NodeId
     profile: ComputeProfile
@@ -180,7 +186,8 @@ class StoredLink:
 
 @dataclass(frozen=True, slots=True)
 class UnknownProfile:
-    """A missing measurement of a node: a shape that `models` of the store have, with weights kept so."""
+    """A missing measurement of a node: a shape that `models` of the store have, with weights kept
+    so."""
 
     models: tuple[ModelName, ...]
     dtype: DType
@@ -222,9 +229,12 @@ class Site:
     """The coordinator's report of its own machine."""
     manifest_digest: str = ""
     packed: tuple[PackedOn, ...] = ()
-    """What nodes keep packed of any model; like the digest of this one's manifest, for a plan that makes use of it."""
+    """What nodes keep packed of any model; like the digest of this one's manifest, for a plan that
+    makes use of it."""
 
-    def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
+    def profiles_of(
+        self, dtype: DType, quantisation: Quantisation | None = None
+    ) -> dict[NodeId, StoredProfile]:
         """Each node's with weights kept so."""
         return {
             stored.node_id: stored
@@ -261,10 +271,11 @@ class DeleteCall:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """An operator's call to have nodes measured: `nodes` by name or id, all connected ones if it is empty.
+    """An operator's call to have nodes measured: `nodes` by name or id, all connected ones if it is
+    empty.
 
-    Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the same
-    node and shape is remembered.
+    Without `model` only links are measured. `quick` takes fewer points; `again` measures although a
+    profile of the same node and shape is remembered.
     """
 
     operation_id: Annotated[OperationId, check_id]
@@ -307,7 +318,8 @@ class Subject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiteEvent:
-    """`number` counts a coordinator's events from 1 after each of its starts; `time` is UTC by ISO 8601.
+    """`number` counts a coordinator's events from 1 after each of its starts; `time` is UTC by ISO
+    8601.
 
     `name` is the node's or the deployment's, `FROM -> TO` of a link. `what` is one word or two,
     such as `away` or a deployment's phase. `detail` adds more, and may be empty. `warning` is
@@ -338,12 +350,14 @@ class ReplanReason(StrEnum):
     NOT_WEIGHED = "NOT_WEIGHED"
     """One of the two placements cannot be predicted."""
     NOTHING_NEW = "NOTHING_NEW"
-    """Nodes, links and profiles are the same as for an earlier plan, which found no reason to move it."""
+    """Nodes, links and profiles are the same as for an earlier plan, which found no reason to move
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplanCall:
-    """An operator's call. A dry run changes nothing and has no operation id; `force` moves for any gain."""
+    """An operator's call. A dry run changes nothing and has no operation id; `force` moves for any
+    gain."""
 
     name: str
     dry_run: bool = False
@@ -353,7 +367,8 @@ class ReplanCall:
 
 @dataclass(frozen=True, slots=True)
 class ReplanResult:
-    """A deployment's placement (`current`), compared with the best one for the nodes that are there now (`found`).
+    """A deployment's placement (`current`), compared with the best one for the nodes that are there
+    now (`found`).
 
     `expected` is the current one's prediction now, and `found.predicted` the other's; each is None
     if it is impossible, and the note has the reason. `gain` is the share of the cost that the new

@@ -1,4 +1,5 @@
-"""An operator's request (a deployment spec), the coordinator's account of it, and its concurrency."""
+"""An operator's request (a deployment spec), the coordinator's account of it, and its
+concurrency."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ AUTO_REPLICAS = 0
 class DeploymentSpec:
     """The unit of `edgectl deploy`: a model, its source node and how it is to run.
 
-    Each field is a key of a spec's file, an option of `edgectl deploy` unless its flag is None, and a row of
-    docs/configure.md. It has its name in the message `DeploymentSpec` of the wire. `parse_spec` checks the values; an
-    object made otherwise holds what it was given.
+    Each field is a key of a spec's file, an option of `edgectl deploy` unless its flag is None, and
+    a row of docs/configure.md. It has its name in the message `DeploymentSpec` of the wire.
+    `parse_spec` checks the values; an object made otherwise holds what it was given.
 
     `layers` places it by hand. Without it the coordinator chooses, including the source if that is
     empty. A request is admitted if memory is left for its prompt and an answer of likely length;
@@ -53,13 +54,15 @@ class DeploymentSpec:
     name: str = option(MISSING, "Name the deployment.", flag=None)
     model: str = option(
         MISSING,
-        "Deploy this model of the store. ./DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME and lmstudio:NAME are "
+        "Deploy this model of the store. ./DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME and "
+        "lmstudio:NAME are "
         "added to the store first.",
         metavar="MODEL",
     )
     source: str = option(
         "",
-        "Put the first layer on this node (default: the first node of --layers, else the node with the best plan).",
+        "Put the first layer on this node (default: the first node of --layers, else the node with "
+        "the best plan).",
         metavar="NODE",
     )
     privacy: Literal["open", "source-only"] = option(
@@ -67,16 +70,22 @@ class DeploymentSpec:
     )
     objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = option(
         "auto",
-        "Optimise for the time of a request (request), the first token (ttft), each token (latency), throughput or "
+        "Optimise for the time of a request (request), the first token (ttft), each token "
+        "(latency), throughput or "
         "energy. auto (default): throughput, or request with --concurrency 1.",
         metavar="WHAT",
     )
-    dtype: DType = option(DType.BFLOAT16, "Compute in float32, float16 or bfloat16 (default).", metavar="DTYPE")
+    dtype: DType = option(
+        DType.BFLOAT16, "Compute in float32, float16 or bfloat16 (default).", metavar="DTYPE"
+    )
     kv_dtype: KvFormat | None = option(
         None, "Store the KV cache in this dtype or as int4; by default as --dtype.", metavar="DTYPE"
     )
     max_context: int = option(
-        0, "Limit prompt plus answer to N tokens; 0 (default): the model's context.", low=0, high=2**31
+        0,
+        "Limit prompt plus answer to N tokens; 0 (default): the model's context.",
+        low=0,
+        high=2**31,
     )
     max_new_tokens: int = option(
         0,
@@ -95,42 +104,59 @@ class DeploymentSpec:
         8, "Reserve KV memory for N requests of the longest context (default: 8).", low=1, high=4096
     )
     max_time_per_token_s: float | None = option(
-        None, "Use only plans that take at most SECONDS per token of an answer. If there is none, fail.", above=0
+        None,
+        "Use only plans that take at most SECONDS per token of an answer. If there is none, fail.",
+        above=0,
     )
     max_inter_token_latency_s: float | None = option(
-        None, "Let a new prompt delay the next token of a running answer by at most SECONDS.", above=0
+        None,
+        "Let a new prompt delay the next token of a running answer by at most SECONDS.",
+        above=0,
     )
     kv_overcommit: bool = option(
         False,
-        "Admit up to twice --concurrency requests: reserve KV memory for each prompt, not for the answer. If memory "
+        "Admit up to twice --concurrency requests: reserve KV memory for each prompt, not for the "
+        "answer. If memory "
         "runs out, preempt the newest request.",
     )
-    allow_streaming: bool = option(False, "Let nodes read part of their weights from disk in each step.")
-    kv_swap_bytes: int = option(
-        0, "Let each node keep up to SIZE of KV of preempted requests, such as 2GiB.", metavar="SIZE", low=0, high=2**50
+    allow_streaming: bool = option(
+        False, "Let nodes read part of their weights from disk in each step."
     )
-    kv_swap_on_disk: bool = option(False, "Keep the KV of preempted requests in files instead of memory.")
+    kv_swap_bytes: int = option(
+        0,
+        "Let each node keep up to SIZE of KV of preempted requests, such as 2GiB.",
+        metavar="SIZE",
+        low=0,
+        high=2**50,
+    )
+    kv_swap_on_disk: bool = option(
+        False, "Keep the KV of preempted requests in files instead of memory."
+    )
     prefix_cache: bool = option(False, "Enable prefix caching, per client.")
     speculation: Literal["auto", "on", "off"] = option(
         "auto",
-        "Compute draft tokens ahead to answer faster: auto (default), on or off. The answer stays the same.",
+        "Compute draft tokens ahead to answer faster: auto (default), on or off. The answer stays "
+        "the same.",
         metavar="WHAT",
     )
     draft: str = option(
         NO_DRAFT,
-        "Draft tokens with this smaller model of the store. auto: EdgeShard chooses the model. off (default): use no "
+        "Draft tokens with this smaller model of the store. auto: EdgeShard chooses the model. off "
+        "(default): use no "
         "model.",
         metavar="MODEL",
     )
     mode: Literal["sequential", "bubbles", "no-bubbles"] = option(
         "no-bubbles",
-        "Schedule steps without waits between them (no-bubbles, default), with waits until all micro-batches are back "
+        "Schedule steps without waits between them (no-bubbles, default), with waits until all "
+        "micro-batches are back "
         "(bubbles), or one step at a time (sequential).",
         metavar="MODE",
     )
     micro_batches: int = option(
         0,
-        "Keep M micro-batches in the pipeline at once; 0 (default): EdgeShard adapts M to the load.",
+        "Keep M micro-batches in the pipeline at once; 0 (default): EdgeShard adapts M to the "
+        "load.",
         metavar="M",
         low=0,
         high=4096,
@@ -138,46 +164,61 @@ class DeploymentSpec:
     exclude: tuple[str, ...] = option((), "Exclude this node; repeatable.", metavar="NODE")
     standby: tuple[str, ...] = option(
         (),
-        "Keep a copy of other nodes' weights in this node's memory, so that it can replace a node that fails; "
+        "Keep a copy of other nodes' weights in this node's memory, so that it can replace a node "
+        "that fails; "
         "repeatable. auto: EdgeShard chooses the nodes.",
         metavar="NODE",
     )
     reserve: dict[str, int] = option(
-        dict, "Leave SIZE of this node's memory free, such as attic=2GiB; repeatable.", metavar="NODE=SIZE"
-    )
-    quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "stored", "none"]] = option(
         dict,
-        "Quantise the weights to int8 or int4. none: load them unquantised, even if they are stored quantised. "
-        "stored (default): load them as they are stored. NODE=FORMAT sets one node; repeatable.",
-        metavar="FORMAT|NODE=FORMAT",
-        flag="quantise",
-        alias="quantize",
+        "Leave SIZE of this node's memory free, such as attic=2GiB; repeatable.",
+        metavar="NODE=SIZE",
+    )
+    quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "stored", "none"]] = (
+        option(
+            dict,
+            "Quantise the weights to int8 or int4. none: load them unquantised, even if they are "
+            "stored quantised. "
+            "stored (default): load them as they are stored. NODE=FORMAT sets one node; "
+            "repeatable.",
+            metavar="FORMAT|NODE=FORMAT",
+            flag="quantise",
+            alias="quantize",
+        )
     )
     head_quantisation: Literal["int8", "int4", "none"] | None = option(
         None,
-        "With --quantise, quantise the LM head to int8 (default) or int4; none: leave it unquantised.",
+        "With --quantise, quantise the LM head to int8 (default) or int4; none: leave it "
+        "unquantised.",
         metavar="FORMAT",
         alias="head_quantization",
     )
     rule: tuple[Rule, ...] = option(
-        (), "Add a placement rule, such as 'apart a,b' or 'at-most 2 of zone=hall1'; repeatable.", metavar="RULE"
+        (),
+        "Add a placement rule, such as 'apart a,b' or 'at-most 2 of zone=hall1'; repeatable.",
+        metavar="RULE",
     )
     layers: tuple[ExplicitStage, ...] = option(
         (),
-        "Place the layers by hand: NODE=FIRST:END puts the layers FIRST to END, without layer END, on NODE.",
+        "Place the layers by hand: NODE=FIRST:END puts the layers FIRST to END, without layer END, "
+        "on NODE.",
         metavar="a=0:4,b=4:9",
     )
     replicas: int = option(
         1,
-        "Run N copies of the deployment under one name, each on its own nodes (default: 1). auto: EdgeShard chooses N.",
+        "Run N copies of the deployment under one name, each on its own nodes (default: 1). auto: "
+        "EdgeShard chooses N.",
         metavar="N|auto",
         low=0,
         high=4096,
     )
-    replica: int = option(0, "Number of this replica, set by the coordinator.", flag=None, low=0, high=4096)
+    replica: int = option(
+        0, "Number of this replica, set by the coordinator.", flag=None, low=0, high=4096
+    )
 
     def check(self) -> None:
-        """Raise InvalidArgumentError naming the first field out of its bounds. `parse_spec` checks more."""
+        """Raise InvalidArgumentError naming the first field out of its bounds. `parse_spec` checks
+        more."""
         check_bounds(self, "INVALID_SPEC")
 
     @property
@@ -216,9 +257,15 @@ class DeploymentSpec:
     def quantisation_of(self, node: str) -> Quantisation | None:
         """How this node stores its weights; None means the deployment's dtype."""
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
-        return None if blocks is None or blocks == WHOLE_HEAD else Quantisation.of(blocks, self.head_quantisation)
+        return (
+            None
+            if blocks is None or blocks == WHOLE_HEAD
+            else Quantisation.of(blocks, self.head_quantisation)
+        )
 
-    def as_stored(self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)) -> DeploymentSpec:
+    def as_stored(
+        self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)
+    ) -> DeploymentSpec:
         """The spec with the weights on these nodes as the model is stored, unless this spec sets
         their quantisation."""
         if stored_as is None or self.quantisation or not nodes:
@@ -233,12 +280,19 @@ class DeploymentSpec:
 def draft_spec(spec: DeploymentSpec) -> DeploymentSpec:
     """How a spec's draft runs: whole, in the dtype of the deployment, with as much context."""
     return replace(
-        spec, quantisation={}, head_quantisation=None, kv_dtype=None, kv_swap_bytes=0, prefix_cache=False, standby=()
+        spec,
+        quantisation={},
+        head_quantisation=None,
+        kv_dtype=None,
+        kv_swap_bytes=0,
+        prefix_cache=False,
+        standby=(),
     )
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
-    """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first node is the source.
+    """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first node
+    is the source.
 
     Raises InvalidArgumentError naming the field, also for a key that does not exist. If several
     fields are invalid, its message has all of them, and its field is the first.
@@ -276,11 +330,15 @@ def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
 
 def _mistake(where: tuple[int | str, ...], kind: str, message: str) -> InvalidArgumentError:
     name = ".".join(str(part) for part in where) or "spec"
-    what = {"unexpected_keyword_argument": "is not a known field", "missing": "is missing"}.get(kind, message.lower())
+    what = {"unexpected_keyword_argument": "is not a known field", "missing": "is missing"}.get(
+        kind, message.lower()
+    )
     return InvalidArgumentError.about(name, what, "INVALID_SPEC")
 
 
-def joined_mistakes(mistakes: Sequence[InvalidArgumentError], separator: str = "; ") -> InvalidArgumentError:
+def joined_mistakes(
+    mistakes: Sequence[InvalidArgumentError], separator: str = "; "
+) -> InvalidArgumentError:
     """All of them as one error, with the field of the first."""
     message = separator.join(mistake.message for mistake in mistakes)
     return InvalidArgumentError(message, field=mistakes[0].field, reason=mistakes[0].reason)
@@ -303,7 +361,8 @@ def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
 
 
 def _rule_of(written: Any, index: int) -> Any:
-    """A rule from its line or table; a `Rule` is returned unchanged, since it is already checked."""
+    """A rule from its line or table; a `Rule` is returned unchanged, since it is already
+    checked."""
     try:
         if isinstance(written, str):
             return parse_rule(written)
@@ -331,26 +390,42 @@ def _check_together(spec: DeploymentSpec) -> None:
         if size < 0:
             raise about(f"reserve.{node}", "must be 0 bytes or more", "INVALID_SPEC")
     if spec.head_quantisation is not None and not spec.quantisation:
-        raise about("head_quantisation", "no node has quantised weights; give quantisation too", "INVALID_SPEC")
+        raise about(
+            "head_quantisation",
+            "no node has quantised weights; give quantisation too",
+            "INVALID_SPEC",
+        )
     if spec.head_quantisation is not None and "stored" in spec.quantisation.values():
-        why = "with quantisation stored the head keeps the format that it is stored in; leave it out"
+        why = (
+            "with quantisation stored the head keeps the format that it is stored in; leave it out"
+        )
         raise about("head_quantisation", why, "INVALID_SPEC")
     if spec.allow_streaming and spec.objective == "energy":
         why = "it does not work with the objective energy; the power of disks is unknown"
         raise about("allow_streaming", why, "INVALID_SPEC")
     if spec.draft not in (NO_DRAFT, AUTO_DRAFT) and spec.speculation == "off":
-        raise about("draft", "a draft model has no use with speculation off; leave out one of the two", "INVALID_SPEC")
+        raise about(
+            "draft",
+            "a draft model has no use with speculation off; leave out one of the two",
+            "INVALID_SPEC",
+        )
     _check_rules(spec)
     _check_replicas(spec)
     # A typical request must be one that the deployment takes.
     if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens > 0:
-        why = f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer"
+        why = (
+            f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or "
+            "give fewer"
+        )
         raise about("new_tokens", why, "TOO_MANY_NEW_TOKENS")
     if spec.max_context:
         check_typical(spec, spec.max_context)
     most = 1 if spec.mode == "sequential" else spec.concurrency
     if spec.micro_batches > most:
-        why = f"{spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency {spec.concurrency}"
+        why = (
+            f"{spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency "
+            f"{spec.concurrency}"
+        )
         raise about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
     if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
         why = '"auto" lets the coordinator choose; give either node names or "auto"'
@@ -383,11 +458,15 @@ def _check_replicas(spec: DeploymentSpec) -> None:
 
 
 def check_typical(spec: DeploymentSpec, max_context: int) -> None:
-    """Raise InvalidArgumentError naming the typical length that does not fit in `max_context` tokens."""
+    """Raise InvalidArgumentError naming the typical length that does not fit in `max_context`
+    tokens."""
     prompt, new = spec.prompt_tokens or 1, spec.new_tokens or 1
     if prompt + new > max_context:
         field = "prompt_tokens" if spec.prompt_tokens is not None else "new_tokens"
-        why = f"{prompt} tokens in and {new} out exceed the context of {max_context} tokens; give fewer"
+        why = (
+            f"{prompt} tokens in and {new} out exceed the context of {max_context} tokens; give "
+            "fewer"
+        )
         raise InvalidArgumentError.about(field, why, "CONTEXT_TOO_LONG")
 
 
@@ -446,7 +525,8 @@ def typical_lengths(spec: DeploymentSpec, placement: Placement) -> tuple[int, in
 
 
 def running_requests(spec: DeploymentSpec, placement: Placement) -> int:
-    """The most requests that run at once: those whose longest text has memory, or more that are short."""
+    """The most requests that run at once: those whose longest text has memory, or more that are
+    short."""
     longest = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
     pool_tokens = placement.kv_blocks * placement.kv_block_tokens
     short = pool_tokens // sum(typical_lengths(spec, placement))

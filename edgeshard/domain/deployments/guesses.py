@@ -1,4 +1,5 @@
-"""The numbers of draft tokens in a step, and of accepted ones, without the tokens themselves. Pure."""
+"""The numbers of draft tokens in a step, and of accepted ones, without the tokens themselves.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from edgeshard.domain.errors import InvalidArgumentError
 
 MOST_GUESSES = 7
 """Most draft tokens of one request in a step: with the newest token it has eight rows then."""
-_PLACES = tuple((guessed, right) for guessed in range(MOST_GUESSES + 1) for right in range(guessed + 1))
+_PLACES = tuple(
+    (guessed, right) for guessed in range(MOST_GUESSES + 1) for right in range(guessed + 1)
+)
 _MOST_STEPS = float(1 << 32)
 """Most steps of one kind in a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuessCounts:
-    """A histogram of the steps of requests that decoded with no other, including steps without draft tokens.
+    """A histogram of the steps of requests that decoded with no other, including steps without
+    draft tokens.
 
     `steps[n (n + 1) / 2 + r]` weighs the steps with n draft tokens, r of which were accepted, for n
     from 0 to 7; zeros at its end are left out.
@@ -51,7 +55,9 @@ class GuessCounts:
         Unchanged if there are no later steps."""
         if not later.steps:
             return self
-        return GuessCounts.of_all((GuessCounts(tuple(decay * count for count in self.steps)), later))
+        return GuessCounts.of_all(
+            (GuessCounts(tuple(decay * count for count in self.steps)), later)
+        )
 
     def __iter__(self) -> Iterator[tuple[int, int, float]]:
         """(guessed, right, steps) of each kind of step that occurred."""
@@ -76,7 +82,8 @@ NO_GUESSES = GuessCounts()
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGuesses:
-    """The worth of draft tokens to a request that decodes with no other, judged by the model's recent requests.
+    """The worth of draft tokens to a request that decodes with no other, judged by the model's
+    recent requests.
 
     `right` is the share of accepted draft tokens, and `most` how many a step may have here. It gets
     `times` as many tokens a second as without draft tokens; None if the nodes' rows were not

@@ -99,14 +99,16 @@ class Prediction:
     together_tps: float | None = None
 
     def gain_of(self, other: Prediction) -> float:
-        """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher."""
+        """How much better `other` is: the share of the cost that it saves or, of a rate, by which
+        it is higher."""
         rank = rank_among((self, other))
         here, there = rank(self), rank(other)
         return there / here - 1.0 if self.objective == "throughput" else 1.0 - there / here
 
     @property
     def cost(self) -> float:
-        """Cost in the objective: seconds of a request, of its first token or of a token, or joules per token."""
+        """Cost in the objective: seconds of a request, of its first token or of a token, or joules
+        per token."""
         figures = {
             "energy": self.joules_per_token,
             "ttft": self.time_to_first_token_s,
@@ -120,7 +122,8 @@ def rank_among(predictions: Iterable[Prediction | None]) -> Callable[[Prediction
     """The key that orders these by the objective, lower is better: a cost or, for rates, which are
     all of one kind, minus one.
 
-    Plans that stream have no steady rate. If there is one of them, all are ranked as requests that start together.
+    Plans that stream have no steady rate. If there is one of them, all are ranked as requests that
+    start together.
     """
     steady = all(one is None or one.together_tps is not None for one in predictions)
 
@@ -140,18 +143,21 @@ class Speculation(StrEnum):
     OFF = "off"
     """The spec turns it off, or another version placed it."""
     STATES = "states"
-    """Requests have states, and there is no memory for the states after draft tokens, or a node is older."""
+    """Requests have states, and there is no memory for the states after draft tokens, or a node is
+    older."""
     EXPERTS = "experts"
     """Each draft token of a mixture may need experts of its own: the cost of rows was not measured,
     or these are on a disk."""
     PROMISE = "promise"
     """A time between tokens was promised, which holds for steps without draft tokens."""
     BITS = "bits"
-    """A node, or the family, may give other bits if it computes several rows at once, or the node is older."""
+    """A node, or the family, may give other bits if it computes several rows at once, or the node
+    is older."""
 
     @classmethod
     def _missing_(cls, value: object) -> Speculation | None:
-        """A value of another version, which its nodes may not interpret alike: no tokens are drafted."""
+        """A value of another version, which its nodes may not interpret alike: no tokens are
+        drafted."""
         return cls.OFF if isinstance(value, str) else None
 
 
@@ -177,7 +183,8 @@ class PlacedDraft:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
+    """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler
+    runs.
 
     `predicted` is None if the placement rests on no measurements; `note` describes how it was
     chosen. `costs`, one for each stage or none at all, let the head size its steps. If stages
@@ -226,7 +233,8 @@ class Placement:
 
     @property
     def window(self) -> int:
-        """Most steps in flight: one for every stage, or one for every micro-batch if there are more of these."""
+        """Most steps in flight: one for every stage, or one for every micro-batch if there are more
+        of these."""
         return max(len(self.stages), self.micro_batches)
 
 
@@ -245,7 +253,8 @@ def parse_layers(text: str) -> tuple[ExplicitStage, ...]:
 
 
 def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) -> None:
-    """Raise PlacementError unless the stages hold every layer once, in order, on distinct nodes, the source first."""
+    """Raise PlacementError unless the stages hold every layer once, in order, on distinct nodes,
+    the source first."""
     if not stages:
         raise PlacementError.about("layers", "no stage is given")
     expected = 0
@@ -258,7 +267,9 @@ def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) 
             beyond = f"{name}={layers} exceeds the model, which has layers 0:{layer_count}"
             raise PlacementError.about("layers", beyond, "LAYER_OUT_OF_RANGE")
         if layers.first > expected:
-            raise PlacementError.about("layers", f"no node holds layers {expected}:{layers.first}", "LAYER_GAP")
+            raise PlacementError.about(
+                "layers", f"no node holds layers {expected}:{layers.first}", "LAYER_GAP"
+            )
         if layers.first < expected:
             overlap = f"{name}={layers} overlaps the stage before it, which ends at {expected}"
             raise PlacementError.about("layers", overlap, "LAYER_OVERLAP")
@@ -267,10 +278,13 @@ def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) 
         names.add(name)
         expected = layers.end
     if expected != layer_count:
-        raise PlacementError.about("layers", f"no node holds layers {expected}:{layer_count}", "LAYER_GAP")
+        raise PlacementError.about(
+            "layers", f"no node holds layers {expected}:{layer_count}", "LAYER_GAP"
+        )
     if stages[0].node != source:
         raise PlacementError(
-            f"layers: the first node must be the deployment's source {source}, not {stages[0].node}",
+            f"layers: the first node must be the deployment's source {source}, not "
+            f"{stages[0].node}",
             field="source",
             reason="SOURCE_NOT_FIRST",
         )

@@ -1,7 +1,7 @@
 """Rules of an operator: which nodes may, must or must not hold stages of a deployment together.
 
-A `Rule` is an operator's text, by names and labels of nodes. `resolve` makes `RuleCondition`s of it for
-the nodes of a site: the planner's input.
+A `Rule` is an operator's text, by names and labels of nodes. `resolve` makes `RuleCondition`s of it
+for the nodes of a site: the planner's input.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _TOLERANCE = 1e-9
 
 class RuleKind(StrEnum):
     TOGETHER = "together"
-    """All of these nodes hold stages, or none; by a label: all nodes with stages have the same value."""
+    """All of these nodes hold stages, or none; by a label: all nodes with stages have the same
+    value."""
     APART = "apart"
-    """At most one of these nodes holds a stage; by a label: no two nodes with stages have the same value."""
+    """At most one of these nodes holds a stage; by a label: no two nodes with stages have the same
+    value."""
     USE = "use"
     """Each of these nodes holds a stage; of the nodes with a label at least one does."""
     AVOID = "avoid"
@@ -48,7 +50,8 @@ _CAPS = (RuleKind.MAX_WATTS, RuleKind.MAX_COST)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `nodes` are names, or else `label` selects nodes: `KEY=VALUE`, or after "by" a `KEY`."""
+    """One rule. `nodes` are names, or else `label` selects nodes: `KEY=VALUE`, or after "by" a
+    `KEY`."""
 
     kind: RuleKind
     nodes: tuple[str, ...] = ()
@@ -64,11 +67,16 @@ class Rule:
         return " ".join([self.kind, *limit, *by, *whom])
 
     def among(self, names: Collection[str]) -> Rule | None:
-        """The rule for only its nodes of these names; None if it names nodes and too few of them are left."""
+        """The rule for only its nodes of these names; None if it names nodes and too few of them
+        are left."""
         nodes = tuple(name for name in self.nodes if name in names)
         if len(nodes) == len(self.nodes):
             return self
-        return replace(self, nodes=nodes) if len(nodes) >= (2 if self.kind in _GROUPING else 1) else None
+        return (
+            replace(self, nodes=nodes)
+            if len(nodes) >= (2 if self.kind in _GROUPING else 1)
+            else None
+        )
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""
@@ -77,7 +85,11 @@ class Rule:
             if self.nodes or self.label:
                 raise _wrong("nodes", f"{self.kind} is about all nodes with stages; name none")
         elif bool(self.nodes) == bool(self.label):
-            raise _wrong("nodes", f"{self.kind} needs names of nodes, such as a,b, or a label, such as {self._example}")
+            raise _wrong(
+                "nodes",
+                f"{self.kind} needs names of nodes, such as a,b, or a label, such as "
+                f"{self._example}",
+            )
         if self.label:
             self._check_label()
         for name in self.nodes:
@@ -85,7 +97,9 @@ class Rule:
         if len(set(self.nodes)) < len(self.nodes):
             raise _wrong("nodes", "a node is named twice")
         if self.kind in _GROUPING and len(self.nodes) == 1:
-            raise _wrong("nodes", f"{self.kind} needs two nodes or more, or a label, such as {self._example}")
+            raise _wrong(
+                "nodes", f"{self.kind} needs two nodes or more, or a label, such as {self._example}"
+            )
 
     @property
     def _example(self) -> str:
@@ -115,14 +129,18 @@ def _wrong(name: str, why: str) -> InvalidArgumentError:
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule of one line, such as `apart a,b`, `together by zone`, `use zone=hall1` or `at-most 2 of rack=r1`.
+    """The rule of one line, such as `apart a,b`, `together by zone`, `use zone=hall1` or
+    `at-most 2 of rack=r1`.
 
     Raises InvalidArgumentError naming what of it is at fault, a field of `Rule` or "rule".
     """
     words = [word for word in re.split(r"[,\s]+", text) if word]
     if not words or words[0] not in list(RuleKind):
         kinds = ", ".join(RuleKind)
-        why = f"{text[:80]!r} is not a rule; rules begin with {kinds}, such as 'apart a,b' or 'at-most 2 of zone=hall1'"
+        why = (
+            f"{text[:80]!r} is not a rule; rules begin with {kinds}, such as 'apart a,b' or "
+            "'at-most 2 of zone=hall1'"
+        )
         raise InvalidArgumentError.about("rule", why, "INVALID_RULE")
     kind = RuleKind(words.pop(0))
     limit = _number_of(words, kind) if kind is RuleKind.AT_MOST or kind in _CAPS else None
@@ -132,7 +150,10 @@ def parse_rule(text: str) -> Rule:
         rule = Rule(kind, label=words[1], limit=limit)
     elif any("=" in word for word in words):
         if kind in _GROUPING:
-            raise _wrong("label", f"{kind} takes names of nodes, or the key of a label, such as {kind} by zone")
+            raise _wrong(
+                "label",
+                f"{kind} takes names of nodes, or the key of a label, such as {kind} by zone",
+            )
         rule = Rule(kind, label=" ".join(words), limit=limit)
     else:
         rule = Rule(kind, tuple(words), limit=limit)
@@ -172,7 +193,8 @@ class ConditionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RuleCondition:
-    """A rule for the nodes of a site, by their names; a rule may be several. A node is used if it holds a stage.
+    """A rule for the nodes of a site, by their names; a rule may be several. A node is used if it
+    holds a stage.
 
     `text` names the rule for people: as it was written. If nodes lack a figure or a label, their
     names follow after a colon. Weights are above 0; a node without one weighs nothing.
@@ -187,11 +209,17 @@ class RuleCondition:
 
     def holds(self, used: Collection[str]) -> bool:
         if self.kind is ConditionKind.AT_MOST:
-            return math.fsum(self.weights.get(name, 0.0) for name in used) <= self.limit * (1 + _TOLERANCE)
+            return math.fsum(self.weights.get(name, 0.0) for name in used) <= self.limit * (
+                1 + _TOLERANCE
+            )
         if self.kind is ConditionKind.ONE_GROUP:
             return not used or any(group.issuperset(used) for group in self.groups)
         count = len(self.nodes.intersection(used))
-        return count >= self.limit if self.kind is ConditionKind.AT_LEAST else count in (0, len(self.nodes))
+        return (
+            count >= self.limit
+            if self.kind is ConditionKind.AT_LEAST
+            else count in (0, len(self.nodes))
+        )
 
     @property
     def is_monotone(self) -> bool:
@@ -201,7 +229,8 @@ class RuleCondition:
 
 @dataclass(frozen=True, slots=True)
 class RuledNode:
-    """A node as rules see it: its name, its labels, and its watts at work, None if they are unmeasured."""
+    """A node as rules see it: its name, its labels, and its watts at work, None if they are
+    unmeasured."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -227,7 +256,9 @@ def resolve(rules: Sequence[Rule], nodes: Collection[RuledNode]) -> tuple[RuleCo
 
 def broken(conditions: Sequence[RuleCondition], used: Collection[str]) -> tuple[str, ...]:
     """The texts of the conditions that a set of used nodes breaks, each once."""
-    return tuple(dict.fromkeys(condition.text for condition in conditions if not condition.holds(used)))
+    return tuple(
+        dict.fromkeys(condition.text for condition in conditions if not condition.holds(used))
+    )
 
 
 def conflicting(
@@ -264,10 +295,14 @@ def _conditions(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondit
             raise InvalidArgumentError.about(
                 "label", f"no node has {rule.label}; {_remedy(rule.label)}", "UNKNOWN_LABEL"
             )
-        yield RuleCondition(text, ConditionKind.AT_LEAST, limit=1 if rule.label else len(names), nodes=names)
+        yield RuleCondition(
+            text, ConditionKind.AT_LEAST, limit=1 if rule.label else len(names), nodes=names
+        )
     else:
         limit = {RuleKind.APART: 1.0, RuleKind.AVOID: 0.0}.get(rule.kind, rule.limit or 0.0)
-        yield RuleCondition(text, ConditionKind.AT_MOST, dict.fromkeys(sorted(_chosen(rule, nodes)), 1.0), limit)
+        yield RuleCondition(
+            text, ConditionKind.AT_MOST, dict.fromkeys(sorted(_chosen(rule, nodes)), 1.0), limit
+        )
 
 
 def _chosen(rule: Rule, nodes: Collection[RuledNode]) -> frozenset[str]:
@@ -298,19 +333,26 @@ def _by_label(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleConditio
     key, text = rule.label, str(rule)
     _check_known(key, nodes)
     values = sorted({node.labels[key] for node in nodes if key in node.labels})
-    groups = [frozenset(node.name for node in nodes if node.labels.get(key) == value) for value in values]
+    groups = [
+        frozenset(node.name for node in nodes if node.labels.get(key) == value) for value in values
+    ]
     if rule.kind is RuleKind.TOGETHER:
         yield RuleCondition(text, ConditionKind.ONE_GROUP, groups=tuple(groups))
     else:
         for group in groups:
             yield RuleCondition(text, ConditionKind.AT_MOST, dict.fromkeys(sorted(group), 1.0), 1.0)
-        yield from _unusable(text, f"has no label {key}", [node.name for node in nodes if key not in node.labels])
+        yield from _unusable(
+            text, f"has no label {key}", [node.name for node in nodes if key not in node.labels]
+        )
 
 
 def _cap(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondition]:
     is_watts, text = rule.kind is RuleKind.MAX_WATTS, str(rule)
     label = WATTS_LABEL if is_watts else COST_LABEL
-    figures = {node.name: (node.busy_w if is_watts else None) or _number(node.labels.get(label)) for node in nodes}
+    figures = {
+        node.name: (node.busy_w if is_watts else None) or _number(node.labels.get(label))
+        for node in nodes
+    }
     known_figures = {name: figure for name, figure in figures.items() if figure is not None}
     if not known_figures:
         measured = "nobody measured the watts of a node, and " if is_watts else ""
@@ -318,7 +360,9 @@ def _cap(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondition]:
         raise InvalidArgumentError.about("limit", why, "UNKNOWN_FIGURE")
     weights = {name: figure for name, figure in sorted(known_figures.items()) if figure > 0}
     yield RuleCondition(text, ConditionKind.AT_MOST, weights, rule.limit or 0.0)
-    yield from _unusable(text, f"{label} is unknown", [name for name in figures if name not in known_figures])
+    yield from _unusable(
+        text, f"{label} is unknown", [name for name in figures if name not in known_figures]
+    )
 
 
 def _number(text: str | None) -> float | None:
@@ -333,5 +377,8 @@ def _unusable(text: str, why: str, names: Sequence[str]) -> Iterator[RuleConditi
     if names:
         listed = sorted(names)
         yield RuleCondition(
-            f"{text}: {why}: {', '.join(listed)}", ConditionKind.AT_MOST, dict.fromkeys(listed, 1.0), 0.0
+            f"{text}: {why}: {', '.join(listed)}",
+            ConditionKind.AT_MOST,
+            dict.fromkeys(listed, 1.0),
+            0.0,
         )

@@ -17,13 +17,14 @@ from edgeshard.domain.models.model import attended_pairs
 Piece = tuple[int, int]
 """(first position, tokens) of one request in a step."""
 InterTokenSeconds = Callable[[Sequence[Piece], int], float]
-"""(pieces of a step, steps in flight) -> seconds between two tokens of a stream while every step in flight is like
-this one. It rises with either."""
+"""(pieces of a step, steps in flight) -> seconds between two tokens of a stream while every step in
+flight is like this one. It rises with either."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds of one stage's steps, and of the hop after it (the last one's leads back to the head).
+    """Seconds of one stage's steps, and of the hop after it (the last one's leads back to the
+    head).
 
     `decode_s` and `prefill_s` are given at the token counts `rows`, ascending, without attention's
     cost; between and beyond them, lines go through the two nearest. A chunk after earlier positions
@@ -43,7 +44,9 @@ class StageCost:
 
     def check(self) -> None:
         if not len(self.rows) == len(self.decode_s) == len(self.prefill_s) > 0:
-            raise InvalidArgumentError("rows: they and their seconds differ in number", field="rows")
+            raise InvalidArgumentError(
+                "rows: they and their seconds differ in number", field="rows"
+            )
 
     def step_s(self, pieces: Sequence[Piece]) -> float:
         """Seconds to compute a step: decodes are its pieces of one token."""
@@ -69,9 +72,11 @@ def compute_s(stages: Sequence[StageCost], pieces: Sequence[Piece]) -> float:
 
 
 def inter_token_s(stages: Sequence[StageCost], pieces: Sequence[Piece], in_flight: int) -> float:
-    """Seconds between two tokens of a stream while `in_flight` steps like this one follow each other around the ring.
+    """Seconds between two tokens of a stream while `in_flight` steps like this one follow each
+    other around the ring.
 
-    max(R, m B): the round, or all the steps' turns at the busiest stage or link, whichever is longer.
+    max(R, m B): the round, or all the steps' turns at the busiest stage or link, whichever is
+    longer.
     """
     tokens = sum(count for _, count in pieces)
     computing = [stage.step_s(pieces) for stage in stages]
@@ -81,7 +86,8 @@ def inter_token_s(stages: Sequence[StageCost], pieces: Sequence[Piece], in_fligh
 
 
 def _line(nodes: Sequence[int], values: Sequence[float], at: int) -> float:
-    """The line in pieces through (nodes, values), extended by its first and last piece; never below 0."""
+    """The line in pieces through (nodes, values), extended by its first and last piece; never below
+    0."""
     if len(nodes) == 1:
         return values[0]
     upper = min(max(bisect_right(nodes, at), 1), len(nodes) - 1)

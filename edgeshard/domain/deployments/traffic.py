@@ -1,4 +1,5 @@
-"""Lengths of a deployment's prompts and answers, its draft tokens, and nothing of their content. Pure.
+"""Lengths of a deployment's prompts and answers, its draft tokens, and nothing of their content.
+Pure.
 
 Also the cost of losing a node: how long requests would pause, and which nodes take its layers.
 """
@@ -47,14 +48,16 @@ class Loss:
 
 
 LATEST = 64
-"""A request weighs 1 - 1/LATEST times its successor's weight, so that about this many of the latest count."""
+"""A request weighs 1 - 1/LATEST times its successor's weight, so that about this many of the latest
+count."""
 WORTH_SAYING = 0.05
 """A smaller gain is within what predictions are off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A small histogram of tokens: `counts[k]` weighs lengths above 2^(k-1) and up to 2^k; `mean` is exact."""
+    """A small histogram of tokens: `counts[k]` weighs lengths above 2^(k-1) and up to 2^k; `mean`
+    is exact."""
 
     mean: float = 0.0
     counts: tuple[float, ...] = ()
@@ -71,7 +74,8 @@ class Lengths:
         return Lengths(self.mean + (tokens - self.mean) / sum(counts), tuple(counts))
 
     def up_to(self, share: float) -> int:
-        """The power of two that this share of the lengths, in (0, 1], do not exceed. 0 if there are none."""
+        """The power of two that this share of the lengths, in (0, 1], do not exceed. 0 if there are
+        none."""
         reached, target = 0.0, share * self.weight
         for place, count in enumerate(self.counts):
             reached += count
@@ -85,13 +89,16 @@ class Lengths:
         items = [lengths for lengths in all_lengths if lengths.counts]
         if not items:
             return cls()
-        counts = [sum(place) for place in zip_longest(*(item.counts for item in items), fillvalue=0.0)]
+        counts = [
+            sum(place) for place in zip_longest(*(item.counts for item in items), fillvalue=0.0)
+        ]
         return cls(sum(item.mean * item.weight for item in items) / sum(counts), tuple(counts))
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests a deployment served: their total number, and lengths and draft tokens of the latest.
+    """The requests a deployment served: their total number, and lengths and draft tokens of the
+    latest.
 
     `at_once` is the mean number of running requests, itself included, when one of them ended.
     """
@@ -103,7 +110,11 @@ class Traffic:
     guesses: GuessCounts = NO_GUESSES
 
     def after(
-        self, prompt_tokens: int, new_tokens: int, at_once: int = 1, guesses: GuessCounts = NO_GUESSES
+        self,
+        prompt_tokens: int,
+        new_tokens: int,
+        at_once: int = 1,
+        guesses: GuessCounts = NO_GUESSES,
     ) -> Traffic:
         """With one more request."""
         decay = 1.0 - 1.0 / LATEST
@@ -124,7 +135,9 @@ class Traffic:
             requests=sum(item.requests for item in parts),
             prompts=Lengths.of_all(item.prompts for item in parts),
             answers=Lengths.of_all(item.answers for item in parts),
-            at_once=sum(item.at_once * item.prompts.weight for item in parts) / weight if weight else 0.0,
+            at_once=sum(item.at_once * item.prompts.weight for item in parts) / weight
+            if weight
+            else 0.0,
             guesses=GuessCounts.of_all(item.guesses for item in parts),
         )
 

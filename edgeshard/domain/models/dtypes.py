@@ -12,7 +12,8 @@ _Format = TypeVar("_Format", bound=StrEnum)
 
 
 def _member(kind: type[_Format], text: str, field: str) -> _Format:
-    """The member of an enumeration that `text` names. Raises InvalidArgumentError naming `field` for another text."""
+    """The member of an enumeration that `text` names. Raises InvalidArgumentError naming `field`
+    for another text."""
     try:
         return kind(text)
     except ValueError:
@@ -35,7 +36,8 @@ class DType(StrEnum):
 
 
 KV_VECTOR = 16
-"""The numbers of a head that the native kernels read at once; a head of another width has no whole vectors."""
+"""The numbers of a head that the native kernels read at once; a head of another width has no whole
+vectors."""
 UNSUPPORTED_KV_DTYPE = "UNSUPPORTED_KV_DTYPE"
 """Reason of the error for keys and values that cannot be stored as requested."""
 
@@ -65,8 +67,13 @@ class KvFormat(StrEnum):
         """Raise InvalidArgumentError if the kernels do not read keys and values of heads of this
         width in this format."""
         if self is KvFormat.INT4 and head_dim % KV_VECTOR:
-            why = f"int4 takes heads whose width is a multiple of {KV_VECTOR}; this model's is {head_dim}"
-            raise InvalidArgumentError.about("kv_dtype", f"{why}; use bfloat16", UNSUPPORTED_KV_DTYPE)
+            why = (
+                f"int4 takes heads whose width is a multiple of {KV_VECTOR}; this model's is "
+                f"{head_dim}"
+            )
+            raise InvalidArgumentError.about(
+                "kv_dtype", f"{why}; use bfloat16", UNSUPPORTED_KV_DTYPE
+            )
 
     def head_bytes(self, head_dim: int) -> int:
         """Bytes of a token's keys, or of its values, in one head."""
@@ -81,7 +88,8 @@ STORED_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Sizes of a block of consecutive inputs of a row: their number, and its bytes in the store and packed."""
+    """Sizes of a block of consecutive inputs of a row: their number, and its bytes in the store and
+    packed."""
 
     inputs: int
     stored_bytes: int
@@ -91,10 +99,11 @@ class BlockLayout:
 class IntegerFormat(StrEnum):
     """A matrix as small integers, with a scale for each group of inputs.
 
-    The names that begin with `int` are EdgeShard's own. The others are llama.cpp's: several groups may share a block,
-    which has scales of its groups, and in some formats minima. Nothing is rounded to those; a model is stored so.
-    Nothing is rounded to `INT4_ZEROS` either. Each 32 inputs have a float16 scale, the integer that stands for zero (a
-    byte), and integers of 4 bits as in Q4_0.
+    The names that begin with `int` are EdgeShard's own. The others are llama.cpp's: several groups
+    may share a block, which has scales of its groups, and in some formats minima. Nothing is
+    rounded to those; a model is stored so. Nothing is rounded to `INT4_ZEROS` either. Each 32
+    inputs have a float16 scale, the integer that stands for zero (a byte), and integers of 4 bits
+    as in Q4_0.
     """
 
     INT2 = "int2"
@@ -155,7 +164,8 @@ class IntegerFormat(StrEnum):
         return 64 if self is IntegerFormat.INT8 else 32
 
     def matrix_bytes(self, rows: int, columns: int, group: int | None = None) -> int:
-        """Bytes of a packed matrix of this many outputs and inputs: its integers, and what scales them."""
+        """Bytes of a packed matrix of this many outputs and inputs: its integers, and what scales
+        them."""
         if self.layout is not None:
             return rows * columns // self.layout.inputs * self.layout.packed_bytes
         return rows * (-(-columns * self.bits // 8) + 2 * -(-columns // (group or self.group)))
@@ -169,9 +179,9 @@ class IntegerFormat(StrEnum):
     def stored_block_bytes(self) -> int:
         """Bytes of `stored_block` inputs of a row in the store.
 
-        int8 (Q8_0 of llama.cpp) has a float16 scale, then a byte for each integer. int4 (Q4_0) has 16 bytes after the
-        scale. Their low nibbles are inputs 0 to 15, the high ones 16 to 31, each integer + 8. llama.cpp's ggml-common.h
-        has the layouts of the others.
+        int8 (Q8_0 of llama.cpp) has a float16 scale, then a byte for each integer. int4 (Q4_0) has
+        16 bytes after the scale. Their low nibbles are inputs 0 to 15, the high ones 16 to 31, each
+        integer + 8. llama.cpp's ggml-common.h has the layouts of the others.
         """
         assert self in STORED_FORMATS
         if self.layout is not None:
@@ -207,8 +217,8 @@ _LAYOUTS = {
 }
 BLOCK_FORMATS = tuple(_LAYOUTS)
 MODEL_FORMATS = (IntegerFormat.INT8, IntegerFormat.INT4)
-"""Formats for all of a model's matrices, and for one that is stored. int2 is for single experts (`ExpertWidths`):
-in every matrix it would cost most of a model's quality."""
+"""Formats for all of a model's matrices, and for one that is stored. int2 is for single experts
+(`ExpertWidths`): in every matrix it would cost most of a model's quality."""
 STORED_FORMATS = (*MODEL_FORMATS, *BLOCK_FORMATS)
 """Formats of single tensors in the store."""
 
@@ -217,8 +227,8 @@ STORED_FORMATS = (*MODEL_FORMATS, *BLOCK_FORMATS)
 class ExpertWidths:
     """How a quantised model keeps each expert, by what each was measured to cost.
 
-    `layers` has a text for every layer, in which an expert is one digit, its bits: 2, 4 or 8. A layer without experts
-    has the empty text.
+    `layers` has a text for every layer, in which an expert is one digit, its bits: 2, 4 or 8. A
+    layer without experts has the empty text.
     """
 
     layers: tuple[str, ...]
@@ -232,7 +242,8 @@ WHOLE_HEAD = "none"
 
 
 class Quantisation(StrEnum):
-    """How a node keeps a model's weights as small integers: the matrices of its blocks, and its LM head.
+    """How a node keeps a model's weights as small integers: the matrices of its blocks, and its LM
+    head.
 
     Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name has
     another format. Unquantised it is up to half of a small model's bytes, and int4 in only the head
@@ -250,7 +261,8 @@ class Quantisation(StrEnum):
 
     @classmethod
     def of(cls, blocks: str, head: str | None = None) -> Quantisation:
-        """`blocks` is `int8`, `int4` or `stored`. `head` is `int8`, `int4` or `none`; None is the default."""
+        """`blocks` is `int8`, `int4` or `stored`. `head` is `int8`, `int4` or `none`; None is the
+        default."""
         return cls(blocks if head in (None, IntegerFormat.INT8) else f"{blocks}-head-{head}")
 
     @classmethod
@@ -259,7 +271,8 @@ class Quantisation(StrEnum):
 
     @property
     def blocks(self) -> IntegerFormat:
-        """The format of the matrices of blocks; not for `STORED`, in which each has a format of its own."""
+        """The format of the matrices of blocks; not for `STORED`, in which each has a format of its
+        own."""
         return IntegerFormat(self.partition("-")[0])
 
     @property
@@ -269,28 +282,34 @@ class Quantisation(StrEnum):
         return None if written == WHOLE_HEAD else IntegerFormat(written)
 
 
-ROUNDED = tuple(quantisation for quantisation in Quantisation if quantisation is not Quantisation.STORED)
+ROUNDED = tuple(
+    quantisation for quantisation in Quantisation if quantisation is not Quantisation.STORED
+)
 """Those that fit any model whose architecture quantises."""
 
 
 def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | None:
-    """The formats of `--quantise` and `--head-quantisation`. Raises InvalidArgumentError naming the option at fault."""
+    """The formats of `--quantise` and `--head-quantisation`. Raises InvalidArgumentError naming the
+    option at fault."""
     if blocks is None:
         if head is not None:
             raise InvalidArgumentError(
-                "--head-quantisation is about quantised weights: give --quantise too", field="head_quantisation"
+                "--head-quantisation is about quantised weights: give --quantise too",
+                field="head_quantisation",
             )
         return None
     if blocks == Quantisation.STORED:
         if head is not None:
             raise InvalidArgumentError(
-                "--head-quantisation is for weights that are rounded: leave it out with --quantise stored",
+                "--head-quantisation is for weights that are rounded: leave it out with --quantise "
+                "stored",
                 field="head_quantisation",
             )
         return Quantisation.STORED
     if head not in (None, WHOLE_HEAD, *MODEL_FORMATS):
         raise InvalidArgumentError(
-            f"--head-quantisation {head!r} is unknown: use none, int8 or int4", field="head_quantisation"
+            f"--head-quantisation {head!r} is unknown: use none, int8 or int4",
+            field="head_quantisation",
         )
     return Quantisation.of(IntegerFormat.parse(blocks, "quantise"), head)
 

@@ -49,10 +49,11 @@ Unit = int | Part
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a checkpoint. `name` is the checkpoint's own; `sha256` is of its raw little-endian bytes.
+    """One tensor of a checkpoint. `name` is the checkpoint's own; `sha256` is of its raw
+    little-endian bytes.
 
-    A matrix may be stored as small `integers`, in blocks (`IntegerFormat.stored_block_bytes`); `dtype` is then the one
-    that holds their products with the scales exactly, float32.
+    A matrix may be stored as small `integers`, in blocks (`IntegerFormat.stored_block_bytes`);
+    `dtype` is then the one that holds their products with the scales exactly, float32.
     """
 
     name: str
@@ -68,16 +69,19 @@ class TensorInfo:
     @property
     def stored_bytes(self) -> int:
         if self.integers is not None:
-            return self.element_count // self.integers.stored_block * self.integers.stored_block_bytes
+            return (
+                self.element_count // self.integers.stored_block * self.integers.stored_block_bytes
+            )
         return self.element_count * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """The order in which a file has the rows of a matrix, if a converter swapped two of their dimensions.
+    """The order in which a file has the rows of a matrix, if a converter swapped two of their
+    dimensions.
 
-    The file has groups of `first` x `second` rows; row (i, j) of a group is its row i * second + j. The model's own
-    order has it at j * first + i. A row has `row_bytes` bytes.
+    The file has groups of `first` x `second` rows; row (i, j) of a group is its row i * second + j.
+    The model's own order has it at j * first + i. A row has `row_bytes` bytes.
     """
 
     first: int
@@ -110,7 +114,8 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class FurtherBlocks:
-    """The tensors of `Part.FURTHER` in a checkpoint: their number and bytes. They are not in the store."""
+    """The tensors of `Part.FURTHER` in a checkpoint: their number and bytes. They are not in the
+    store."""
 
     tensor_count: int
     size_bytes: int
@@ -139,10 +144,13 @@ class ModelManifest:
 
     @property
     def stored_bytes(self) -> int:
-        return sum(tensor.stored_bytes for tensor in self.tensors) + sum(file.size for file in self.files)
+        return sum(tensor.stored_bytes for tensor in self.tensors) + sum(
+            file.size for file in self.files
+        )
 
     def digest(self) -> Digest:
-        """The model's identity: sha256 of a canonical form, independent of the order of tensors and of the name."""
+        """The model's identity: sha256 of a canonical form, independent of the order of tensors and
+        of the name."""
         canonical: dict[str, object] = {
             "architecture": self.architecture,
             "config": self.config_json,
@@ -161,7 +169,8 @@ def _canonical(tensor: TensorInfo) -> list[object]:
 
 
 def units_of_stage(layers: LayerRange, layer_count: int) -> frozenset[Unit]:
-    """The units a stage holds: its blocks, the embedding when it is first, norm and head when it is last."""
+    """The units a stage holds: its blocks, the embedding when it is first, norm and head when it is
+    last."""
     units: set[Unit] = set(range(layers.first, layers.end))
     if layers.first == 0:
         units |= {Part.EMBEDDING, Part.TIED}
@@ -171,7 +180,8 @@ def units_of_stage(layers: LayerRange, layer_count: int) -> frozenset[Unit]:
 
 
 def attended_pairs(tokens: float, context: float, window: int = 0) -> float:
-    """Pairs of a query and a key it sees: `tokens` consecutive queries with `context` positions before them."""
+    """Pairs of a query and a key it sees: `tokens` consecutive queries with `context` positions
+    before them."""
     whole = tokens * context + tokens * (tokens + 1) / 2
     if not window or context + tokens <= window:
         return whole

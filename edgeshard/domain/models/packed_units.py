@@ -1,4 +1,5 @@
-"""Packed units: the files from which a node loads or streams parts of a model, as an operator sees them."""
+"""Packed units: the files from which a node loads or streams parts of a model, as an operator sees
+them."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class PackedOn:
 
 @dataclass(frozen=True, slots=True)
 class PackedParts:
-    """The parts of one model that a node keeps packed, in a deployment's form: loading them is reading them."""
+    """The parts of one model that a node keeps packed, in a deployment's form: loading them is
+    reading them."""
 
     layers: frozenset[int] = frozenset()
     embedding: bool = False
@@ -49,7 +51,8 @@ NOTHING_HELD = PackedParts()
 
 @dataclass(frozen=True, slots=True)
 class DropCall:
-    """An operator's call to remove packed units of a node (its name or id); without ids all that are not in use."""
+    """An operator's call to remove packed units of a node (its name or id); without ids all that
+    are not in use."""
 
     operation_id: OperationId
     node: str

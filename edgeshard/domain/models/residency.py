@@ -1,11 +1,12 @@
-"""The weights of a stage that stay in memory and those read from the disk in every step. Pure; sizes in bytes.
+"""The weights of a stage that stay in memory and those read from the disk in every step. Pure;
+sizes in bytes.
 
 If everything except a mixture's experts fits, with two experts, the remaining memory caches experts
 (docs/papers/agent.md#experts-on-the-disk). Otherwise whole layers pass.
 
-Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference). Layers
-that stay are spread evenly among those that do not, so that the disk reads on while they compute.
-(docs/papers.md#nodes-that-stream)
+Streamed layers pass through slots: while one computes, the next ones are read into the others
+(ZeRO-Inference). Layers that stay are spread evenly among those that do not, so that the disk reads
+on while they compute. (docs/papers.md#nodes-that-stream)
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 from edgeshard.domain.errors import ResourceExhaustedError
 
 PREFETCHED_LAYERS = 1
-"""Layers that are read ahead: p of ZeRO-Inference; there is one slot more, for the layer that computes."""
+"""Layers that are read ahead: p of ZeRO-Inference; there is one slot more, for the layer that
+computes."""
 
 
 DISK_BLOCK_BYTES = 4096
@@ -30,9 +32,11 @@ def in_disk_blocks(size: int) -> int:
 
 
 def caches_experts(room: Any, largest: Any, total: Any) -> Any:
-    """Whether experts of a stage are cached, one by one, in the `room` that all its other weights leave.
+    """Whether experts of a stage are cached, one by one, in the `room` that all its other weights
+    leave.
 
-    The `largest` expert and the `total` of all are in whole blocks. Numbers, or numpy arrays of them.
+    The `largest` expert and the `total` of all are in whole blocks. Numbers, or numpy arrays of
+    them.
     """
     return (2 * largest <= room) & (room < total)  # one computes while one is read
 
@@ -56,7 +60,8 @@ def room_for_experts(others: int, experts: Sequence[int], budget: int | None) ->
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """For each layer of a stage, in order: whether it stays in memory. The others pass through `slots` slots."""
+    """For each layer of a stage, in order: whether it stays in memory. The others pass through
+    `slots` slots."""
 
     resident: tuple[bool, ...]
     slots: int
@@ -86,8 +91,10 @@ def choose_residency(
     if fixed > budget:
         raise ResourceExhaustedError.about(
             "weight_budget",
-            f"{budget} bytes are too few by {fixed - budget}: embedding and head take {others}, and "
-            f"{slots} slots for layers of up to {max(layers)} take the rest; give this node more or fewer layers",
+            f"{budget} bytes are too few by {fixed - budget}: embedding and head take {others}, "
+            "and "
+            f"{slots} slots for layers of up to {max(layers)} take the rest; give this node more "
+            "or fewer layers",
             "WEIGHT_BUDGET",
         )
     resident = _spread(layers, budget - fixed)

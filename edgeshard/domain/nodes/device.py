@@ -8,7 +8,16 @@ from enum import StrEnum
 from typing import Annotated
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import DeploymentName, Epoch, Figure, NodeId, NodeName, Text, check_plain, check_short
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Epoch,
+    Figure,
+    NodeId,
+    NodeName,
+    Text,
+    check_plain,
+    check_short,
+)
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.kernels import KernelSpeed
 
@@ -90,7 +99,8 @@ class DeviceFacts:
         return BF16_PRODUCTS in self.software
 
     def check_told(self) -> None:
-        """Raise InvalidArgumentError naming a text that is not plain, if a node sends it about itself.
+        """Raise InvalidArgumentError naming a text that is not plain, if a node sends it about
+        itself.
 
         State saved by an older version is read all the same, and shown with escapes.
         """
@@ -102,7 +112,9 @@ class DeviceFacts:
 
 def _check_told(text: str, field: str) -> None:
     if len(text) > MAX_FACT:
-        raise InvalidArgumentError.about(field, f"it has at most {MAX_FACT} characters, not {len(text)}")
+        raise InvalidArgumentError.about(
+            field, f"it has at most {MAX_FACT} characters, not {len(text)}"
+        )
     check_plain(text, field)
 
 
@@ -127,7 +139,8 @@ class StageKey:
 
 @dataclass(frozen=True, slots=True)
 class StageStreaming:
-    """What a stage that streams weights keeps in memory, slots included, and reads of them in each sweep, in bytes.
+    """What a stage that streams weights keeps in memory, slots included, and reads of them in each
+    sweep, in bytes.
 
     Since it began it has read `read_bytes`, and its steps have waited `waited_s` for reads.
     """
@@ -151,7 +164,8 @@ class WeightLoadingWork(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageFilling:
-    """How far the weights of a stage that loads are on their way into memory, once all that lacked was fetched.
+    """How far the weights of a stage that loads are on their way into memory, once all that lacked
+    was fetched.
 
     Bytes are those that the weights take there. `work` is the current activity; all is done about
     `left_s` seconds after the report, 0 while that is unknown.
@@ -168,8 +182,9 @@ class StageExperts:
     """Experts of a stage that keeps them on its disk with a cache, in bytes: those in memory now,
     the cache's limit, and all of them.
 
-    Since it began, `hits` of the experts that its steps needed were in memory and `misses` were not, it has read
-    `read_bytes`, and its steps have waited `waited_s` for reads. What was read to load it does not count.
+    Since it began, `hits` of the experts that its steps needed were in memory and `misses` were
+    not, it has read `read_bytes`, and its steps have waited `waited_s` for reads. What was read to
+    load it does not count.
     """
 
     cached_bytes: int
@@ -261,7 +276,8 @@ class StageStatus:
 
 @dataclass(frozen=True, slots=True)
 class HugePages:
-    """Resident bytes of an agent for which it requested huge pages, and the part of them that is in huge pages."""
+    """Resident bytes of an agent for which it requested huge pages, and the part of them that is in
+    huge pages."""
 
     wanted_bytes: int
     held_bytes: int

@@ -17,19 +17,24 @@ _WORD_RULE = "1-63 letters, digits, '.', '_' or '-', beginning and ending with a
 def check_key(text: str, field: str) -> str:
     """Return a valid key of a label; raises InvalidArgumentError naming `field`."""
     if not _WORD.fullmatch(text):
-        raise InvalidArgumentError.about(field, f"{text[:80]!r} is not a label key: use {_WORD_RULE}", "INVALID_LABEL")
+        raise InvalidArgumentError.about(
+            field, f"{text[:80]!r} is not a label key: use {_WORD_RULE}", "INVALID_LABEL"
+        )
     return text
 
 
 def check_labels(labels: Mapping[str, str], field: str) -> Mapping[str, str]:
-    """Return labels with valid keys and values, at most `MOST_LABELS`; raises InvalidArgumentError naming `field`."""
+    """Return labels with valid keys and values, at most `MOST_LABELS`; raises InvalidArgumentError
+    naming `field`."""
     if len(labels) > MOST_LABELS:
         why = f"a node has at most {MOST_LABELS} labels, not {len(labels)}"
         raise InvalidArgumentError.about(field, why, "TOO_MANY_LABELS")
     for key, value in labels.items():
         check_key(key, field)
         if not _WORD.fullmatch(value):
-            raise _wrong(field, f"{value[:80]!r} is not a value of the label {key}: use {_WORD_RULE}")
+            raise _wrong(
+                field, f"{value[:80]!r} is not a value of the label {key}: use {_WORD_RULE}"
+            )
     return labels
 
 
@@ -55,7 +60,9 @@ def parse_labels(text: str, field: str = "labels") -> dict[str, str]:
 
     Raises InvalidArgumentError naming `field`, also for a key that is given twice.
     """
-    labels, removed = parse_changes([item.strip() for item in text.split(",") if item.strip()], field)
+    labels, removed = parse_changes(
+        [item.strip() for item in text.split(",") if item.strip()], field
+    )
     if removed:
         raise InvalidArgumentError.about(
             field, f"{removed[0]}- has no value: write {removed[0]}=VALUE", "INVALID_LABEL"
@@ -63,9 +70,11 @@ def parse_labels(text: str, field: str = "labels") -> dict[str, str]:
     return labels
 
 
-def parse_changes(items: Sequence[str], field: str = "labels") -> tuple[dict[str, str], tuple[str, ...]]:
-    """The labels to set and the keys to remove, of `KEY=VALUE` and `KEY-`. Raises InvalidArgumentError naming `field`,
-    also for a key that is given twice."""
+def parse_changes(
+    items: Sequence[str], field: str = "labels"
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The labels to set and the keys to remove, of `KEY=VALUE` and `KEY-`. Raises
+    InvalidArgumentError naming `field`, also for a key that is given twice."""
     labels: dict[str, str] = {}
     removed: list[str] = []
     for item in items:

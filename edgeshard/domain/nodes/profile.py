@@ -1,4 +1,5 @@
-"""Measurements of a node and of its links, as values. Pure; `edgeshard.profiles` has their texts and the fits.
+"""Measurements of a node and of its links, as values. Pure; `edgeshard.profiles` has their texts
+and the fits.
 
 Times are medians in seconds. A `spread` is the median absolute deviation over the median: with 0.02
 half of the repeats were within 2 %.
@@ -21,8 +22,8 @@ from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.device import DeviceFacts
 
 PROFILE_VERSION = 3
-"""1 was measured with ordinary pages, and with a tied head that was never quantised; the step overhead of 2 had a block
-in it."""
+"""1 was measured with ordinary pages, and with a tied head that was never quantised; the step
+overhead of 2 had a block in it."""
 
 
 MAX_SAMPLES = 200
@@ -40,7 +41,9 @@ def _figure(low: float, high: float = math.inf, *, above: bool = False) -> Check
 
     def check(value: Any, field: str) -> Any:
         if not low <= value <= high or value == math.inf or (above and value == low):
-            raise InvalidArgumentError(f"{field} of the profile is {value}; measure again", field=field)
+            raise InvalidArgumentError(
+                f"{field} of the profile is {value}; measure again", field=field
+            )
         return value
 
     return check
@@ -87,7 +90,8 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measured point: `count` is the tokens of one sequence (prefill) or the sequences of one token (decode).
+    """One measured point: `count` is the tokens of one sequence (prefill) or the sequences of one
+    token (decode).
 
     `context` is the number of earlier positions of each sequence.
     """
@@ -125,12 +129,15 @@ class LayerProfile:
         for field, samples in (("prefill", self.prefill), ("decode", self.decode)):
             counts = len({sample.count for sample in samples})
             if counts > MAX_COUNTS:
-                raise InvalidArgumentError.about(field, f"it has at most {MAX_COUNTS} different counts, not {counts}")
+                raise InvalidArgumentError.about(
+                    field, f"it has at most {MAX_COUNTS} different counts, not {counts}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class StepOverhead:
-    """The engine's overhead of a step of any layers: a fixed part, and a part for each byte of hidden states."""
+    """The engine's overhead of a step of any layers: a fixed part, and a part for each byte of
+    hidden states."""
 
     seconds: NotNegative
     seconds_per_byte: NotNegative = 0.0
@@ -149,7 +156,8 @@ class MemoryProfile:
 
 @dataclass(frozen=True, slots=True)
 class EnergyProfile:
-    """Watts, at rest and while measuring, from the sensor `source` ("nvml", "ina3221" or "rapl")."""
+    """Watts, at rest and while measuring, from the sensor `source` ("nvml", "ina3221" or
+    "rapl")."""
 
     idle_w: NotNegative
     busy_w: NotNegative
@@ -163,7 +171,8 @@ class EnergyProfile:
 
 @dataclass(frozen=True, slots=True)
 class DiskProfile:
-    """The disk of the agent's state: bytes a second read one after the other past the page cache, and bytes free.
+    """The disk of the agent's state: bytes a second read one after the other past the page cache,
+    and bytes free.
 
     It writes `write_bytes_per_s` bytes a second, flushed; 0 if that was not measured.
     """
@@ -229,8 +238,8 @@ class LinkSample:
 class LinkProfile:
     """One direction between two nodes through the application path.
 
-    A payload of n bytes takes `latency_s` + 8 n / `bandwidth_bps` seconds. `spread` is the median relative deviation of
-    the samples from that line, `largest_bytes` the largest payload seen.
+    A payload of n bytes takes `latency_s` + 8 n / `bandwidth_bps` seconds. `spread` is the median
+    relative deviation of the samples from that line, `largest_bytes` the largest payload seen.
     """
 
     latency_s: NotNegative
@@ -253,7 +262,8 @@ class MeasuredLink:
 
 
 def device_fingerprint(facts: DeviceFacts, threads: int, details: Mapping[str, str]) -> str:
-    """A short hash of what a node's times depend on: hardware, software, threads, and `details` such as vector units.
+    """A short hash of what a node's times depend on: hardware, software, threads, and `details`
+    such as vector units.
 
     The memory budget is left out: it changes with what else runs.
     """

@@ -28,7 +28,8 @@ class ToolFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A token that marks a part of an answer and that its text leaves out, with what it would read."""
+    """A token that marks a part of an answer and that its text leaves out, with what it would
+    read."""
 
     token: int
     text: str
@@ -98,7 +99,8 @@ class TokenizeCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as tokens, how to read the answer to it, and what the model recommends for generating it.
+    """A conversation as tokens, how to read the answer to it, and what the model recommends for
+    generating it.
 
     `room` is the most tokens that the answer may have, by the deployment's limits; 0 if that is
     unknown, and negative if the prompt exceeds them.
@@ -126,7 +128,8 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A whole call of a tool, the `index`-th of the answer. `arguments` is JSON text as the model wrote it.
+    """A whole call of a tool, the `index`-th of the answer. `arguments` is JSON text as the model
+    wrote it.
 
     A model may write what no tool takes: check the arguments before you act on them.
     """
@@ -157,7 +160,11 @@ class ChatFinished:
 
 def chat_reason(reason: FinishReason, called: bool) -> ChatReason:
     """Why a chat's answer ended that has `called` a tool or not."""
-    return ChatReason.TOOL_CALLS if called and reason is FinishReason.STOP else ChatReason(reason.value)
+    return (
+        ChatReason.TOOL_CALLS
+        if called and reason is FinishReason.STOP
+        else ChatReason(reason.value)
+    )
 
 
 AnswerDelta = ContentDelta | ReasoningDelta | ToolCall

@@ -29,7 +29,8 @@ PROMPT_LIMIT_BYTES = 4 << 20
 PROMPT_LIMIT_TOKENS = 1 << 20
 STOP_LIMIT_STRINGS = 16
 STOP_LIMIT_BYTES = 1024
-"""Limit of one stop string, in UTF-8. Up to this much text may be held back until the next token decides."""
+"""Limit of one stop string, in UTF-8. Up to this much text may be held back until the next token
+decides."""
 STOP_LIMIT_TOKENS = 1024
 """Each new token is compared with all of them."""
 LOGIT_BIAS_LIMIT_TOKENS, MOST_LOGIT_BIAS = 300, 100
@@ -40,7 +41,8 @@ PROMPT_LOGPROBS_LIMIT = 1 << 20
 """Most log-probabilities of one prompt, including the likeliest tokens': head and coordinator keep
 some 100 bytes of each until the client has them."""
 PROMPT_LOGPROBS_POSITIONS = 256
-"""Most positions of a prompt whose log-probabilities are in one event, and are computed at a time."""
+"""Most positions of a prompt whose log-probabilities are in one event, and are computed at a
+time."""
 
 
 Prompt = str | tuple[int, ...]
@@ -58,18 +60,29 @@ class Sampling:
     """
 
     temperature: float = option(
-        0.0, "Set the randomness of sampling; 0 always takes the likeliest token.", metavar="T", low=0, high=100
+        0.0,
+        "Set the randomness of sampling; 0 always takes the likeliest token.",
+        metavar="T",
+        low=0,
+        high=100,
     )
-    top_k: int = option(0, "Draw from the K likeliest tokens; 0: off.", metavar="K", low=0, high=2**32 - 1)
+    top_k: int = option(
+        0, "Draw from the K likeliest tokens; 0: off.", metavar="K", low=0, high=2**32 - 1
+    )
     top_p: float = option(
         1.0,
-        "Draw from the likeliest tokens whose probabilities sum to P; 0 takes the likeliest, 1 is off.",
+        "Draw from the likeliest tokens whose probabilities sum to P; 0 takes the likeliest, 1 is "
+        "off.",
         metavar="P",
         low=0,
         high=1,
     )
     min_p: float = option(
-        0.0, "Drop tokens less likely than P times the likeliest; 0: off.", metavar="P", low=0, high=1
+        0.0,
+        "Drop tokens less likely than P times the likeliest; 0: off.",
+        metavar="P",
+        low=0,
+        high=1,
     )
     repetition_penalty: float = option(
         1.0,
@@ -79,7 +92,11 @@ class Sampling:
         high=1_000_000,
     )
     presence_penalty: float = option(
-        0.0, "If above 0, avoid tokens that the answer already contains; 0: off.", metavar="X", low=-2, high=2
+        0.0,
+        "If above 0, avoid tokens that the answer already contains; 0: off.",
+        metavar="X",
+        low=-2,
+        high=2,
     )
     frequency_penalty: float = option(
         0.0,
@@ -89,11 +106,17 @@ class Sampling:
         high=2,
     )
     logit_bias: Biases = option(
-        (), "Make the token ID likelier (up to 100) or less likely (down to -100); repeatable.", metavar="ID=BIAS"
+        (),
+        "Make the token ID likelier (up to 100) or less likely (down to -100); repeatable.",
+        metavar="ID=BIAS",
     )
-    seed: int = option(0, "Seed the sampling; the same seed draws the same text.", low=0, high=2**64 - 1)
+    seed: int = option(
+        0, "Seed the sampling; the same seed draws the same text.", low=0, high=2**64 - 1
+    )
     logprobs: bool = option(False, "Report each token's log-probability.")
-    top_logprobs: int = option(0, "Report the log-probabilities of the N likeliest tokens, too.", low=0, high=20)
+    top_logprobs: int = option(
+        0, "Report the log-probabilities of the N likeliest tokens, too.", low=0, high=20
+    )
 
     @property
     def counts_answer(self) -> bool:
@@ -107,7 +130,9 @@ class Sampling:
         rule = f"has {count} tokens; at most {LOGIT_BIAS_LIMIT_TOKENS} are taken"
         _require(count <= LOGIT_BIAS_LIMIT_TOKENS, "logit_bias", rule)
         rule = f"has a value that is not from -{MOST_LOGIT_BIAS} to {MOST_LOGIT_BIAS}"
-        _require(all(abs(bias) <= MOST_LOGIT_BIAS for _, bias in self.logit_bias), "logit_bias", rule)
+        _require(
+            all(abs(bias) <= MOST_LOGIT_BIAS for _, bias in self.logit_bias), "logit_bias", rule
+        )
 
 
 class GuideKind(StrEnum):
@@ -142,7 +167,8 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
+    """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it
+    early."""
 
     prompt: Prompt
     max_new_tokens: int = option(
@@ -155,35 +181,55 @@ class Generation:
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: tuple[int, ...] = option((), "Tokens that end the answer.", flag=None)
     stop_strings: tuple[str, ...] = option(
-        (), "End the answer at this text; repeatable.", metavar="TEXT", keyword="stop", alias="stop_strings"
+        (),
+        "End the answer at this text; repeatable.",
+        metavar="TEXT",
+        keyword="stop",
+        alias="stop_strings",
     )
     ignore_eos: bool = option(False, "Continue after an end-of-text token.")
     priority: int = option(0, "Set the priority, -10 to 10; higher runs first.", low=-10, high=10)
-    prompt_logprobs: bool = option(False, "Report the log-probabilities of the prompt's own tokens.")
+    prompt_logprobs: bool = option(
+        False, "Report the log-probabilities of the prompt's own tokens."
+    )
     guide: Guide | None = option(None, "What the answer must be.", flag=None)
     clip_new_tokens: bool = option(
         True,
-        "Generate fewer tokens if the context or the deployment's limit has no room for `max_new_tokens`; else refuse.",
+        "Generate fewer tokens if the context or the deployment's limit has no room for "
+        "`max_new_tokens`; else refuse.",
         flag=None,
     )
 
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
-        _require(len(self.prompt) > 0, "prompt", "is empty: give at least one character or token", "EMPTY_PROMPT")
+        _require(
+            len(self.prompt) > 0,
+            "prompt",
+            "is empty: give at least one character or token",
+            "EMPTY_PROMPT",
+        )
         check_prompt_size(self.prompt)
         check_bounds(self)
         _require(all(self.stop_strings), "stop", "must not hold an empty string")
         rule = f"holds more than {STOP_LIMIT_STRINGS} strings"
         _require(len(self.stop_strings) <= STOP_LIMIT_STRINGS, "stop", rule)
         longest = max(map(text_bytes, self.stop_strings), default=0)
-        _require(longest <= STOP_LIMIT_BYTES, "stop", f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8")
+        _require(
+            longest <= STOP_LIMIT_BYTES,
+            "stop",
+            f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8",
+        )
         rule = f"holds more than {STOP_LIMIT_TOKENS} tokens"
         _require(len(self.stop_tokens) <= STOP_LIMIT_TOKENS, "stop_tokens", rule)
         some = self.max_new_tokens > 0 or self.prompt_logprobs
         _require(some, "max_new_tokens", "must be 1 or more without prompt_logprobs")
         if self.guide is not None:
             self.guide.validate()
-            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which determines the end of the answer")
+            _require(
+                not self.ignore_eos,
+                "ignore_eos",
+                "contradicts a guide, which determines the end of the answer",
+            )
         self.sampling.validate()
 
 
@@ -193,12 +239,18 @@ def text_bytes(text: str) -> int:
 
 
 def check_prompt_size(prompt: str | Sequence[int]) -> None:
-    """Raise InvalidArgumentError naming `prompt` for one that no message of a request's life must hold."""
+    """Raise InvalidArgumentError naming `prompt` for one that no message of a request's life must
+    hold."""
     if isinstance(prompt, str):
         size, limit, unit = text_bytes(prompt), PROMPT_LIMIT_BYTES, "bytes of UTF-8"
     else:
         size, limit, unit = len(prompt), PROMPT_LIMIT_TOKENS, "tokens"
-    _require(size <= limit, "prompt", f"has {size} {unit}; at most {limit} are taken: shorten it", "PROMPT_TOO_LONG")
+    _require(
+        size <= limit,
+        "prompt",
+        f"has {size} {unit}; at most {limit} are taken: shorten it",
+        "PROMPT_TOO_LONG",
+    )
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -264,7 +316,8 @@ class StageTiming:
 class Started:
     """The request was admitted; `prompt_tokens` is the tokenised prompt.
 
-    `listened` is whether later events arrive over the client's listener, on the wire; the SDK hides the difference.
+    `listened` is whether later events arrive over the client's listener, on the wire; the SDK hides
+    the difference.
     """
 
     request_id: RequestId

@@ -1,4 +1,5 @@
-"""The coordinator's messages to the head of a pipeline, and the head's answers, on the head's own stream."""
+"""The coordinator's messages to the head of a pipeline, and the head's answers, on the head's own
+stream."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ from edgeshard.domain.ids import DeploymentName, Epoch, Figure, NodeId, RequestI
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
 
 MAX_HELD = 8192
-"""Requests that a head reports when it attaches: those that run or wait, and 2,048 that are over."""
+"""Requests that a head reports when it attaches: those that run or wait, and 2,048 that are
+over."""
 MAX_DIGEST_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Serve a request. `emitted_tokens` are those the coordinator has already; `client` is whom it is for.
+    """Serve a request. `emitted_tokens` are those the coordinator has already; `client` is whom it
+    is for.
 
     Clients share the pipeline evenly, and none sees another's cached KV; '' if clients are not
     distinguished. A request that is `resumed` was admitted before, so that no limit of waiting
@@ -58,7 +61,8 @@ class HeadBeacon:
     """A keepalive. The coordinator sends it while a head has requests. The head answers each,
     unless it has sent something since the previous one.
 
-    Unless another `follows`, none is due before there are requests again, or while a large message is under way.
+    Unless another `follows`, none is due before there are requests again, or while a large message
+    is under way.
     """
 
     follows: bool = False
@@ -69,7 +73,8 @@ HeadCommand = StartRequest | CancelRequest | ForgetRequest | HeadBeacon
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a head has from an earlier stream; `instance` is the coordinator's run that last started it.
+    """A request that a head has from an earlier stream; `instance` is the coordinator's run that
+    last started it.
 
     `client` and `digest` are from its start; an older head or coordinator has no digest. `tokens`
     is the number of new ones that the head has of it, `scored` the position after the prompt's last
@@ -130,14 +135,24 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True)
 class LastToken:
-    """A request's last token, and the end that arrives with it, so that neither is received without the other."""
+    """A request's last token, and the end that arrives with it, so that neither is received without
+    the other."""
 
     token: Token
     end: RequestEnd
 
 
-RequestEvent = Token | LastToken | PromptLogprobs | RequestAccepted | RequestAdmitted | RequestEnd | EdgeShardError
-"""A head's reports on a request. Log-probabilities of the prompt precede the first token; an error ends it."""
+RequestEvent = (
+    Token
+    | LastToken
+    | PromptLogprobs
+    | RequestAccepted
+    | RequestAdmitted
+    | RequestEnd
+    | EdgeShardError
+)
+"""A head's reports on a request. Log-probabilities of the prompt precede the first token; an error
+ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +163,8 @@ class HeadEvent:
 
 @dataclass(frozen=True, slots=True)
 class HeadEvents:
-    """One message: an event of any kind, or several tokens in order, since a message costs more than a token.
+    """One message: an event of any kind, or several tokens in order, since a message costs more
+    than a token.
 
     `epoch` is the stream's. An event with another epoch does not count.
     """

@@ -10,7 +10,8 @@ from edgeshard.domain.ids import DeploymentName, Epoch, Text, check_short
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """The first message of the dialling end. `next_step` is the step it expects next, if it is the receiver."""
+    """The first message of the dialling end. `next_step` is the step it expects next, if it is the
+    receiver."""
 
     deployment: DeploymentName
     epoch: Epoch
@@ -30,7 +31,8 @@ class LinkWelcome:
 
 @dataclass(frozen=True, slots=True)
 class LinkBeacon:
-    """A keepalive of the listening end: the bytes that arrived over this stream, and the step it expects next."""
+    """A keepalive of the listening end: the bytes that arrived over this stream, and the step it
+    expects next."""
 
     received_bytes: int
     next_step: int
@@ -45,7 +47,8 @@ class LinkPadding:
 
 @dataclass(frozen=True, slots=True)
 class LinkSuspected:
-    """The report of a sending stage's node to the coordinator: the link carries nothing, or it has `recovered`."""
+    """The report of a sending stage's node to the coordinator: the link carries nothing, or it has
+    `recovered`."""
 
     deployment: Annotated[DeploymentName, check_short]
     epoch: Epoch

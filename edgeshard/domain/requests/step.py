@@ -1,7 +1,8 @@
-"""One step of a pipeline: a micro-batch of spans, the KV bookkeeping that precedes it, and its result.
+"""One step of a pipeline: a micro-batch of spans, the KV bookkeeping that precedes it, and its
+result.
 
-The head forms a `StepPlan`; every stage applies it in the same order. Only the head allocates KV blocks and slots of
-states; stages check and obey.
+The head forms a `StepPlan`; every stage applies it in the same order. Only the head allocates KV
+blocks and slots of states; stages check and obey.
 """
 
 from __future__ import annotations
@@ -10,16 +11,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.requests.generation import Guide, PromptLogprobs, Sampling, StageTiming, TokenLogprob
+from edgeshard.domain.requests.generation import (
+    Guide,
+    PromptLogprobs,
+    Sampling,
+    StageTiming,
+    TokenLogprob,
+)
 
 STEP_TOKENS = 512
 """Tokens a head puts into a step: its decodes, and chunks of prompts for the rest."""
 MAX_STEP_TOKENS = 4 * STEP_TOKENS
 """Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
 DRAFT_TOKENS = 128
-"""Tokens of a request that a draft reads before one step: it reads a longer text over several steps."""
+"""Tokens of a request that a draft reads before one step: it reads a longer text over several
+steps."""
 DRAFTED_REQUESTS = 4
-"""Most requests that a draft drafts for at once: if more decode, they share a step's weights already."""
+"""Most requests that a draft drafts for at once: if more decode, they share a step's weights
+already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,8 @@ class Span:
     so far if its guide or a penalty uses it. `party` identifies the client that requested the
     guide; it is not 0 if the head accepts `pending` instead of a token.
 
-    `targets` are tokens of the prompt whose log-probabilities are requested, each after a position of the span.
+    `targets` are tokens of the prompt whose log-probabilities are requested, each after a position
+    of the span.
 
     The tokens of its last `guesses` positions are draft tokens. A token is drawn after one only if
     all draft tokens before equal the drawn ones, so a span brings one token more than accepted
@@ -92,7 +102,8 @@ def guessed_tokens(spans: Iterable[Span], tokens: Sequence[int]) -> GuessedToken
 
 @dataclass(frozen=True, slots=True)
 class KvGrant:
-    """KV blocks appended to a request's table; `first_index` is the table's length before the grant.
+    """KV blocks appended to a request's table; `first_index` is the table's length before the
+    grant.
 
     `filled` is the number of positions that the blocks hold already. It is 0, or all of them for
     blocks that other requests filled: these begin this request's table, which shares them and never
@@ -111,7 +122,8 @@ class KvGrant:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The states of a request after its first `position` positions, and another slot that keeps a copy of them."""
+    """The states of a request after its first `position` positions, and another slot that keeps a
+    copy of them."""
 
     request: int
     position: int
@@ -120,7 +132,8 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of every stage in one step, applied in this order: saves, frees, swap-outs, grants, restores, spans.
+    """The work of every stage in one step, applied in this order: saves, frees, swap-outs, grants,
+    restores, spans.
 
     The spans are packed one after the other along the token axis, at most one for each request. A
     step without spans is legal: a cancel is one. The next `following` steps belong to the same
@@ -174,7 +187,8 @@ class SpanLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class GuideFailure:
-    """A request's guide led to no token; `message` is the reason, and holds nothing of the answer."""
+    """A request's guide led to no token; `message` is the reason, and holds nothing of the
+    answer."""
 
     request: int
     message: str

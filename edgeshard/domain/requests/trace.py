@@ -29,7 +29,8 @@ MOST_RECORDS = 20_000
 
 
 def check_seconds(seconds: float, field: str = "seconds") -> float:
-    """Return how long to trace; raises InvalidArgumentError naming the field if it is out of range."""
+    """Return how long to trace; raises InvalidArgumentError naming the field if it is out of
+    range."""
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # also for nan
         why = f"must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {seconds:g}"
         raise invalid(field, why, "TRACE_LENGTH")
@@ -64,14 +65,17 @@ class StepRecord:
         times = (self.arrived_s, self.began_s, self.ended_s, self.sent_s)
         # In this order, which nan and infinity never are.
         if not (all(a <= b for a, b in pairwise(times)) and math.isfinite(times[-1] - times[0])):
-            raise InvalidArgumentError(f"step {self.step} has times that are no times or out of order")
+            raise InvalidArgumentError(
+                f"step {self.step} has times that are no times or out of order"
+            )
         if not (math.isfinite(self.returned_s) and math.isfinite(self.came_s)):
             raise InvalidArgumentError(f"step {self.step} came or returned at no time")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """`size_bytes` of a layer's weights that were read from the disk, in seconds of the node's own clock.
+    """`size_bytes` of a layer's weights that were read from the disk, in seconds of the node's own
+    clock.
 
     If `expert` is None, they are reads of all that streams of the layer, else of one expert.
     """
@@ -84,17 +88,24 @@ class ReadRecord:
 
     def check(self) -> None:
         if not (self.began_s <= self.ended_s and math.isfinite(self.ended_s - self.began_s)):
-            raise InvalidArgumentError(f"layer {self.layer} has times that are no times or out of order")
+            raise InvalidArgumentError(
+                f"layer {self.layer} has times that are no times or out of order"
+            )
 
     @property
     def unit(self) -> str:
         """The unit that was read, in words."""
-        return f"layer {self.layer}" if self.expert is None else f"layer {self.layer} expert {self.expert}"
+        return (
+            f"layer {self.layer}"
+            if self.expert is None
+            else f"layer {self.layer} expert {self.expert}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """A stage's records in the order of their steps, and its reads meanwhile if weights are on its disk."""
+    """A stage's records in the order of their steps, and its reads meanwhile if weights are on its
+    disk."""
 
     stage: int
     node: Text
@@ -105,7 +116,8 @@ class StageTrace:
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
-    """Parts of the traced time, which sum to 1: computing, sending while nothing computes, and idle (the bubbles)."""
+    """Parts of the traced time, which sum to 1: computing, sending while nothing computes, and idle
+    (the bubbles)."""
 
     computing: float
     sending: float
@@ -113,7 +125,8 @@ class StageShare:
 
 
 def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
-    """The same records on one clock that begins with the first step's; a read may have begun before.
+    """The same records on one clock that begins with the first step's; a read may have begun
+    before.
 
     Between two stages the least time from `sent_s` to `arrived_s` is the clocks' difference plus
     the quickest transfer. Over the ring the differences sum to 0, so the sum is the transfers'.
@@ -131,7 +144,9 @@ def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
     for gap in gaps[:-1]:
         offsets.append(offsets[-1] + ((gap - share) if gap is not None else 0.0))
     origin = min(
-        record.arrived_s - offset for trace, offset in zip(traces, offsets, strict=True) for record in trace.records
+        record.arrived_s - offset
+        for trace, offset in zip(traces, offsets, strict=True)
+        for record in trace.records
     )
     return tuple(
         replace(
@@ -145,13 +160,21 @@ def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
 
 def _least_gap(sender: StageTrace, receiver: StageTrace) -> float | None:
     send_times = {record.step: record.sent_s for record in sender.records}
-    return min((r.arrived_s - send_times[r.step] for r in receiver.records if r.step in send_times), default=None)
+    return min(
+        (r.arrived_s - send_times[r.step] for r in receiver.records if r.step in send_times),
+        default=None,
+    )
 
 
 def _least_return(head: StageTrace, last: StageTrace) -> float | None:
     send_times = {record.step: record.sent_s for record in last.records}
     return min(
-        (r.returned_s - send_times[r.step] for r in head.records if r.returned_s and r.step in send_times), default=None
+        (
+            r.returned_s - send_times[r.step]
+            for r in head.records
+            if r.returned_s and r.step in send_times
+        ),
+        default=None,
     )
 
 
@@ -174,13 +197,21 @@ def _moved_read(read: ReadRecord, by_s: float) -> ReadRecord:
 def shares(trace: StageTrace, from_s: float, until_s: float) -> StageShare:
     """The parts of the stage's time between two moments of the aligned clock."""
     span = max(until_s - from_s, 1e-12)
-    computing = sum(_within(record.began_s, record.ended_s, from_s, until_s) for record in trace.records)
+    computing = sum(
+        _within(record.began_s, record.ended_s, from_s, until_s) for record in trace.records
+    )
     sending, free_from = 0.0, from_s
     following = [record.began_s for record in trace.records[1:]] + [until_s]
-    for record, next_begins in zip(trace.records, following, strict=False):  # without records, nothing follows
-        sending += _within(max(record.ended_s, free_from), min(record.sent_s, next_begins), from_s, until_s)
+    for record, next_begins in zip(
+        trace.records, following, strict=False
+    ):  # without records, nothing follows
+        sending += _within(
+            max(record.ended_s, free_from), min(record.sent_s, next_begins), from_s, until_s
+        )
         free_from = max(free_from, record.sent_s)
-    return StageShare(computing / span, sending / span, max(0.0, 1.0 - (computing + sending) / span))
+    return StageShare(
+        computing / span, sending / span, max(0.0, 1.0 - (computing + sending) / span)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +275,9 @@ def summarised_reads(traces: Sequence[StageTrace]) -> tuple[ReadSummary, ...]:
 def _read_summary(trace: StageTrace, from_s: float, until_s: float) -> ReadSummary:
     seconds = [read.ended_s - read.began_s for read in trace.reads]
     size = sum(read.size_bytes for read in trace.reads)
-    within = sum(_within(read.began_s, read.ended_s, from_s, until_s) for read in trace.reads)  # one at a time
+    within = sum(
+        _within(read.began_s, read.ended_s, from_s, until_s) for read in trace.reads
+    )  # one at a time
     return ReadSummary(
         trace.stage,
         trace.node,
@@ -287,8 +320,15 @@ def span(traces: Sequence[StageTrace]) -> tuple[float, float]:
 
 
 def most_in_flight(traces: Sequence[StageTrace]) -> int:
-    """How many steps were between their arrival at the first stage and their return to it at once, at most."""
-    returned = [record for trace in traces if trace.stage == 0 for record in trace.records if record.returned_s]
+    """How many steps were between their arrival at the first stage and their return to it at once,
+    at most."""
+    returned = [
+        record
+        for trace in traces
+        if trace.stage == 0
+        for record in trace.records
+        if record.returned_s
+    ]
     changes = sorted([(r.returned_s, -1) for r in returned] + [(r.arrived_s, 1) for r in returned])
     return max(accumulate(change for _, change in changes), default=0)
 
@@ -298,7 +338,8 @@ def _within(begin_s: float, end_s: float, from_s: float, until_s: float) -> floa
 
 
 def perfetto(traces: Sequence[StageTrace], deployment: str) -> str:
-    """Aligned traces in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing open.
+    """Aligned traces in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing
+    open.
 
     Each stage is a process. Computing is a row of complete events, and reads of streamed weights
     are another. Steps that wait in the inbox or are being sent may overlap, so those are
@@ -307,7 +348,10 @@ def perfetto(traces: Sequence[StageTrace], deployment: str) -> str:
     events: list[dict[str, Any]] = []
     for trace in traces:
         words = f"{deployment} stage {trace.stage}: {trace.node}, layers {trace.layers}"
-        events += [_named("process_name", trace.stage, words), _named("thread_name", trace.stage, "compute")]
+        events += [
+            _named("process_name", trace.stage, words),
+            _named("thread_name", trace.stage, "compute"),
+        ]
         for record in trace.records:
             events += _step_events(trace.stage, record)
         if trace.reads:

@@ -14,17 +14,19 @@ from edgeshard.gateway.backend import Backend
 
 
 def opens(models: frozenset[str] | None, deployment: str, model: str) -> bool:
-    """Whether a key for these models, by the name of a deployment or a model (None: all), is one for a deployment."""
+    """Whether a key for these models, by the name of a deployment or a model (None: all), is one
+    for a deployment."""
     return models is None or not models.isdisjoint((deployment, model))
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: the identity that quotas and logs know, the models it may use (None: all), and whether
-    it reads all metrics.
+    """The sender of a request: the identity that quotas and logs know, the models it may use (None:
+    all), and whether it reads all metrics.
 
-    `check` raises UnauthenticatedError or DeniedError once the right to send it has ended. Call it after the last wait
-    and directly before each effect: a body, a queue or another answer may take minutes.
+    `check` raises UnauthenticatedError or DeniedError once the right to send it has ended. Call it
+    after the last wait and directly before each effect: a body, a queue or another answer may take
+    minutes.
     """
 
     identity: str
@@ -48,7 +50,8 @@ class Caller:
             if self.models is None or model in self.models:
                 raise
             raise DeniedError(
-                f"this API key does not allow model {model[:80]!r}, only {', '.join(sorted(self.models))}; "
+                f"this API key does not allow model {model[:80]!r}, only "
+                f"{', '.join(sorted(self.models))}; "
                 "request another key from the operator",
                 field="model",
                 reason="KEY_SCOPE",
@@ -70,7 +73,8 @@ class Authenticator(Protocol):
     """The check of keys."""
 
     def enter(self, key: str | None, what: str, address: str) -> Caller:
-        """The caller with `key` (None: without one) that requests `what` from `address` (host:port).
+        """The caller with `key` (None: without one) that requests `what` from `address`
+        (host:port).
 
         Raises UnauthenticatedError.
         """

@@ -31,7 +31,8 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.errors import refusal_of
 
 MOST_BODY_BYTES = 16 << 20
-"""The most bytes of a request's body, also decoded: the longest prompt, also with each letter as an escape."""
+"""The most bytes of a request's body, also decoded: the longest prompt, also with each letter as an
+escape."""
 MOST_OF_ONE_BYTES = 32 << 20
 """The most bytes of one identity's bodies that are read or parsed."""
 MOST_BYTES = 96 << 20
@@ -49,7 +50,8 @@ MOST_PARTS = 1 << 15
 MOST_ITEMS = 1 << 18
 """The most commas of a body outside its texts: token ids, for example. Each costs up to 0.4 us."""
 LARGE_BYTES = 256 << 10
-"""The bytes above which a body is parsed in its turn: this many take a millisecond, the longest body 100."""
+"""The bytes above which a body is parsed in its turn: this many take a millisecond, the longest
+body 100."""
 REST = 3.0
 """The pause after a large body, in times of its parsing."""
 MAX_PIECE_BYTES = 256 << 10
@@ -74,14 +76,16 @@ class BodyBudget:
     def take(self, identity: str, size: int) -> None:
         """Count `size` more bytes of an identity's body.
 
-        Raises ResourceExhaustedError if the identity would have too many, UnavailableError if all together would.
+        Raises ResourceExhaustedError if the identity would have too many, UnavailableError if all
+        together would.
         """
         own_bytes = self._sizes.get(identity, 0) + size
         # Without keys everyone is one identity, which has all there is.
         most = self.most_of_one if identity else self.most
         if own_bytes > most:
             raise ResourceExhaustedError(
-                f"body: requests of {shown_identity(identity) or 'everyone together'} that are being read have {most} "
+                f"body: requests of {shown_identity(identity) or 'everyone together'} that are "
+                f"being read have {most} "
                 "bytes, the limit: send it again when one has been read",
                 field="body",
                 reason="TOO_MANY_BODIES",
@@ -89,7 +93,8 @@ class BodyBudget:
             )
         if self.total + size > self.most and own_bytes > ALWAYS_BYTES:
             raise UnavailableError(
-                f"body: all requests that are being read have {self.most} bytes, the limit: send it again",
+                f"body: all requests that are being read have {self.most} bytes, the limit: send "
+                "it again",
                 field="body",
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
@@ -107,7 +112,8 @@ class BodyBudget:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """The most that a body may have: bytes, also decoded, and seconds from its beginning to its end."""
+    """The most that a body may have: bytes, also decoded, and seconds from its beginning to its
+    end."""
 
     max_bytes: int
     max_s: float
@@ -116,11 +122,14 @@ class BodyLimits:
         """Raise InvalidArgumentError if `size` bytes are too many."""
         if size > self.max_bytes:
             raise InvalidArgumentError(
-                f"the body has more than {self.max_bytes} bytes", field="body", reason="BODY_TOO_LARGE"
+                f"the body has more than {self.max_bytes} bytes",
+                field="body",
+                reason="BODY_TOO_LARGE",
             )
 
     def patience_s(self, received: int) -> float:
-        """The seconds from a body's beginning by which more must follow, once `received` bytes are there."""
+        """The seconds from a body's beginning by which more must follow, once `received` bytes are
+        there."""
         return min(self.max_s, GRACE_S + received / LEAST_BPS)
 
 
@@ -133,7 +142,8 @@ STRANGER = BodyLimits(64 << 10, GRACE_S)
 class PartCounter:
     """A counter of what a JSON text has outside its strings, fed piece by piece. Pure.
 
-    A string costs the parser little however long it is; a list, an object, a field or an item costs much.
+    A string costs the parser little however long it is; a list, an object, a field or an item costs
+    much.
     """
 
     def __init__(self) -> None:
@@ -173,13 +183,16 @@ class PartCounter:
         """
         if self._is_over:
             raise InvalidArgumentError(
-                f"the body has too many parts: at most {MOST_PARTS} lists, objects and fields, and {MOST_ITEMS} items; "
+                f"the body has too many parts: at most {MOST_PARTS} lists, objects and fields, and "
+                f"{MOST_ITEMS} items; "
                 "send less at once",
                 field="body",
                 reason="TOO_MANY_PARTS",
             )
         if self._has_letters:
-            raise InvalidArgumentError("the body is not JSON: it has NaN or Infinity", reason="INVALID_JSON")
+            raise InvalidArgumentError(
+                "the body is not JSON: it has NaN or Infinity", reason="INVALID_JSON"
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +201,9 @@ class _Large:
 
     body: bytearray
     form: type[BaseModel]
-    done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: asyncio.Future[Any] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     def parse(self) -> None:
         if self.done.done():  # whoever wanted it has left
@@ -218,7 +233,8 @@ class Bodies:
 
     @contextmanager
     def place(self, identity: str, check_place: PlaceCheck | None) -> Iterator[None]:
-        """A place held while a body is read; None is for a request without one. Raises as `check_place` does."""
+        """A place held while a body is read; None is for a request without one. Raises as
+        `check_place` does."""
         if check_place is None:
             yield
             return
@@ -233,7 +249,8 @@ class Bodies:
 
     @contextmanager
     def room(self, identity: str, declared: int) -> Iterator[Callable[[int], None]]:
-        """The memory for a body that declares `declared` bytes; call the returned function with the bytes so far.
+        """The memory for a body that declares `declared` bytes; call the returned function with the
+        bytes so far.
 
         Both raise as `BodyBudget.take` does.
         """
@@ -300,7 +317,9 @@ async def read_body(
     bodies: Bodies = request.scope["state"]["bodies"]
     identity = caller_of(request).identity if stranger is None else f"address/{stranger}"
     limits = KEYED if stranger is None else STRANGER
-    declared = int(request.headers.get("content-length", 0))  # in a form that the server has checked
+    declared = int(
+        request.headers.get("content-length", 0)
+    )  # in a form that the server has checked
     limits.check_size(declared)
     decoder = _decoder(request)
     with bodies.place(identity, check_place), bodies.room(identity, declared) as grow:
@@ -311,14 +330,16 @@ async def read_body(
 
 
 def parse(body: bytearray, form: type[FormT]) -> FormT:
-    """The body as `form`, its parts counted already. Raises InvalidArgumentError naming the field."""
+    """The body as `form`, its parts counted already. Raises InvalidArgumentError naming the
+    field."""
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
         refusal = refusal_of(error)
     except RecursionError:
         refusal = InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON")
-    # Not raised above: its context would hold pydantic's error and the body, in a cycle that gc does not see.
+    # Not raised above: its context would hold pydantic's error and the body, in a cycle that gc
+    # does not see.
     raise refusal
 
 
@@ -329,7 +350,8 @@ class Gunzip:
         self._decoder = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """The bytes that `data` adds, at most `MAX_PIECE_BYTES` at a time. Raises InvalidArgumentError."""
+        """The bytes that `data` adds, at most `MAX_PIECE_BYTES` at a time. Raises
+        InvalidArgumentError."""
         is_full = True
         while data or is_full:
             try:
@@ -349,27 +371,32 @@ class Gunzip:
 
 
 def _decoder(request: Request) -> Gunzip | None:
-    """The decoder of the body; None if it is not encoded. Raises InvalidArgumentError for an unknown encoding."""
+    """The decoder of the body; None if it is not encoded. Raises InvalidArgumentError for an
+    unknown encoding."""
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if encoding in ("", "identity"):
         return None
     if encoding in _GZIP:
         return Gunzip()
     raise InvalidArgumentError(
-        f"Content-Encoding {encoding[:40]!r} is not supported here: send the body as it is, or as gzip",
+        f"Content-Encoding {encoding[:40]!r} is not supported here: send the body as it is, or as "
+        "gzip",
         field="content-encoding",
         reason="UNSUPPORTED_ENCODING",
     )
 
 
 def _bad_gzip(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"Content-Encoding: {what}", field="content-encoding", reason="INVALID_GZIP")
+    return InvalidArgumentError(
+        f"Content-Encoding: {what}", field="content-encoding", reason="INVALID_GZIP"
+    )
 
 
 async def _body_of(
     request: Request, decoder: Gunzip | None, limits: BodyLimits, grow: Callable[[int], None]
 ) -> bytearray:
-    """The decoded body. Its size and parts are bounded as it arrives, its time by the bytes that were received."""
+    """The decoded body. Its size and parts are bounded as it arrives, its time by the bytes that
+    were received."""
     body = bytearray()
     counter = PartCounter()
     received = 0
@@ -389,7 +416,8 @@ async def _body_of(
                 limit.reschedule(began + limits.patience_s(received))
     except TimeoutError:
         raise DeadlineError(
-            f"the body arrived too slowly: send at least {LEAST_BPS} bytes a second, and all of it within "
+            f"the body arrived too slowly: send at least {LEAST_BPS} bytes a second, and all of it "
+            "within "
             f"{limits.max_s:g} s",
             field="body",
             reason="BODY_TOO_SLOW",

@@ -22,7 +22,8 @@ _PREFLIGHT_S = 600
 class Origins:
     """The origins of pages that may read answers, such as `https://chat.example`, or `*` for all.
 
-    Pages never get leave to send cookies or the like: each needs a key of its own, in Authorization or x-api-key.
+    Pages never get leave to send cookies or the like: each needs a key of its own, in Authorization
+    or x-api-key.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -40,13 +41,19 @@ class Origins:
 
     def is_preflight(self, method: str, headers: Headers) -> bool:
         """Whether a browser requests the rights of such a page."""
-        return method == "OPTIONS" and "access-control-request-method" in headers and self.allows(headers)
+        return (
+            method == "OPTIONS"
+            and "access-control-request-method" in headers
+            and self.allows(headers)
+        )
 
     def headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """The headers of the answer to a request with these headers."""
         if not self._allowed:
             return []
-        vary = [] if self.any else [(b"vary", b"Origin")]  # A cache must not hand one page what another may read.
+        vary = (
+            [] if self.any else [(b"vary", b"Origin")]
+        )  # A cache must not hand one page what another may read.
         if not self.allows(headers):
             return vary
         allowed = ANY if self.any else headers["origin"]
@@ -57,10 +64,13 @@ class Origins:
         ]
 
     def preflight(self, headers: Headers) -> dict[str, str]:
-        """The headers of the answer to a preflight. A page may send any header; unknown ones have no effect."""
+        """The headers of the answer to a preflight. A page may send any header; unknown ones have
+        no effect."""
         header_list = headers.get("access-control-request-headers", "")
         named = (
-            [name.strip().lower() for name in header_list.split(",")] if _NAMES.fullmatch(header_list.strip()) else []
+            [name.strip().lower() for name in header_list.split(",")]
+            if _NAMES.fullmatch(header_list.strip())
+            else []
         )
         return {
             "access-control-allow-methods": "GET, HEAD, POST",
@@ -73,12 +83,14 @@ NOBODY = Origins()
 
 
 def parse_origins(texts: Iterable[str]) -> Origins:
-    """The origins in these texts. Raises InvalidArgumentError for one that no browser sends: it would not match."""
+    """The origins in these texts. Raises InvalidArgumentError for one that no browser sends: it
+    would not match."""
     origins = tuple(texts)
     for text in origins:
         if text != ANY and not _is_origin(text):
             raise InvalidArgumentError(
-                f"--http-allow-origin {text[:80]!r}: give scheme, host and port as a browser does, such as "
+                f"--http-allow-origin {text[:80]!r}: give scheme, host and port as a browser does, "
+                "such as "
                 "https://chat.example or http://localhost:3000, without a path; or * for all pages",
                 field="http-allow-origin",
             )

@@ -26,8 +26,8 @@ from edgeshard.gateway.request_metrics import HttpMetrics
 
 
 class Pages(Protocol):
-    """An app of its own on the gateway's port. It checks Host and Origin by itself, and no other origin may read its
-    answers."""
+    """An app of its own on the gateway's port. It checks Host and Origin by itself, and no other
+    origin may read its answers."""
 
     api: ASGIApp | None
     """The gateway's routes with the check of keys, once they are made."""
@@ -77,7 +77,11 @@ class GatewayMiddleware:
             return
         method, headers = scope["method"], Headers(scope=scope)
         client_request_id = headers.get("x-request-id", "")
-        request_id = client_request_id if _REQUEST_ID.fullmatch(client_request_id) else f"req_{uuid.uuid4().hex}"
+        request_id = (
+            client_request_id
+            if _REQUEST_ID.fullmatch(client_request_id)
+            else f"req_{uuid.uuid4().hex}"
+        )
         began, status = time.monotonic(), 0
         is_page = False
 
@@ -99,14 +103,18 @@ class GatewayMiddleware:
             scope = canonical(scope)
             headers = Headers(scope=scope)
             # The page itself is for browsers, which never request it by HEAD.
-            is_page = self._pages is not None and self._pages.takes({**scope, "method": method}, headers)
+            is_page = self._pages is not None and self._pages.takes(
+                {**scope, "method": method}, headers
+            )
             if is_page:
                 assert self._pages is not None
                 await self._pages(scope, receive, tell)
                 return
             if self._origins.is_preflight(scope["method"], headers):
                 self._check_local(headers)
-                await Response(status_code=204, headers=self._origins.preflight(headers))(scope, receive, tell)
+                await Response(status_code=204, headers=self._origins.preflight(headers))(
+                    scope, receive, tell
+                )
                 return
             scope["state"]["caller"] = self._enter(scope, headers)
             await self._app(scope, receive, tell)
@@ -114,7 +122,10 @@ class GatewayMiddleware:
             await error_response(error, scope["path"])(scope, receive, tell)
         except Exception as error:
             # Its text may quote the request.
-            where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
+            where = [
+                f"{frame.filename}:{frame.lineno}"
+                for frame in traceback.extract_tb(error.__traceback__)[-4:]
+            ]
             log.error("http_failed", route=_route(scope), error=type(error).__name__, where=where)
         finally:
             self._metrics.request_ended(method, _route(scope), status, time.monotonic() - began)
@@ -143,7 +154,8 @@ class GatewayMiddleware:
             if host is not None and not is_loopback_name(host):
                 named_host = "another machine" if host else "no machine"
                 raise DeniedError(
-                    f"{name} names {named_host}, but this address serves only programs on this machine: use 127.0.0.1",
+                    f"{name} names {named_host}, but this address serves only programs on this "
+                    "machine: use 127.0.0.1",
                     field=name.lower(),
                     reason="FOREIGN_HOST",
                 )
@@ -173,7 +185,9 @@ _STATE = "answer_headers"
 
 def add_header(request: Request, name: str, value: str) -> None:
     """Have the answer to a request carry a header, whichever response it is."""
-    request.scope["state"].setdefault(_STATE, []).append((name.encode("latin-1"), value.encode("latin-1")))
+    request.scope["state"].setdefault(_STATE, []).append(
+        (name.encode("latin-1"), value.encode("latin-1"))
+    )
 
 
 def added_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -203,7 +217,9 @@ def canonical(scope: Scope) -> Scope:
         authority = absolute[1]
         if not _AUTHORITY.fullmatch(authority):
             raise InvalidArgumentError(
-                "target: its authority is not HOST or HOST:PORT", field="target", reason="BAD_TARGET"
+                "target: its authority is not HOST or HOST:PORT",
+                field="target",
+                reason="BAD_TARGET",
             )
         others = [(name, value) for name, value in scope["headers"] if name != b"host"]
         copy["headers"] = [(b"host", authority.encode("latin-1")), *others]

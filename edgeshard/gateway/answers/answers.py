@@ -1,4 +1,5 @@
-"""The answers of one HTTP request: several streams of tokens as one, ended when the client leaves."""
+"""The answers of one HTTP request: several streams of tokens as one, ended when the client
+leaves."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ Answers = AsyncGenerator[tuple[int, GenerationEvent], None]
 """The events of all answers, each with its answer's number."""
 
 _READ_AHEAD = 32
-"""The events of one answer that wait while another's are written; later ones wait with the request."""
+"""The events of one answer that wait while another's are written; later ones wait with the
+request."""
 
 
 async def answers(opened: Sequence[Opened], at_once: int) -> Answers:
-    """The events of all answers, at most `at_once` of them running. Each ends with Finished, or an error ends all."""
+    """The events of all answers, at most `at_once` of them running. Each ends with Finished, or an
+    error ends all."""
     if len(opened) == 1:
         async with aclosing(opened[0]()) as events:
             async for event in events:
@@ -36,7 +39,9 @@ async def answers(opened: Sequence[Opened], at_once: int) -> Answers:
 
 
 async def _merged(opened: Sequence[Opened], at_once: int) -> Answers:
-    arrived: asyncio.Queue[tuple[int, GenerationEvent | EdgeShardError]] = asyncio.Queue(_READ_AHEAD * at_once)
+    arrived: asyncio.Queue[tuple[int, GenerationEvent | EdgeShardError]] = asyncio.Queue(
+        _READ_AHEAD * at_once
+    )
     places = asyncio.Semaphore(at_once)
 
     async def run(index: int) -> None:
@@ -63,7 +68,8 @@ async def _merged(opened: Sequence[Opened], at_once: int) -> Answers:
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of `work`, which is cancelled when the client leaves before: then raises CancelledRequestError."""
+    """The result of `work`, which is cancelled when the client leaves before: then raises
+    CancelledRequestError."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

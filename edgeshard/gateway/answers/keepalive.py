@@ -1,8 +1,8 @@
 """Streams that are never silent for long: proxies and clients close a connection without bytes.
 
-A stream begins with its first event, so that an error until then has its own status. If that event takes longer than
-`MAX_SILENCE_S`, the stream begins without it, and an error is a part of the stream. A stream without events for that
-long sends a filler, which has no meaning for its client.
+A stream begins with its first event, so that an error until then has its own status. If that event
+takes longer than `MAX_SILENCE_S`, the stream begins without it, and an error is a part of the
+stream. A stream without events for that long sends a filler, which has no meaning for its client.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ COMMENT = ":\n\n"
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """The form of a requested stream. `failed` makes the text of an error before the first event."""
+    """The form of a requested stream. `failed` makes the text of an error before the first
+    event."""
 
     media_type: str
     failed: Callable[[EdgeShardError], str]
@@ -42,7 +43,8 @@ Route = Callable[[Request], Awaitable[Response]]
 
 
 def in_time(route: Route) -> Route:
-    """A route whose stream begins within `MAX_SILENCE_S`; it sets `request.state.stream_form` if it makes one."""
+    """A route whose stream begins within `MAX_SILENCE_S`; it sets `request.state.stream_form` if it
+    makes one."""
 
     @wraps(route)
     async def answer(request: Request) -> Response:
@@ -64,7 +66,8 @@ def in_time(route: Route) -> Route:
 
 
 class StreamedResponse(Response):
-    """A response that is written part by part, until the client leaves, with fillers if there is no part for long."""
+    """A response that is written part by part, until the client leaves, with fillers if there is no
+    part for long."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], form: StreamForm) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -91,7 +94,9 @@ class StreamedResponse(Response):
         filling = asyncio.ensure_future(self._fill(send))
         try:
             async with aclosing(self.parts) as parts:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                )
                 async for part in parts:
                     await self._send(send, part)
         finally:
@@ -139,7 +144,8 @@ class _Late(StreamedResponse):
                 yield part
 
     async def end(self) -> None:
-        """Cancel a response that is not there yet. One that is there may not have been read from."""
+        """Cancel a response that is not there yet. One that is there may not have been read
+        from."""
         await super().end()
         self._response.cancel()
         await asyncio.wait((self._response,))

@@ -31,7 +31,8 @@ AT_ONCE = 16
 
 
 class ResponseWriter(ABC):
-    """A writer of one request's answers. It takes their events in turn: either by `part` or by `gather`."""
+    """A writer of one request's answers. It takes their events in turn: either by `part` or by
+    `gather`."""
 
     def __init__(self, usage: TokenUsage, words: Words | None = None) -> None:
         self.usage = usage
@@ -39,7 +40,8 @@ class ResponseWriter(ABC):
         """The texts of single tokens, if they are requested."""
 
     async def learn(self, event: GenerationEvent) -> None:
-        """Ask for the texts of single tokens that this event needs, before `part` or `gather` takes it."""
+        """Ask for the texts of single tokens that this event needs, before `part` or `gather` takes
+        it."""
         if self.words is not None:
             await self.words.learn(event)
 
@@ -72,10 +74,21 @@ class ChunkWriter(ResponseWriter):
     """A writer of chunks, each of which begins with the same head and has one choice."""
 
     def __init__(
-        self, usage: TokenUsage, words: Words | None, prefix: str, kind: str, model: str, with_usage: bool
+        self,
+        usage: TokenUsage,
+        words: Words | None,
+        prefix: str,
+        kind: str,
+        model: str,
+        with_usage: bool,
     ) -> None:
         super().__init__(usage, words)
-        self.head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+        self.head = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
         self._with_usage = with_usage
         self._begin = f'data: {json_text(self.head)[:-1]},"choices":[{{"index":'
         self._end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
@@ -85,7 +98,11 @@ class ChunkWriter(ResponseWriter):
         return f'{self._begin}{answer},{member},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
 
     def last_part(self) -> str:
-        return sse({**self.head, "choices": [], "usage": self.usage.record()}) if self._with_usage else ""
+        return (
+            sse({**self.head, "choices": [], "usage": self.usage.record()})
+            if self._with_usage
+            else ""
+        )
 
     def done(self) -> str:
         return DONE
@@ -102,19 +119,25 @@ def sse(record: dict[str, Any]) -> str:
 
 
 def finish_reason(reason: FinishReason) -> str:
-    """The reason in OpenAI's words. Raises CancelledRequestError for a request that an operator ended."""
+    """The reason in OpenAI's words. Raises CancelledRequestError for a request that an operator
+    ended."""
     if reason is FinishReason.CANCELLED:
         raise CancelledRequestError("another caller cancelled the request", reason="CANCELLED")
     return reason.value
 
 
 async def respond(
-    request: Request, opened: Sequence[Opened], run: ResponseWriter, metrics: HttpMetrics, *, stream: bool
+    request: Request,
+    opened: Sequence[Opened],
+    run: ResponseWriter,
+    metrics: HttpMetrics,
+    *,
+    stream: bool,
 ) -> Response:
     """The response to a request, as a stream or whole.
 
-    A stream begins with the first event, so that an error until then is refused by a status; its form is
-    `request.state.stream_form`. Raises EdgeShardError.
+    A stream begins with the first event, so that an error until then is refused by a status; its
+    form is `request.state.stream_form`. Raises EdgeShardError.
     """
     events = answers(opened, min(AT_ONCE, len(opened)))
     if not stream:

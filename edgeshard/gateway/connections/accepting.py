@@ -1,5 +1,5 @@
-"""The gateway's listening socket: every connection is counted from the moment it is accepted, before any TLS, and has a
-limited time for its request's head."""
+"""The gateway's listening socket: every connection is counted from the moment it is accepted,
+before any TLS, and has a limited time for its request's head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from edgeshard.gateway.connections.connection_limits import Crowd, neighbourhood
 
 HEAD_LIMIT_S = 10.0
-"""The seconds from a connection's beginning, or from the first byte of a later request, to the end of its headers."""
+"""The seconds from a connection's beginning, or from the first byte of a later request, to the end
+of its headers."""
 _AT_ONCE = 16
 """The connections that are accepted at once, before older ones have their turn: a flood must not
 displace a connection before its first bytes were read."""
@@ -28,7 +29,8 @@ class Guest(socket.socket):
     deadline: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Break the connection; the system, too, keeps nothing for a client that may never take it."""
+        """Break the connection; the system, too, keeps nothing for a client that may never take
+        it."""
         if self.fileno() < 0:
             return
         self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _BREAKING)
@@ -75,7 +77,8 @@ class ListeningSocket(socket.socket):
         return self._guests[transport.get_extra_info("socket").fileno()]
 
     def showed_key(self, guest: Guest, identity: str) -> bool:
-        """Note a request with the key of `identity`. False if that has too many connections, all busy."""
+        """Note a request with the key of `identity`. False if that has too many connections, all
+        busy."""
         going = self.crowd.showed_key(guest.fileno(), identity)
         if going == guest.fileno():
             return False

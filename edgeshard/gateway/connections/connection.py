@@ -22,7 +22,8 @@ from edgeshard.gateway.errors import error_response
 STALLED_S = 120.0
 """The seconds without taking anything after which a client is taken for gone."""
 MIN_CHUNK_BYTES = 512
-"""The least bytes of a body's chunks on average. h11 makes an event of each chunk, which costs some 15 us."""
+"""The least bytes of a body's chunks on average. h11 makes an event of each chunk, which costs some
+15 us."""
 FREE_CHUNKS = 2048
 """The chunks that may be shorter."""
 _HOST_FAULTS = {
@@ -34,8 +35,8 @@ _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
 class _StrictLines(ReceiveBuffer):
-    """A buffer whose lines end with CR LF. A server that takes a bare LF for an end, too, sees other requests than a
-    proxy in front that does not; h11 has no option for it."""
+    """A buffer whose lines end with CR LF. A server that takes a bare LF for an end, too, sees
+    other requests than a proxy in front that does not; h11 has no option for it."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         data = bytes(self)
@@ -50,7 +51,8 @@ class TooManyChunksError(h11.RemoteProtocolError):
 
 
 class _Strict(h11.Connection):
-    """A connection that refuses a request with two lengths, by which another may be smuggled (RFC 9112, 6.3).
+    """A connection that refuses a request with two lengths, by which another may be smuggled (RFC
+    9112, 6.3).
 
     It refuses a body of many short chunks, too, before anything reads it.
     """
@@ -65,7 +67,9 @@ class _Strict(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
-            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+            if b"transfer-encoding" in names and (
+                b"content-length" in names or event.http_version < b"1.1"
+            ):
                 raise h11.RemoteProtocolError("Transfer-Encoding is combined with another length")
             self._chunks = self._body_bytes = 0
         elif isinstance(event, h11.Data):
@@ -92,7 +96,8 @@ class HttpConnection(H11Protocol):
         """Raises ResourceExhaustedError if the identity has too many connections."""
         if self._guest is not None and not self._door.showed_key(self._guest, identity):
             raise ResourceExhaustedError(
-                "connections: this API key has its maximum of connections open, all with a request: wait "
+                "connections: this API key has its maximum of connections open, all with a "
+                "request: wait "
                 "until one ends",
                 field="connections",
                 reason="TOO_MANY_CONNECTIONS",
@@ -124,8 +129,8 @@ class HttpConnection(H11Protocol):
         self._tell()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP, perhaps in the midst of a body, without an answer to the request around them,
-        and without a word after an answer."""
+        """Refuse bytes that are no HTTP, perhaps in the midst of a body, without an answer to the
+        request around them, and without a word after an answer."""
         if self._is_busy:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -139,7 +144,8 @@ class HttpConnection(H11Protocol):
 
     def _refuse_chunks(self) -> None:
         error = InvalidArgumentError(
-            f"the body has too many chunks: after the first {FREE_CHUNKS}, send {MIN_CHUNK_BYTES} bytes or more in "
+            f"the body has too many chunks: after the first {FREE_CHUNKS}, send {MIN_CHUNK_BYTES} "
+            "bytes or more in "
             "each, or the body with Content-Length",
             field="body",
             reason="TOO_MANY_CHUNKS",

@@ -1,4 +1,5 @@
-"""The choice of connections that stay if there are too many: a connection with a key precedes one without. Pure."""
+"""The choice of connections that stay if there are too many: a connection with a key precedes one
+without. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +10,17 @@ from dataclasses import dataclass
 MOST_CONNECTIONS = 512
 """The most connections of all; this process has its nodes' connections, too."""
 MOST_KEYLESS = 384
-"""The most connections from one address without a key; one more costs the oldest of them its place. Some hundred may be
-there for a moment: a program that begins as many requests at once dials first and speaks then."""
+"""The most connections from one address without a key; one more costs the oldest of them its place.
+Some hundred may be there for a moment: a program that begins as many requests at once dials first
+and speaks then."""
 MOST_OF_ONE = 384
 """The most connections of one identity, so that no key has them all."""
 
 
 @dataclass(slots=True)
 class _Guest:
-    """A connection from `address`; `identity` is None until it shows a key. `is_busy` while it has a request."""
+    """A connection from `address`; `identity` is None until it shows a key. `is_busy` while it has
+    a request."""
 
     address: str
     identity: str | None = None
@@ -25,13 +28,17 @@ class _Guest:
 
 
 class Crowd:
-    """All connections of a listener, by numbers that the caller chooses, in the order of their arrival.
+    """All connections of a listener, by numbers that the caller chooses, in the order of their
+    arrival.
 
     Methods return the number of a connection that must go now: the caller ends it and calls `left`.
     """
 
     def __init__(
-        self, most: int = MOST_CONNECTIONS, most_keyless: int = MOST_KEYLESS, most_of_one: int = MOST_OF_ONE
+        self,
+        most: int = MOST_CONNECTIONS,
+        most_keyless: int = MOST_KEYLESS,
+        most_of_one: int = MOST_OF_ONE,
     ) -> None:
         self._most = most
         self._most_strangers = most_keyless
@@ -46,7 +53,8 @@ class Crowd:
     def came(self, number: int, address: str) -> int | None:
         """The connection to close for a new one; None if there is a free place.
 
-        It is a stranger's if there is one, else an idle connection of the identity with the most, else the new one.
+        It is a stranger's if there is one, else an idle connection of the identity with the most,
+        else the new one.
         """
         self._guests[number] = _Guest(address)
         self._strangers[address] += 1
@@ -62,7 +70,8 @@ class Crowd:
         return _first(self._idle_of_most(), number)
 
     def showed_key(self, number: int, identity: str) -> int | None:
-        """The connection to close if this identity has too many: its oldest idle one, else this one."""
+        """The connection to close if this identity has too many: its oldest idle one, else this
+        one."""
         guest = self._guests.get(number)
         if guest is None or guest.identity == identity:
             return None
@@ -92,14 +101,22 @@ class Crowd:
             del counts[name]
 
     def _oldest_stranger(self, address: str) -> int:
-        return next(n for n, guest in self._guests.items() if guest.identity is None and guest.address == address)
+        return next(
+            n
+            for n, guest in self._guests.items()
+            if guest.identity is None and guest.address == address
+        )
 
     def _idle_of_most(self) -> int | None:
         idle = (self._idle_of(identity) for identity, _ in self._known.most_common())
         return next((number for number in idle if number is not None), None)
 
     def _idle_of(self, identity: str) -> int | None:
-        idle = (n for n, guest in self._guests.items() if guest.identity == identity and not guest.is_busy)
+        idle = (
+            n
+            for n, guest in self._guests.items()
+            if guest.identity == identity and not guest.is_busy
+        )
         return next(idle, None)
 
 

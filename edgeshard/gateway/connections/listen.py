@@ -34,19 +34,20 @@ class HttpListen:
         return is_loopback(split_address(self.address, "http-listen")[0])
 
     def names(self, host: str) -> bool:
-        """Whether a request that names this host is meant for this gateway: one of loopback's names or, with TLS, one
-        of the certificate's, without which no browser would have connected."""
+        """Whether a request that names this host is meant for this gateway: one of loopback's names
+        or, with TLS, one of the certificate's, without which no browser would have connected."""
         if is_loopback_name(host):
             return True
         return self.cert is not None and host in _names_of(self.cert, self.version())
 
     def check(self) -> None:
-        """Raise DeniedError for plaintext beyond loopback and for a key that others can read, InvalidArgumentError for
-        files that cannot be used."""
+        """Raise DeniedError for plaintext beyond loopback and for a key that others can read,
+        InvalidArgumentError for files that cannot be used."""
         if self.cert is None and self.key is None:
             if not self.is_local:
                 raise DeniedError(
-                    f"http-listen {self.address} is beyond loopback and has no TLS: give --ca-key, by which the "
+                    f"http-listen {self.address} is beyond loopback and has no TLS: give --ca-key, "
+                    "by which the "
                     "site makes a certificate for it, or --http-tls-cert and --http-tls-key",
                     field="http-listen",
                     reason="TLS_REQUIRED",
@@ -55,7 +56,8 @@ class HttpListen:
         for name, path in (("http-tls-cert", self.cert), ("http-tls-key", self.key)):
             if path is None:
                 raise InvalidArgumentError(
-                    f"--{name} is missing: --http-tls-cert and --http-tls-key go together", field=name
+                    f"--{name} is missing: --http-tls-cert and --http-tls-key go together",
+                    field=name,
                 )
         self.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
@@ -80,7 +82,11 @@ class HttpListen:
             stats = [path.stat() for path in (self.cert, self.key)]
         except OSError:
             return ()
-        return tuple(value for one in stats for value in (one.st_ctime_ns, one.st_mtime_ns, one.st_ino, one.st_size))
+        return tuple(
+            value
+            for one in stats
+            for value in (one.st_ctime_ns, one.st_mtime_ns, one.st_ino, one.st_size)
+        )
 
 
 def is_loopback_name(host: str) -> bool:
@@ -103,11 +109,12 @@ def host_of(url: str) -> str:
 
 @lru_cache(maxsize=4)
 def _names_of(cert: Path, version: tuple[int, ...]) -> frozenset[str]:
-    """Hosts of a PEM file's first certificate. `version` is its state, so that a new one is read."""
+    """Hosts of a PEM file's first certificate. `version` is its state, so that a new one is
+    read."""
     try:
-        extension = x509.load_pem_x509_certificate(cert.read_bytes()).extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        )
+        extension = x509.load_pem_x509_certificate(
+            cert.read_bytes()
+        ).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (OSError, ValueError, x509.ExtensionNotFound):
         return frozenset()
     names = extension.value.get_values_for_type(x509.DNSName)
@@ -135,12 +142,16 @@ class Following:
         self._listen.load(context)
         return context
 
-    def _on_handshake(self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    def _on_handshake(
+        self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> None:
         version = self._listen.version()
         if version != self._version:
             self._version = version
             try:
                 self._newest = self._made()
-            except EdgeShardError as error:  # maybe it is being written: the next change is checked again
+            except (
+                EdgeShardError
+            ) as error:  # maybe it is being written: the next change is checked again
                 log.error("http_certificate_not_reloaded", why=error.message)
         stream.context = self._newest

@@ -28,7 +28,8 @@ BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals and the clock to its host: a gateway without requests is not woken."""
+    """A server that leaves signals and the clock to its host: a gateway without requests is not
+    woken."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -54,14 +55,16 @@ class GatewayServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen at `url`. Raises as `HttpListen.check`, and UnavailableError if the address is taken."""
+        """Listen at `url`. Raises as `HttpListen.check`, and UnavailableError if the address is
+        taken."""
         self._listen.check()
         following = None if self._listen.cert is None else Following(self._listen)
         bound = self._bind()
         config = uvicorn.Config(
             self._app,
             log_config=None,
-            log_level="error",  # a warning is about a client, and there would be one for each of its requests
+            # a warning is about a client, and there would be one for each of its requests
+            log_level="error",
             access_log=False,
             lifespan="off",
             ws="none",
@@ -94,7 +97,9 @@ class GatewayServer:
     def _bind(self) -> ListeningSocket:
         host, port = split_address(self._listen.address, "http-listen")
         try:
-            family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            family, kind, number, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )[0]
             bound = ListeningSocket(family, kind, number)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)

@@ -1,7 +1,7 @@
 """Fields that several request bodies share, and the ways in which a field is treated.
 
-A body's class declares the treatment of each of its fields. The tables of docs/http-fields.md are made from these
-classes.
+A body's class declares the treatment of each of its fields. The tables of docs/http-fields.md are
+made from these classes.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Treatment(StrEnum):
 class RequestModel(BaseModel):
     """A body, or a part of one.
 
-    An unknown field is refused, and a null is an absent field. No type is converted, but 4.0 is a whole number, as in
-    JSON schemas.
+    An unknown field is refused, and a null is an absent field. No type is converted, but 4.0 is a
+    whole number, as in JSON schemas.
     """
 
     model_config = ConfigDict(
@@ -116,12 +116,16 @@ def ignored(meaning: str) -> Any:
 
 def never(meaning: str) -> Any:
     """A field that is refused unless it is empty; `meaning` is what it would do."""
-    return Annotated[Any, Treatment.REFUSED, AfterValidator(_refuse), Field(default=None, description=meaning)]
+    return Annotated[
+        Any, Treatment.REFUSED, AfterValidator(_refuse), Field(default=None, description=meaning)
+    ]
 
 
 def only(kind: Any, *values: Any, meaning: str = "") -> Any:
     """A field of which these values are accepted: they mean what happens anyway."""
-    schema_field = Field(default=None, description=meaning or None, json_schema_extra={"enum": [*values, None]})
+    schema_field = Field(
+        default=None, description=meaning or None, json_schema_extra={"enum": [*values, None]}
+    )
     return Annotated[kind | None, AfterValidator(_only(*values)), schema_field]
 
 
@@ -133,7 +137,8 @@ _OPTIONS = {item.name: item for owner in (Sampling, Generation) for item in opti
 
 
 def bounded(name: str, *, low: int | None = None, description: str | None = None) -> Any:
-    """A field with the bounds that an option of generation has, None if it is left out; `low` is the API's own."""
+    """A field with the bounds that an option of generation has, None if it is left out; `low` is
+    the API's own."""
     item = _OPTIONS[name]
     bounds = item.option.constraints if low is None else item.option.constraints | {"ge": low}
     if item.kind is float:
@@ -149,7 +154,9 @@ class StreamOptions(RequestModel):
 def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:
     """Raise Refused for options of a stream that is not requested."""
     if options is not None and not stream:
-        raise Refused("is for streams: set stream, or leave it out", "INVALID_VALUE", "stream_options")
+        raise Refused(
+            "is for streams: set stream, or leave it out", "INVALID_VALUE", "stream_options"
+        )
 
 
 Stop = Annotated[
@@ -162,7 +169,8 @@ Stop = Annotated[
     | None,
     Field(
         default=None,
-        description=f"texts that end the answer, at most {STOP_LIMIT_STRINGS}; one may be a special token",
+        description=f"texts that end the answer, at most {STOP_LIMIT_STRINGS}; one may be a "
+        "special token",
     ),
 ]
 
@@ -178,8 +186,12 @@ def _is_id(name: str) -> bool:
 
 
 Bias = Annotated[
-    Annotated[dict[str, float], Field(max_length=LOGIT_BIAS_LIMIT_TOKENS), AfterValidator(_ids)] | None,
-    Field(default=None, description=f"token ids with -100 to 100 for each, at most {LOGIT_BIAS_LIMIT_TOKENS}"),
+    Annotated[dict[str, float], Field(max_length=LOGIT_BIAS_LIMIT_TOKENS), AfterValidator(_ids)]
+    | None,
+    Field(
+        default=None,
+        description=f"token ids with -100 to 100 for each, at most {LOGIT_BIAS_LIMIT_TOKENS}",
+    ),
 ]
 
 
@@ -200,7 +212,9 @@ class SamplingFields(ChoiceFields):
     """The choice of tokens, in OpenAI's words, and with further options of this engine."""
 
     repetition_penalty: float | None = bounded("repetition_penalty")
-    stop_token_ids: Annotated[list[TokenId], FirstFault] | None = Field(default=None, max_length=STOP_LIMIT_TOKENS)
+    stop_token_ids: Annotated[list[TokenId], FirstFault] | None = Field(
+        default=None, max_length=STOP_LIMIT_TOKENS
+    )
     ignore_eos: bool | None = None
     priority: int | None = bounded("priority", description="a higher one goes first")
     logit_bias: Bias = None
@@ -215,14 +229,18 @@ class SamplingFields(ChoiceFields):
         logprobs: bool,
         top_logprobs: int,
     ) -> tuple[Sampling, ...]:
-        """The sampling of each of `count` answers, which differ in their seeds. A field that is not given has the
-        model's `defaults`, or OpenAI's."""
-        field_values = {item.name: getattr(self, item.name, None) for item in option_fields(Sampling)}
+        """The sampling of each of `count` answers, which differ in their seeds. A field that is not
+        given has the model's `defaults`, or OpenAI's."""
+        field_values = {
+            item.name: getattr(self, item.name, None) for item in option_fields(Sampling)
+        }
         values: dict[str, Any] = {"temperature": 1.0, "top_k": 0} | defaults.given()
         values |= {name: value for name, value in field_values.items() if value is not None}
         own: dict[str, Any] = {
             "top_k": max(0, values["top_k"]),
-            "logit_bias": tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
+            "logit_bias": tuple(
+                sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())
+            ),
             "logprobs": logprobs,
             "top_logprobs": top_logprobs,
         }
@@ -257,7 +275,8 @@ class JsonSchemaFormat(RequestModel):
 
 
 def schema_guide(schema: dict[str, Any], open_objects: bool | None, field: str) -> Guide:
-    """The guide of an answer by a JSON schema, closed except for `open_objects`. A null keyword is as if absent.
+    """The guide of an answer by a JSON schema, closed except for `open_objects`. A null keyword is
+    as if absent.
 
     Raises InvalidArgumentError naming `field` for a schema that is too large.
     """
@@ -271,7 +290,8 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
 
     def guide(self, open_objects: bool | None) -> Guide | None:
-        """The guide that the format requests. Raises InvalidArgumentError for contradicting fields."""
+        """The guide that the format requests. Raises InvalidArgumentError for contradicting
+        fields."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise InvalidArgumentError(
                 "response_format: json_schema needs the type json_schema", field="response_format"
@@ -289,9 +309,13 @@ class GuidedFields(SamplingFields):
 
     guided_json: str | dict[str, Any] | None = Field(default=None, description="a JSON schema")
     guided_regex: str | None = None
-    guided_grammar: str | None = Field(default=None, description="a context-free grammar, as Lark writes them")
+    guided_grammar: str | None = Field(
+        default=None, description="a context-free grammar, as Lark writes them"
+    )
     open_objects: bool | None = Field(
-        default=None, description="whether objects may have keys that a schema of an answer or a tool does not name"
+        default=None,
+        description="whether objects may have keys that a schema of an answer or a tool does not "
+        "name",
     )
 
     def form(self) -> tuple[str, Guide | None]:
@@ -303,7 +327,8 @@ class GuidedFields(SamplingFields):
         guides = self._guides()
         if len(guides) > 1:
             raise InvalidArgumentError(
-                f"{guides[1][0]}: another field already sets the answer's format; leave one of them out",
+                f"{guides[1][0]}: another field already sets the answer's format; leave one of "
+                "them out",
                 field=guides[1][0],
             )
         return guides[0][1] if guides else None
@@ -323,7 +348,9 @@ class GuidedFields(SamplingFields):
             "guided_regex": (GuideKind.REGEX, self.guided_regex),
             "guided_grammar": (GuideKind.GRAMMAR, self.guided_grammar),
         }
-        guides = [(name, Guide(kind, text)) for name, (kind, text) in texts.items() if text is not None]
+        guides = [
+            (name, Guide(kind, text)) for name, (kind, text) in texts.items() if text is not None
+        ]
         name, guide = self.form()
         return guides if guide is None else [(name, guide), *guides]
 
@@ -333,4 +360,6 @@ class FormedFields(GuidedFields):
 
     def form(self) -> tuple[str, Guide | None]:
         response_format = self.response_format
-        return "response_format", None if response_format is None else response_format.guide(self.open_objects)
+        return "response_format", None if response_format is None else response_format.guide(
+            self.open_objects
+        )

@@ -1,4 +1,5 @@
-"""OpenAI's chat completions: a conversation by the model's own template, and its answer taken apart."""
+"""OpenAI's chat completions: a conversation by the model's own template, and its answer taken
+apart."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from starlette.responses import Response
 
 from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.requests.conversation import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.conversation import (
+    AnswerDelta,
+    ContentDelta,
+    Conversation,
+    ReasoningDelta,
+    ToolCall,
+)
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
@@ -37,7 +44,12 @@ from edgeshard.gateway.routes.body_fields import (
     never,
     only,
 )
-from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
+from edgeshard.gateway.routes.prompts import (
+    AnswerRoutes,
+    ChatAnswers,
+    ChatRequestModel,
+    conversation_of,
+)
 from edgeshard.gateway.routes.reading import AnswerReader
 from edgeshard.gateway.routes.tools import ToolChoice
 
@@ -54,7 +66,9 @@ class ChatRequest(ChatRequestModel, FormedFields):
     model: str
     messages: Items = Field(min_length=1)
     max_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
-    max_completion_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
+    max_completion_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded(
+        "max_new_tokens", low=1
+    )
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     logprobs: bool | None = None
     top_logprobs: int | None = bounded("top_logprobs")
@@ -63,7 +77,9 @@ class ChatRequest(ChatRequestModel, FormedFields):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="variables of the chat template"
+    )
     add_generation_prompt: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         default=None, description="a variable of the chat template"
@@ -92,8 +108,13 @@ class ChatRequest(ChatRequestModel, FormedFields):
         check_stream_options(self.stream, self.stream_options)
         if self.top_logprobs and not self.logprobs:
             raise Refused("needs logprobs", "INVALID_VALUE", "top_logprobs")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise Refused("contradicts max_tokens: give one", "INVALID_VALUE", "max_completion_tokens")
+        if (
+            None not in (self.max_tokens, self.max_completion_tokens)
+            and self.max_tokens != self.max_completion_tokens
+        ):
+            raise Refused(
+                "contradicts max_tokens: give one", "INVALID_VALUE", "max_completion_tokens"
+            )
         return self
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
@@ -135,7 +156,9 @@ class ChatCompletions(AnswerRoutes):
         served = caller_of(request).find(self._backend, body.model)
         try:
             tools, choice = body.all_tools(), body.tool_choice
-            answers = await self._chat_answers(request, served, body, body.conversation, tools, choice)
+            answers = await self._chat_answers(
+                request, served, body, body.conversation, tools, choice
+            )
             words = self._backend.words(served.deployment) if body.logprobs else None
             run = ChatRun(body, served.deployment, words, answers)
             return await self._respond(request, served, answers.generations, run, bool(body.stream))
@@ -145,7 +168,8 @@ class ChatCompletions(AnswerRoutes):
 
 @dataclass(slots=True)
 class _Choice:
-    """An answer as it gathers; `scores` are the log-probabilities of tokens that were not written yet."""
+    """An answer as it gathers; `scores` are the log-probabilities of tokens that were not written
+    yet."""
 
     reading: AnswerReader
     gathered: Gathered = field(default_factory=Gathered)
@@ -155,11 +179,17 @@ class _Choice:
 class ChatRun(ChunkWriter):
     """The answers to one request, whole or in parts."""
 
-    def __init__(self, body: ChatRequest, model: str, words: Words | None, answers: ChatAnswers) -> None:
+    def __init__(
+        self, body: ChatRequest, model: str, words: Words | None, answers: ChatAnswers
+    ) -> None:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        super().__init__(TokenUsage(body.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage)
+        super().__init__(
+            TokenUsage(body.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage
+        )
         one_call = body.parallel_tool_calls is False
-        self._choices = [_Choice(AnswerReader(answers.parser(), one_call=one_call)) for _ in answers.generations]
+        self._choices = [
+            _Choice(AnswerReader(answers.parser(), one_call=one_call)) for _ in answers.generations
+        ]
 
     def part(self, answer: int, event: GenerationEvent) -> str:
         if isinstance(event, Started):
@@ -173,7 +203,9 @@ class ChatRun(ChunkWriter):
             texts.append(self._part(answer, "{}", choice))
         return "".join(texts)
 
-    def _part(self, answer: int, delta: str, choice: _Choice | None = None, reason: str = "null") -> str:
+    def _part(
+        self, answer: int, delta: str, choice: _Choice | None = None, reason: str = "null"
+    ) -> str:
         scores = "null"
         if choice is not None and choice.scores:
             scores = json_text({"content": choice.scores, "refusal": None})
@@ -192,12 +224,19 @@ class ChatRun(ChunkWriter):
             {
                 "index": index,
                 "message": _message(choice.gathered),
-                "logprobs": None if self.words is None else {"content": choice.scores, "refusal": None},
+                "logprobs": None
+                if self.words is None
+                else {"content": choice.scores, "refusal": None},
                 "finish_reason": choice.reading.finish_reason,
             }
             for index, choice in enumerate(self._choices)
         ]
-        return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage.record()}
+        return {
+            **self.head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": self.usage.record(),
+        }
 
     def _take(self, choice: _Choice, event: GenerationEvent) -> Sequence[AnswerDelta]:
         if isinstance(event, Finished):
@@ -231,7 +270,11 @@ def _message(answer: Gathered) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def _score(words: Words, event: Token) -> dict[str, Any]:

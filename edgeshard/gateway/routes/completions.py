@@ -76,11 +76,16 @@ class CompletionRequest(FormedFields):
             raise Refused("is not supported here unless it is n: leave it out", field="best_of")
         check_stream_options(self.stream, self.stream_options)
         if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
-            raise Refused("must be 1 or more without echo and logprobs", "INVALID_VALUE", "max_tokens")
+            raise Refused(
+                "must be 1 or more without echo and logprobs", "INVALID_VALUE", "max_tokens"
+            )
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         answers = (self.n or 1) * (1 if is_one else len(self.prompt))
         if answers > MOST_ANSWERS:
-            rule = f"times the number of prompts is {answers}; at most {MOST_ANSWERS} answers are given"
+            rule = (
+                f"times the number of prompts is {answers}; at most {MOST_ANSWERS} answers are "
+                "given"
+            )
             raise Refused(rule, "INVALID_VALUE", "n")
         return self
 
@@ -95,7 +100,9 @@ class CompletionRequest(FormedFields):
         """One request to the engine for each answer, beginning with the first prompt's."""
         guide = self.guide()
         has_logprobs = self.logprobs is not None
-        samplings = self.samplings(self.n or 1, logprobs=has_logprobs, top_logprobs=self.logprobs or 0)
+        samplings = self.samplings(
+            self.n or 1, logprobs=has_logprobs, top_logprobs=self.logprobs or 0
+        )
         return [
             self.generation(
                 prompt,
@@ -127,24 +134,34 @@ class Completions(AnswerRoutes):
             run = CompletionRun(body, served.deployment, words, echoes)
             return await self._respond(request, served, generations, run, bool(body.stream))
         except EdgeShardError as error:
-            raise renamed(error, {**NAMES, "guide": body.guide_field()}, served.max_context) from None
+            raise renamed(
+                error, {**NAMES, "guide": body.guide_field()}, served.max_context
+            ) from None
 
     async def _echoes(self, body: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
         """The text of each prompt, if answers begin with it."""
         prompts = body.prompts() if body.echo else ()
         read = self._backend.detokenize
-        return tuple([item if isinstance(item, str) else await read(model, item, identity) for item in prompts])
+        return tuple(
+            [
+                item if isinstance(item, str) else await read(model, item, identity)
+                for item in prompts
+            ]
+        )
 
 
 @dataclass(slots=True)
 class _Choice:
-    """An answer as it gathers: its text, and the log-probabilities of tokens that were not written yet."""
+    """An answer as it gathers: its text, and the log-probabilities of tokens that were not written
+    yet."""
 
     parts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     offset: int = 0
     prompt: tuple[int, ...] = ()
-    scored: list[tuple[str, float | None, dict[str, float] | None, int]] = field(default_factory=list)
+    scored: list[tuple[str, float | None, dict[str, float] | None, int]] = field(
+        default_factory=list
+    )
 
     def score(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
         """Add a token; its log-probability is None if it is the first."""
@@ -158,11 +175,16 @@ class _Choice:
 
 
 class CompletionRun(ChunkWriter):
-    """The answers to one request, whole or in parts; `echoes` are the texts that they begin with, for each prompt."""
+    """The answers to one request, whole or in parts; `echoes` are the texts that they begin with,
+    for each prompt."""
 
-    def __init__(self, body: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
+    def __init__(
+        self, body: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]
+    ) -> None:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        super().__init__(TokenUsage(body.n or 1), words, "cmpl", "text_completion", model, with_usage)
+        super().__init__(
+            TokenUsage(body.n or 1), words, "cmpl", "text_completion", model, with_usage
+        )
         self._asked = body
         self._echoes = echoes
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
@@ -224,5 +246,10 @@ class CompletionRun(ChunkWriter):
         return "" if self.words is None else self.words.text(token)
 
     def _top(self, top: tuple[TokenLogprob, ...]) -> dict[str, float] | None:
-        """The log-probabilities by the tokens' texts; of several with the same text, the likeliest one's."""
-        return {self._text(item.token): item.logprob for item in reversed(top)} if self._asked.logprobs else None
+        """The log-probabilities by the tokens' texts; of several with the same text, the likeliest
+        one's."""
+        return (
+            {self._text(item.token): item.logprob for item in reversed(top)}
+            if self._asked.logprobs
+            else None
+        )

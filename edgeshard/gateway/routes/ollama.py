@@ -1,5 +1,5 @@
-"""Ollama's API, for tools that speak no other: its chat, generate and lists. Options about models' files and memory are
-taken and not used: the site decides those."""
+"""Ollama's API, for tools that speak no other: its chat, generate and lists. Options about models'
+files and memory are taken and not used: the site decides those."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ from starlette.responses import Response
 from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.domain.requests.conversation import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
-from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
+from edgeshard.domain.requests.conversation import (
+    AnswerDelta,
+    ContentDelta,
+    Conversation,
+    ReasoningDelta,
+    ToolCall,
+)
+from edgeshard.domain.requests.generation import (
+    Finished,
+    GenerationEvent,
+    Guide,
+    GuideKind,
+    Started,
+)
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.keepalive import StreamForm
@@ -38,7 +50,12 @@ from edgeshard.gateway.routes.body_fields import (
     only,
     schema_guide,
 )
-from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
+from edgeshard.gateway.routes.prompts import (
+    AnswerRoutes,
+    ChatAnswers,
+    ChatRequestModel,
+    conversation_of,
+)
 from edgeshard.gateway.routes.reading import AnswerReader
 
 NAMES = {
@@ -49,7 +66,9 @@ NAMES = {
     "variables": "think",
 }
 Placed = Annotated[
-    Any, Treatment.IGNORED, Field(default=None, description="the site decides where and how a model runs")
+    Any,
+    Treatment.IGNORED,
+    Field(default=None, description="the site decides where and how a model runs"),
 ]
 """An option about a model's memory."""
 LATEST = ":latest"
@@ -64,10 +83,14 @@ class Options(ChoiceFields):
         "max_new_tokens", low=-(2**31), description="0 and less: as much as there is room for"
     )
     num_ctx: Annotated[int | None, Treatment.CLAMPED] = Field(
-        default=None, ge=0, description="tokens of prompt and answer; the deployment's context if that is smaller"
+        default=None,
+        ge=0,
+        description="tokens of prompt and answer; the deployment's context if that is smaller",
     )
     repeat_last_n: int | None = Field(
-        default=None, ge=-1, description="0: no penalties; other values than -1 need a repeat_penalty of 1"
+        default=None,
+        ge=-1,
+        description="0: no penalties; other values than -1 need a repeat_penalty of 1",
     )
     open_objects: bool | None = Field(
         default=None, description="whether objects may have keys that `format` does not name"
@@ -112,7 +135,9 @@ class OllamaFields(RequestModel):
     model: str
     stream: bool | None = Field(default=None, description="true by default")
     options: Options | None = None
-    format: Literal["", "json"] | dict[str, Any] | None = Field(default=None, description="json, or a JSON schema")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        default=None, description="json, or a JSON schema"
+    )
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: only(bool, False) = None  # type: ignore[valid-type]
     top_logprobs: only(int, 0) = None  # type: ignore[valid-type]
@@ -157,7 +182,9 @@ class ChatBody(OllamaFields):
 class GenerateBody(OllamaFields):
     prompt: str | None = None
     system: str | None = None
-    raw: bool | None = Field(default=None, description="the prompt as it is, without the model's template")
+    raw: bool | None = Field(
+        default=None, description="the prompt as it is, without the model's template"
+    )
     suffix: never("text after the answer") = None  # type: ignore[valid-type]
     images: never("models here read text") = None  # type: ignore[valid-type]
     template: never("another chat template") = None  # type: ignore[valid-type]
@@ -165,7 +192,9 @@ class GenerateBody(OllamaFields):
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        return conversation_of([*messages, {"role": "user", "content": self.prompt}], None, self.variables())
+        return conversation_of(
+            [*messages, {"role": "user", "content": self.prompt}], None, self.variables()
+        )
 
 
 class ShowBody(RequestModel):
@@ -184,7 +213,8 @@ class _Sampled(ChatRequestModel):
         return self.most if self.most is not None and self.most > 0 else None
 
     def within_context(self, prompt_tokens: int, new_tokens: int) -> int:
-        """A prompt that is longer than the client's context is answered all the same: nothing is cut from it."""
+        """A prompt that is longer than the client's context is answered all the same: nothing is
+        cut from it."""
         if self.context is None or self.context <= prompt_tokens:
             return new_tokens
         return min(new_tokens, self.context - prompt_tokens)
@@ -205,7 +235,9 @@ def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
         changed["name"] = name
     calls = changed.get("tool_calls")
     if isinstance(calls, list):
-        changed["tool_calls"] = [_called(call, f"call{place}x{number}") for number, call in enumerate(calls)]
+        changed["tool_calls"] = [
+            _called(call, f"call{place}x{number}") for number, call in enumerate(calls)
+        ]
     return changed
 
 
@@ -238,7 +270,10 @@ class Ollama(AnswerRoutes):
     """The routes of Ollama's API."""
 
     async def tags(self, request: Request) -> Response:
-        return self._listed(request, lambda served: {"modified_at": _time(self._backend.added_at(served.deployment))})
+        return self._listed(
+            request,
+            lambda served: {"modified_at": _time(self._backend.added_at(served.deployment))},
+        )
 
     async def running(self, request: Request) -> Response:
         """The models in memory: all that are served, without expiry. `edgectl` shows on which nodes
@@ -261,7 +296,10 @@ class Ollama(AnswerRoutes):
         return json_response(
             {
                 "details": _details(served, self._backend.stored(served.deployment)),
-                "model_info": {"general.architecture": "edgeshard", "edgeshard.context_length": served.max_context},
+                "model_info": {
+                    "general.architecture": "edgeshard",
+                    "edgeshard.context_length": served.max_context,
+                },
                 "modified_at": _time(self._backend.added_at(served.deployment)),
                 "capabilities": ["completion", "tools"],
             }
@@ -272,7 +310,9 @@ class Ollama(AnswerRoutes):
         served = self._find(request, body.model)
         if not body.messages:
             return _loaded(body.model, {"message": {"role": "assistant", "content": ""}})
-        making = self._chat_answers(request, served, body.sampled(), body.conversation, body.tools, None)
+        making = self._chat_answers(
+            request, served, body.sampled(), body.conversation, body.tools, None
+        )
         return await self._answer(request, body, served, making, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
@@ -280,12 +320,18 @@ class Ollama(AnswerRoutes):
         served = self._find(request, body.model)
         if not body.prompt:
             return _loaded(body.model, {"response": ""})
-        making = self._as_it_is(body, served) if body.raw else self._by_template(request, body, served)
+        making = (
+            self._as_it_is(body, served) if body.raw else self._by_template(request, body, served)
+        )
         return await self._answer(request, body, served, making, is_chat=False)
 
-    async def _by_template(self, request: Request, body: GenerateBody, served: ServedModel) -> ChatAnswers:
+    async def _by_template(
+        self, request: Request, body: GenerateBody, served: ServedModel
+    ) -> ChatAnswers:
         try:
-            return await self._chat_answers(request, served, body.sampled(), body.conversation, None, None)
+            return await self._chat_answers(
+                request, served, body.sampled(), body.conversation, None, None
+            )
         except EdgeShardError as error:
             if error.reason != "NO_CHAT_TEMPLATE":
                 raise
@@ -320,7 +366,9 @@ class Ollama(AnswerRoutes):
         stream = body.stream is not False
         if stream:
             piece = _said(is_chat)
-            request.state.stream_form = StreamForm(LINES, _failed, lambda: _line(body.model, piece, "false}\n"))
+            request.state.stream_form = StreamForm(
+                LINES, _failed, lambda: _line(body.model, piece, "false}\n")
+            )
         try:
             answers = await making
             run = OllamaRun(body.model, answers, is_chat=is_chat)
@@ -341,7 +389,9 @@ class OllamaRun(ResponseWriter):
         self._began, self._first = time.monotonic(), 0.0
 
     def part(self, answer: int, event: GenerationEvent) -> str:
-        return "".join(self._line(self._delta(delta), "false}\n") for delta in self._take(answer, event))
+        return "".join(
+            self._line(self._delta(delta), "false}\n") for delta in self._take(answer, event)
+        )
 
     def last_part(self) -> str:
         return self._line(self._said("", ""), f"true{self._end()}}}\n")
@@ -404,11 +454,14 @@ def _failed(error: EdgeShardError) -> str:
 
 
 def _line(model: str, member: str, end: str) -> str:
-    """A line of a stream; `member` is a JSON key and its value, and `end` the text from the value of `done` on."""
+    """A line of a stream; `member` is a JSON key and its value, and `end` the text from the value
+    of `done` on."""
     return f'{{"model":{json.dumps(model)},"created_at":"{_time()}",{member},"done":{end}'
 
 
-def _said(is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> str:
+def _said(
+    is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()
+) -> str:
     """The JSON keys of a piece of an answer, and their values."""
     if not is_chat:
         more = f',"thinking":{json.dumps(thinking)}' if thinking else ""
@@ -418,14 +471,18 @@ def _said(is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[
         message["thinking"] = thinking
     if calls:
         message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
+            {"function": {"name": call.name, "arguments": _object(call.arguments)}}
+            for call in calls
         ]
     return f'"message":{json_text(message)}'
 
 
 def _loaded(model: str, members: dict[str, Any]) -> Response:
-    """The response to a request without a prompt, by which Ollama's clients load a model: this one is there."""
-    return json_response({"model": model, "created_at": _time(), **members, "done": True, "done_reason": "load"})
+    """The response to a request without a prompt, by which Ollama's clients load a model: this one
+    is there."""
+    return json_response(
+        {"model": model, "created_at": _time(), **members, "done": True, "done_reason": "load"}
+    )
 
 
 def _described(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The way from a request to its answers: a conversation becomes requests to the engine, and these a response."""
+"""The way from a request to its answers: a conversation becomes requests to the engine, and these a
+response."""
 
 from __future__ import annotations
 
@@ -23,11 +24,21 @@ from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.request_metrics import HttpMetrics
 from edgeshard.gateway.routes.body_fields import GuidedFields
-from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, name_ignored, offer_of
+from edgeshard.gateway.routes.tools import (
+    PLAIN,
+    ForcedCall,
+    ToolChoice,
+    forced_call,
+    name_ignored,
+    offer_of,
+)
 
 
-def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
-    """The conversation in fields of a request, which are JSON. The prompt ends where an answer begins, by default.
+def conversation_of(
+    messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None
+) -> Conversation:
+    """The conversation in fields of a request, which are JSON. The prompt ends where an answer
+    begins, by default.
 
     Raises InvalidArgumentError naming a field with a number that JSON has no word for.
     """
@@ -43,7 +54,9 @@ def _text(value: Any, field: str) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
-        raise InvalidArgumentError(f"{field}: has a number that is too large", field=field) from None
+        raise InvalidArgumentError(
+            f"{field}: has a number that is too large", field=field
+        ) from None
 
 
 class Parser(Protocol):
@@ -64,7 +77,8 @@ class ChatRequestModel(GuidedFields):
         return 1
 
     def scores(self) -> tuple[bool, int]:
-        """Whether tokens' log-probabilities are requested, and for how many other tokens at each position."""
+        """Whether tokens' log-probabilities are requested, and for how many other tokens at each
+        position."""
         return False, 0
 
     @abstractmethod
@@ -72,7 +86,8 @@ class ChatRequestModel(GuidedFields):
         """The most tokens of one answer; None if the request sets none."""
 
     def within_context(self, prompt_tokens: int, new_tokens: int) -> int:
-        """The most tokens of an answer to such a prompt, if the request itself bounds the context."""
+        """The most tokens of an answer to such a prompt, if the request itself bounds the
+        context."""
         return new_tokens
 
 
@@ -102,27 +117,36 @@ class AnswerRoutes:
     ) -> ChatAnswers:
         """The answers to a conversation, which gets the tools that are offered.
 
-        Raises as `Backend.prompt` does, CancelledRequestError for a client that leaves, and InvalidArgumentError for
-        fields that contradict each other.
+        Raises as `Backend.prompt` does, CancelledRequestError for a client that leaves, and
+        InvalidArgumentError for fields that contradict each other.
         """
         offer, guide = offer_of(tools, choice), body.guide()
         name_ignored(request, offer)
         forced = forced_call(offer, body.open_objects)
         if forced is not None and guide is not None:
             raise InvalidArgumentError(
-                "tool_choice: another field already sets the answer's format; leave one of them out",
+                "tool_choice: another field already sets the answer's format; leave one of them "
+                "out",
                 field="tool_choice",
             )
-        making = self._backend.prompt(served.deployment, conversation(offer.tools), caller_of(request).identity)
+        making = self._backend.prompt(
+            served.deployment, conversation(offer.tools), caller_of(request).identity
+        )
         prompt = await unless_left(request.receive, making)
-        new_tokens = body.within_context(len(prompt.tokens), body.new_tokens() or max(1, prompt.room))
+        new_tokens = body.within_context(
+            len(prompt.tokens), body.new_tokens() or max(1, prompt.room)
+        )
         first = body.generation(prompt.tokens, new_tokens, guide=forced or guide)
         logprobs, top_logprobs = body.scores()
-        samplings = body.samplings(body.choices(), prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs)
+        samplings = body.samplings(
+            body.choices(), prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs
+        )
         generations = tuple(replace(first, sampling=sampling) for sampling in samplings)
         generations[0].validate()
         answer_format = PLAIN if guide is not None else prompt.format
-        return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offer.tools))
+        return ChatAnswers(
+            generations, ForcedCall if forced else partial(AnswerParser, answer_format, offer.tools)
+        )
 
     async def _respond(
         self,
@@ -137,7 +161,9 @@ class AnswerRoutes:
         opened = [partial(self._begin, caller, served.deployment, item) for item in generations]
         return await respond(request, opened, run, self._metrics, stream=stream)
 
-    def _begin(self, caller: Caller, deployment: str, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
+    def _begin(
+        self, caller: Caller, deployment: str, generation: Generation
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one answer, which begins at once. Raises as `Caller.check` does."""
         caller.check()
         return self._backend.generate(deployment, generation, caller.identity)

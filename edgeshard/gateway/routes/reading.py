@@ -1,4 +1,5 @@
-"""One answer of a conversation as it is read: its content, reasoning and calls, and the reason of its end."""
+"""One answer of a conversation as it is read: its content, reasoning and calls, and the reason of
+its end."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class AnswerReader:
         """The reason in OpenAI's words, once the answer is over."""
 
     def take(self, event: GenerationEvent) -> Sequence[AnswerDelta]:
-        """The parts that an event adds. Raises CancelledRequestError for an answer that an operator ended."""
+        """The parts that an event adds. Raises CancelledRequestError for an answer that an operator
+        ended."""
         match event:
             case Token():
                 deltas: Sequence[AnswerDelta] = self._parser.feed(event.text, event.token)

@@ -1,4 +1,5 @@
-"""OpenAI's responses: conversations as in chat completions, in other forms. Nothing is kept between two requests."""
+"""OpenAI's responses: conversations as in chat completions, in other forms. Nothing is kept between
+two requests."""
 
 from __future__ import annotations
 
@@ -13,8 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.domain.requests.conversation import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
-from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
+from edgeshard.domain.requests.conversation import (
+    AnswerDelta,
+    ContentDelta,
+    Conversation,
+    ReasoningDelta,
+    ToolCall,
+)
+from edgeshard.domain.requests.generation import (
+    Finished,
+    GenerationEvent,
+    Guide,
+    GuideKind,
+    Started,
+)
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.keepalive import StreamForm
@@ -35,7 +48,12 @@ from edgeshard.gateway.routes.body_fields import (
     only,
     schema_guide,
 )
-from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
+from edgeshard.gateway.routes.prompts import (
+    AnswerRoutes,
+    ChatAnswers,
+    ChatRequestModel,
+    conversation_of,
+)
 from edgeshard.gateway.routes.reading import AnswerReader
 from edgeshard.gateway.routes.tools import ToolChoice
 
@@ -65,10 +83,16 @@ class FunctionTool(RequestModel):
     strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
-        function_fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function_fields = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
         return {
             "type": "function",
-            "function": {name: value for name, value in function_fields.items() if value is not None},
+            "function": {
+                name: value for name, value in function_fields.items() if value is not None
+            },
         }
 
 
@@ -127,8 +151,13 @@ class ResponsesRequest(ChatRequestModel):
             FirstFault,
         ]
         | None
-    ) = Field(default=None, description="functions; a header of the answer names the types of others, which do not run")
-    tool_choice: ToolChoice | None = Field(default=None, description="a word, a function, or allowed_tools")
+    ) = Field(
+        default=None,
+        description="functions; a header of the answer names the types of others, which do not run",
+    )
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="a word, a function, or allowed_tools"
+    )
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -136,8 +165,12 @@ class ResponsesRequest(ChatRequestModel):
     conversation: never("nothing is stored") = None  # type: ignore[valid-type]
     previous_response_id: never("nothing is stored") = None  # type: ignore[valid-type]
     prompt: never("nothing is stored") = None  # type: ignore[valid-type]
-    include: Annotated[Annotated[list[str], FirstFault] | None, AfterValidator(_check_include)] = Field(
-        default=None, description="anything but message.output_text.logprobs; parts that no answer has have no effect"
+    include: Annotated[Annotated[list[str], FirstFault] | None, AfterValidator(_check_include)] = (
+        Field(
+            default=None,
+            description="anything but message.output_text.logprobs; parts that no answer has have "
+            "no effect",
+        )
     )
     top_logprobs: only(int, 0) = None  # type: ignore[valid-type]
     truncation: Annotated[Literal["auto", "disabled"] | None, Treatment.IGNORED] = Field(
@@ -168,7 +201,10 @@ class ResponsesRequest(ChatRequestModel):
     def chat_tools(self) -> list[dict[str, Any]]:
         """The tools in the form of chat completions."""
         tools = self.tools or ()
-        return [tool.for_chat() if isinstance(tool, FunctionTool) else tool.model_dump() for tool in tools]
+        return [
+            tool.for_chat() if isinstance(tool, FunctionTool) else tool.model_dump()
+            for tool in tools
+        ]
 
     def to_conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -180,7 +216,9 @@ class ResponsesRequest(ChatRequestModel):
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "verbosity": None if self.text is None else self.text.verbosity,
         }
-        return conversation_of(messages, tools, {name: hint for name, hint in hints.items() if hint is not None})
+        return conversation_of(
+            messages, tools, {name: hint for name, hint in hints.items() if hint is not None}
+        )
 
 
 ITEMS: Mapping[str, str] = {
@@ -197,8 +235,8 @@ ITEMS: Mapping[str, str] = {
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items of an input as messages of a chat.
 
-    Items of unknown types are skipped: another server's tools wrote them. Raises InvalidArgumentError naming a part of
-    new input that no model here reads, such as a picture.
+    Items of unknown types are skipped: another server's tools wrote them. Raises
+    InvalidArgumentError naming a part of new input that no model here reads, such as a picture.
     """
     messages: list[dict[str, Any]] = []
     reasoning = ""
@@ -220,7 +258,9 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             messages.append(message)
         elif kind.endswith("_call_output"):
             output = _text(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+            )
         elif kind in _OWN_CALLS or (kind.endswith("_call") and item.get("call_id")):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -231,14 +271,19 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _past_call(kind: str, item: dict[str, Any]) -> dict[str, Any]:
-    """A call in the form of chat completions. The arguments of a function are as the model wrote them."""
+    """A call in the form of chat completions. The arguments of a function are as the model wrote
+    them."""
     arguments = item.get("arguments")
     if kind == "custom_tool_call":
         arguments = {"input": item.get("input")}
     elif kind != "function_call" and arguments is None:
         arguments = item.get("action")
     name = item.get("name") or kind.removesuffix("_call")
-    return {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": item.get("call_id"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 _OWN_CALLS = ("function_call", "custom_tool_call")
@@ -291,7 +336,9 @@ class Responses(AnswerRoutes):
         served = caller_of(request).find(self._backend, body.model)
         try:
             tools, choice = body.chat_tools(), body.tool_choice
-            answers = await self._chat_answers(request, served, body, body.to_conversation, tools, choice)
+            answers = await self._chat_answers(
+                request, served, body, body.to_conversation, tools, choice
+            )
             run = ResponsesRun(body, served.deployment, answers)
             return await self._respond(request, served, answers.generations, run, bool(body.stream))
         except EdgeShardError as error:
@@ -301,7 +348,11 @@ class Responses(AnswerRoutes):
 def _failed_early(error: EdgeShardError) -> str:
     """The event of an error before the response began."""
     detail = body_of(error)["error"]
-    record = {"type": "error", **{name: detail[name] for name in ("code", "message", "param")}, "sequence_number": 0}
+    record = {
+        "type": "error",
+        **{name: detail[name] for name in ("code", "message", "param")},
+        "sequence_number": 0,
+    }
     return f"event: error\n{sse(record)}"
 
 
@@ -357,11 +408,15 @@ class ResponsesRun(ResponseWriter):
         if isinstance(event, Started):
             self.usage.started(answer, event)
             record = self.record()
-            return self._say("response.created", response=record) + self._say("response.in_progress", response=record)
+            return self._say("response.created", response=record) + self._say(
+                "response.in_progress", response=record
+            )
         if isinstance(event, Finished):
             self.usage.finished(event)
         added = "".join(self._added(delta) for delta in self._reading.take(event))
-        if isinstance(event, Finished) and not self._items:  # clients read the first item of any answer
+        if (
+            isinstance(event, Finished) and not self._items
+        ):  # clients read the first item of any answer
             added += self._begin_text("message")
         return added
 
@@ -379,9 +434,21 @@ class ResponsesRun(ResponseWriter):
 
     def record(self) -> dict[str, Any]:
         """The response as it is now."""
-        body, choice, is_over = self._asked, self._asked.tool_choice, self._reading.finish_reason is not None
+        body, choice, is_over = (
+            self._asked,
+            self._asked.tool_choice,
+            self._reading.finish_reason is not None,
+        )
         cut = self._reading.finish_reason == "length"
-        status = "failed" if self._error else "incomplete" if cut else "completed" if is_over else "in_progress"
+        status = (
+            "failed"
+            if self._error
+            else "incomplete"
+            if cut
+            else "completed"
+            if is_over
+            else "in_progress"
+        )
         items = [item for item in self._items if item is not self._open or is_over]
         return {
             "id": self._id,
@@ -395,10 +462,16 @@ class ResponsesRun(ResponseWriter):
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": self._model,
-            "output": [item.record("incomplete" if cut and item is self._items[-1] else "completed") for item in items],
+            "output": [
+                item.record("incomplete" if cut and item is self._items[-1] else "completed")
+                for item in items
+            ],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "reasoning": {
+                "effort": body.reasoning.effort if body.reasoning else None,
+                "summary": None,
+            },
             "store": False,
             "temperature": self._sampling.temperature,
             "text": {"format": self._format()},
@@ -418,7 +491,11 @@ class ResponsesRun(ResponseWriter):
         text_format = None if self._asked.text is None else self._asked.text.format
         if text_format is None or text_format.type != "json_schema":
             return {"type": "text" if text_format is None else text_format.type}
-        return {**text_format.model_dump(by_alias=True), "name": text_format.name or "", "description": None}
+        return {
+            **text_format.model_dump(by_alias=True),
+            "name": text_format.name or "",
+            "description": None,
+        }
 
     def _usage(self) -> dict[str, Any]:
         prompt, new = self.usage.prompt_tokens, self.usage.new_tokens
@@ -440,22 +517,35 @@ class ResponsesRun(ResponseWriter):
                 return self._called(delta)
 
     def _text_added(self, kind: str, text: str) -> str:
-        opening = "" if self._open is not None and self._open.kind == kind else self._close() + self._begin_text(kind)
+        opening = (
+            ""
+            if self._open is not None and self._open.kind == kind
+            else self._close() + self._begin_text(kind)
+        )
         assert self._open is not None
         self._open.texts.append(text)
         self._sequence += 1
-        return f'{opening}{self._begin}{json.dumps(text)},"sequence_number":{self._sequence - 1}}}\n\n'
+        return (
+            f'{opening}{self._begin}{json.dumps(text)},"sequence_number":{self._sequence - 1}}}\n\n'
+        )
 
     def _begin_text(self, kind: str) -> str:
         item = self._open = self._new(kind)
-        name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
+        name = (
+            "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
+        )
         logprobs = ',"logprobs":[]' if kind == "message" else ""
         self._begin = (
-            f'event: {name}\ndata: {{"type":"{name}","item_id":"{item.id}","output_index":{item.index},'
+            f"event: {name}\ndata: "
+            f'{{"type":"{name}","item_id":"{item.id}","output_index":{item.index},'
             f'"content_index":0{logprobs},"delta":'
         )
-        added = self._say("response.output_item.added", output_index=item.index, item=item.record("in_progress"))
-        return added + self._say("response.content_part.added", **self._place(item), part=item.part(""))
+        added = self._say(
+            "response.output_item.added", output_index=item.index, item=item.record("in_progress")
+        )
+        return added + self._say(
+            "response.content_part.added", **self._place(item), part=item.part("")
+        )
 
     def _called(self, call: ToolCall) -> str:
         closing, item = self._close(), self._new("function_call")
@@ -463,10 +553,23 @@ class ResponsesRun(ResponseWriter):
         place = {"item_id": item.id, "output_index": item.index}
         return closing + "".join(
             (
-                self._say("response.output_item.added", output_index=item.index, item=item.record("in_progress")),
+                self._say(
+                    "response.output_item.added",
+                    output_index=item.index,
+                    item=item.record("in_progress"),
+                ),
                 self._say("response.function_call_arguments.delta", **place, delta=call.arguments),
-                self._say("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
-                self._say("response.output_item.done", output_index=item.index, item=item.record("completed")),
+                self._say(
+                    "response.function_call_arguments.done",
+                    **place,
+                    name=call.name,
+                    arguments=call.arguments,
+                ),
+                self._say(
+                    "response.output_item.done",
+                    output_index=item.index,
+                    item=item.record("completed"),
+                ),
             )
         )
 
@@ -475,14 +578,22 @@ class ResponsesRun(ResponseWriter):
         item, self._open = self._open, None
         if item is None:
             return ""
-        name = "response.output_text.done" if item.kind == "message" else "response.reasoning_text.done"
+        name = (
+            "response.output_text.done"
+            if item.kind == "message"
+            else "response.reasoning_text.done"
+        )
         more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
         status = "incomplete" if self._reading.finish_reason == "length" else "completed"
         return "".join(
             (
                 self._say(name, **self._place(item), text=item.text, **more),
-                self._say("response.content_part.done", **self._place(item), part=item.part(item.text)),
-                self._say("response.output_item.done", output_index=item.index, item=item.record(status)),
+                self._say(
+                    "response.content_part.done", **self._place(item), part=item.part(item.text)
+                ),
+                self._say(
+                    "response.output_item.done", output_index=item.index, item=item.record(status)
+                ),
             )
         )
 

@@ -1,4 +1,5 @@
-"""JSON schemas of requests: their size, and their objects, closed unless the schema sets that itself.
+"""JSON schemas of requests: their size, and their objects, closed unless the schema sets that
+itself.
 
 By the standard an object may have any keys that its schema does not name, and a model under only
 that constraint writes further ones without end. A schema for an answer means the keys that it
@@ -25,7 +26,8 @@ MAX_DEPTH = 64
 MAX_REFERENCES = 1024
 MAX_REFERENCE_CHARACTERS = 1024
 MAX_STEPS = 1 << 17
-"""The most steps from schema to schema that `closed` goes; a schema that `check_schema` takes needs fewer."""
+"""The most steps from schema to schema that `closed` goes; a schema that `check_schema` takes needs
+fewer."""
 _SAYS = frozenset({"additionalProperties", "unevaluatedProperties"})
 _OF_ONE = (
     "items",
@@ -43,7 +45,8 @@ _GROUPING = frozenset({"allOf", "anyOf", "oneOf", "if", "then", "else", "depende
 
 
 def check_schema(schema: Any, field: str) -> None:
-    """Raise InvalidArgumentError naming `field` if a schema, or several in a list, is larger than a guide may be.
+    """Raise InvalidArgumentError naming `field` if a schema, or several in a list, is larger than a
+    guide may be.
 
     It checks no more than the bounds allow, and precedes every copy or walk of a schema.
     """
@@ -65,7 +68,9 @@ def check_schema(schema: Any, field: str) -> None:
             if isinstance(value, dict):
                 size += sum(map(len, value))
                 references += _references(value, field)
-            waiting += [(part, depth + 1) for part in (value.values() if isinstance(value, dict) else value)]
+            waiting += [
+                (part, depth + 1) for part in (value.values() if isinstance(value, dict) else value)
+            ]
         if size > GUIDE_LIMIT_BYTES:
             raise _too_long(field)
         if parts > MAX_PARTS:
@@ -80,7 +85,9 @@ def _references(node: Schema, field: str) -> int:
     if not isinstance(reference, str):
         return 0
     if len(reference) > MAX_REFERENCE_CHARACTERS:
-        raise _too_much(field, f"has a reference of more than {MAX_REFERENCE_CHARACTERS} characters")
+        raise _too_much(
+            field, f"has a reference of more than {MAX_REFERENCE_CHARACTERS} characters"
+        )
     return 1
 
 
@@ -128,7 +135,9 @@ def without_nulls(schema: Any) -> Any:
         if key in _VALUES:
             copy[key] = value
         elif key in _BY_NAME and isinstance(value, dict):
-            copy[key] = {name: without_nulls(part) for name, part in value.items() if part is not None}
+            copy[key] = {
+                name: without_nulls(part) for name, part in value.items() if part is not None
+            }
         elif value is not None:
             copy[key] = without_nulls(value)
     return copy
@@ -149,7 +158,9 @@ def _composed(nodes: list[Schema], root: Schema, walk: _Walk) -> set[int]:
         return own + sum(any(id(part) in adding for part in group) for group in groups[id(node)])
 
     several = [node for node in nodes if sources(node) > 1]
-    parts = walk.reached(several, lambda node: (part for group in groups.get(id(node), ()) for part in group))
+    parts = walk.reached(
+        several, lambda node: (part for group in groups.get(id(node), ()) for part in group)
+    )
     return {id(node) for node in parts}
 
 
@@ -179,7 +190,11 @@ def _subschemas(node: Schema) -> Iterator[Schema]:
 
 
 def _schemas(values: Any) -> Iterator[Schema]:
-    return (value for value in values if isinstance(value, dict)) if isinstance(values, list) else iter(())
+    return (
+        (value for value in values if isinstance(value, dict))
+        if isinstance(values, list)
+        else iter(())
+    )
 
 
 def _referred(node: Schema, root: Schema) -> Iterator[Schema]:
@@ -204,7 +219,9 @@ class _Walk:
     def __init__(self, max_steps: int) -> None:
         self._left = max_steps
 
-    def reached(self, first: list[Schema], following: Callable[[Schema], Iterable[Schema]]) -> list[Schema]:
+    def reached(
+        self, first: list[Schema], following: Callable[[Schema], Iterable[Schema]]
+    ) -> list[Schema]:
         """Each schema that is reached from the first ones, once."""
         schemas = {id(node): node for node in first}
         waiting = list(first)

@@ -44,7 +44,9 @@ class TokenizeRequest(RequestModel):
 
     def conversation(self) -> Conversation:
         tools = offer_of(self.tools, None).tools
-        return conversation_of(self.messages, tools, self.chat_template_kwargs, self.add_generation_prompt)
+        return conversation_of(
+            self.messages, tools, self.chat_template_kwargs, self.add_generation_prompt
+        )
 
 
 class DetokenizeRequest(RequestModel):
@@ -64,11 +66,15 @@ class Texts:
         served = caller.find(self._backend, body.model)
         name_ignored(request, offer_of(body.tools, None))
         try:
-            tokens = await unless_left(request.receive, self._tokens(served.deployment, body, caller.identity))
+            tokens = await unless_left(
+                request.receive, self._tokens(served.deployment, body, caller.identity)
+            )
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
         caller.check()
-        return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
+        return json_response(
+            {"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens}
+        )
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest)
@@ -82,4 +88,6 @@ class Texts:
     async def _tokens(self, model: str, body: TokenizeRequest, identity: str) -> tuple[int, ...]:
         if body.prompt is None:
             return (await self._backend.count(model, body.conversation(), identity)).tokens
-        return await self._backend.tokenize(model, body.prompt, body.add_special_tokens is not False, identity)
+        return await self._backend.tokenize(
+            model, body.prompt, body.add_special_tokens is not False, identity
+        )

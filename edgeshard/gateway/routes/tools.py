@@ -31,9 +31,11 @@ _MAX_TYPES = 16
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The functions that an answer may call. `is_forced`: the answer is a call of one of `names`, of any if None.
+    """The functions that an answer may call. `is_forced`: the answer is a call of one of `names`,
+    of any if None.
 
-    `ignored` are the types of the other tools, such as web_search, which a server would have to run.
+    `ignored` are the types of the other tools, such as web_search, which a server would have to
+    run.
     """
 
     tools: tuple[Any, ...] = ()
@@ -43,7 +45,8 @@ class Offer:
 
 
 def offer_of(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Offer:
-    """The offer of a request. Raises InvalidArgumentError for a choice that is not among the functions."""
+    """The offer of a request. Raises InvalidArgumentError for a choice that is not among the
+    functions."""
     functions = tuple(tool for tool in tools or () if _type_of(tool) == "function")
     others = (_type_of(tool) for tool in tools or ())
     types = [kind if _TYPE.fullmatch(kind) else "unknown" for kind in others if kind != "function"]
@@ -62,7 +65,9 @@ def offer_of(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Offer:
     elif isinstance(choice, dict):
         names = _names([choice])
     if is_forced and not functions:
-        raise InvalidArgumentError("tool_choice: give tools to choose from, or leave it out", field="tool_choice")
+        raise InvalidArgumentError(
+            "tool_choice: give tools to choose from, or leave it out", field="tool_choice"
+        )
     return Offer(functions, is_forced, names, ignored)
 
 
@@ -80,11 +85,15 @@ def _type_of(tool: Any) -> str:
 
 
 def _names(tools: Any) -> frozenset[str]:
-    """The names of the functions among chosen tools. Raises InvalidArgumentError if there is none."""
-    functions = [tool for tool in _of_type(tools, list) if _type_of(_of_type(tool, dict)) == "function"]
+    """The names of the functions among chosen tools. Raises InvalidArgumentError if there is
+    none."""
+    functions = [
+        tool for tool in _of_type(tools, list) if _type_of(_of_type(tool, dict)) == "function"
+    ]
     if tools and not functions:
         raise InvalidArgumentError(
-            f"tool_choice: a tool of type {_type_of(tools[0])[:40]!r} is not run here; choose a function, or auto",
+            f"tool_choice: a tool of type {_type_of(tools[0])[:40]!r} is not run here; choose a "
+            "function, or auto",
             field="tool_choice",
             reason="UNSUPPORTED_VALUE",
         )
@@ -95,13 +104,15 @@ def _names(tools: Any) -> frozenset[str]:
 def _of_type(value: Any, kind: type[ValueT]) -> ValueT:
     if not isinstance(value, kind):
         raise InvalidArgumentError(
-            'tool_choice: is not of the form {"type": "function", "function": {"name": ...}}', field="tool_choice"
+            'tool_choice: is not of the form {"type": "function", "function": {"name": ...}}',
+            field="tool_choice",
         )
     return value
 
 
 def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
-    """The guide of an answer that must be a call: an object with the name of a tool and its arguments.
+    """The guide of an answer that must be a call: an object with the name of a tool and its
+    arguments.
 
     The arguments follow the tools' own schemas, closed except for `open_objects`. None if no call
     is required. Raises InvalidArgumentError for an unknown tool, and for schemas that are too large
@@ -113,13 +124,21 @@ def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
     if offer.names is not None:
         functions = [function for function in functions if _name(function) in offer.names]
         if not functions:
-            raise InvalidArgumentError("tool_choice: names a function that is not among the tools", field="tool_choice")
-    check_schema([part for function in functions for part in (_name(function), function.get("parameters"))], "tools")
+            raise InvalidArgumentError(
+                "tool_choice: names a function that is not among the tools", field="tool_choice"
+            )
+    check_schema(
+        [part for function in functions for part in (_name(function), function.get("parameters"))],
+        "tools",
+    )
     named = {f"tool{number}": function for number, function in enumerate(functions)}
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": _name(function)}, "arguments": {"$ref": f"#/$defs/{place}"}},
+            "properties": {
+                "name": {"const": _name(function)},
+                "arguments": {"$ref": f"#/$defs/{place}"},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -139,7 +158,9 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: value if key in _VALUES else _moved(value, place) for key, value in schema.items()}
+    moved = {
+        key: value if key in _VALUES else _moved(value, place) for key, value in schema.items()
+    }
     if isinstance(to := schema.get("$ref"), str) and to.startswith("#"):
         moved["$ref"] = place + to[1:]
     return moved
@@ -159,7 +180,8 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def _name(function: dict[str, Any]) -> str:
-    """The name of a function of a request; "" if it has none, which is refused when the prompt is made."""
+    """The name of a function of a request; "" if it has none, which is refused when the prompt is
+    made."""
     name = function.get("name")
     return name if isinstance(name, str) else ""
 
@@ -176,7 +198,8 @@ class ForcedCall:
         return []
 
     def finish(self) -> list[AnswerDelta]:
-        """The call, or the text as content if it is no complete call, since the token limit ended it."""
+        """The call, or the text as content if it is no complete call, since the token limit ended
+        it."""
         text = "".join(self._text)
         try:
             call = json.loads(text)

@@ -1,4 +1,5 @@
-"""Files that belong to another user: the error that names the owner and the commands that let this user read them."""
+"""Files that belong to another user: the error that names the owner and the commands that let this
+user read them."""
 
 from __future__ import annotations
 
@@ -36,8 +37,12 @@ def not_readable(program: str, folder: Path, path: Path, error: OSError) -> Edge
     if isinstance(error, PermissionError):
         return denied(program, folder, path)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return NotFoundError(f"{path} of {program}'s models is missing; fetch the model again", field="model")
-    return UnavailableError(f"{path} of {program}'s models cannot be read: {error.strerror}", field="model")
+        return NotFoundError(
+            f"{path} of {program}'s models is missing; fetch the model again", field="model"
+        )
+    return UnavailableError(
+        f"{path} of {program}'s models cannot be read: {error.strerror}", field="model"
+    )
 
 
 def _owner(path: Path) -> str:

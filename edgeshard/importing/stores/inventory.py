@@ -1,4 +1,5 @@
-"""The models that other programs have on this disk, each as the text that `edgectl model add` takes.
+"""The models that other programs have on this disk, each as the text that `edgectl model add`
+takes.
 
 Only names, sizes and manifests are read; nothing is fetched.
 """
@@ -26,9 +27,11 @@ _SAFETENSORS = "safetensors"
 
 @dataclass(frozen=True, slots=True)
 class InventoryModel:
-    """A model on this disk. `text` names it for `edgectl model add`; `source` reads it without the network.
+    """A model on this disk. `text` names it for `edgectl model add`; `source` reads it without the
+    network.
 
-    `type` is the quantisation as its program names it. `problem` is why it cannot be added, "" if nothing is known.
+    `type` is the quantisation as its program names it. `problem` is why it cannot be added, "" if
+    nothing is known.
     """
 
     text: str
@@ -73,9 +76,13 @@ def _of_ollama(folder: Path) -> Iterator[InventoryModel]:
             model = ollama.read_model(manifest)
             size = model.path.stat().st_size
         except EdgeShardError as error:
-            yield InventoryModel(text, ollama.PROGRAM, source, 0, "", error.message.removeprefix(f"{text} "))
+            yield InventoryModel(
+                text, ollama.PROGRAM, source, 0, "", error.message.removeprefix(f"{text} ")
+            )
         except OSError as error:
-            yield InventoryModel(text, ollama.PROGRAM, source, 0, "", f"its weights cannot be read: {error.strerror}")
+            yield InventoryModel(
+                text, ollama.PROGRAM, source, 0, "", f"its weights cannot be read: {error.strerror}"
+            )
         else:
             yield InventoryModel(text, ollama.PROGRAM, source, size, model.file_type)
 
@@ -103,7 +110,9 @@ def _of_llama_cache() -> Iterator[InventoryModel]:
     cache = Path(os.environ.get("LLAMA_CACHE") or home / "llama.cpp")
     for name in first_files(sorted(path.name for path in cache.glob("*.gguf"))):
         path = cache / name
-        yield InventoryModel(str(path), LLAMA_CACHE, Source(path=path), _size(parts_of(path)), tag_of(name))
+        yield InventoryModel(
+            str(path), LLAMA_CACHE, Source(path=path), _size(parts_of(path)), tag_of(name)
+        )
 
 
 def _of_directory(directory: Path, text: str, program: str) -> Iterator[InventoryModel]:
@@ -125,7 +134,10 @@ def _hub_cache() -> Path:
     cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if cache:
         return Path(cache).expanduser()
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    home = (
+        os.environ.get("HF_HOME")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
     return Path(home).expanduser() / "hub"
 
 

@@ -1,4 +1,5 @@
-"""Models of LM Studio's folder: PUBLISHER/NAME with GGUF files, or with a checkpoint of safetensors."""
+"""Models of LM Studio's folder: PUBLISHER/NAME with GGUF files, or with a checkpoint of
+safetensors."""
 
 from __future__ import annotations
 
@@ -29,16 +30,18 @@ def models_folder() -> Path:
 
 
 def list_models(folder: Path) -> Iterator[Path]:
-    """The directories PUBLISHER/NAME of the folder. Raises DeniedError for one that this user may not read."""
+    """The directories PUBLISHER/NAME of the folder. Raises DeniedError for one that this user may
+    not read."""
     for publisher in _directories(folder, folder):
         yield from _directories(folder, publisher)
 
 
 def find_model(name: str) -> Path:
-    """The GGUF file of `[PUBLISHER/]NAME[:TAG]`, the first of its parts, or the directory of its safetensors.
+    """The GGUF file of `[PUBLISHER/]NAME[:TAG]`, the first of its parts, or the directory of its
+    safetensors.
 
-    Raises NotFoundError, which lists what is there, InvalidArgumentError for a name of several publishers, and
-    DeniedError for a folder that this user may not read.
+    Raises NotFoundError, which lists what is there, InvalidArgumentError for a name of several
+    publishers, and DeniedError for a folder that this user may not read.
     """
     text, _, tag = name.partition(":")
     folder = models_folder()
@@ -56,7 +59,9 @@ def find_model(name: str) -> Path:
         raise NotFoundError(what, field="model", reason="UNKNOWN_MODEL")
     if len(matching) > 1:
         listed = ", ".join(f"{path.parent.name}/{path.name}" for path in matching)
-        raise InvalidArgumentError(f"lmstudio:{text[:200]} has several publishers: name one of {listed}", field="model")
+        raise InvalidArgumentError(
+            f"lmstudio:{text[:200]} has several publishers: name one of {listed}", field="model"
+        )
     return _file_of(folder, matching[0], tag)
 
 
@@ -67,7 +72,9 @@ def _file_of(folder: Path, directory: Path, tag: str) -> Path:
         raise not_readable(PROGRAM, folder, directory, error) from None
     if not tag and not any(name.lower().endswith(".gguf") for name in names):
         return directory
-    return directory / select_gguf(names, tag, f"lmstudio:{directory.parent.name}/{directory.name}")[0]
+    return (
+        directory / select_gguf(names, tag, f"lmstudio:{directory.parent.name}/{directory.name}")[0]
+    )
 
 
 def _home() -> Path:
@@ -86,4 +93,6 @@ def _directories(folder: Path, directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise not_readable(PROGRAM, folder, directory, error) from None
-    return [Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    return [
+        Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()
+    ]

@@ -1,4 +1,5 @@
-"""Models of Ollama's store: a manifest names blobs by their sha256, for weights, template, parameters and system text.
+"""Models of Ollama's store: a manifest names blobs by their sha256, for weights, template,
+parameters and system text.
 
 The store is that of Ollama 0.33, docs/gguf.md#models-of-other-programs. Nothing is written into it.
 """
@@ -77,7 +78,8 @@ class StoredOllamaModel:
 
 
 def models_folders() -> tuple[Path, ...]:
-    """The folders in which Ollama keeps models: `$OLLAMA_MODELS`, or this user's and that of its system service."""
+    """The folders in which Ollama keeps models: `$OLLAMA_MODELS`, or this user's and that of its
+    system service."""
     folder = os.environ.get("OLLAMA_MODELS")
     if folder:
         return (Path(folder).expanduser(),)
@@ -85,7 +87,8 @@ def models_folders() -> tuple[Path, ...]:
 
 
 def list_manifests(folder: Path) -> Iterator[Manifest]:
-    """The manifests of a models folder by name. Raises DeniedError for one that this user may not read."""
+    """The manifests of a models folder by name. Raises DeniedError for one that this user may not
+    read."""
     names = set[str]()
     for manifests in _MANIFEST_FOLDERS:
         for path in sorted(_files_below(folder, folder / manifests, depth=3)):
@@ -98,12 +101,15 @@ def list_manifests(folder: Path) -> Iterator[Manifest]:
 def find_manifest(name: str) -> Manifest:
     """The manifest of `[HOST/][NAMESPACE/]MODEL[:TAG]`, in any case.
 
-    Raises InvalidArgumentError for a text of another form, and NotFoundError with a list of the models that are there.
-    Raises DeniedError with the owner's name for a store that this user may not read.
+    Raises InvalidArgumentError for a text of another form, and NotFoundError with a list of the
+    models that are there. Raises DeniedError with the owner's name for a store that this user may
+    not read.
     """
     parsed = _NAME.fullmatch(name)
     if parsed is None or ".." in name:
-        raise InvalidArgumentError(f"ollama:{name[:200]}: name it as in `ollama list`, NAME:TAG", field="model")
+        raise InvalidArgumentError(
+            f"ollama:{name[:200]}: name it as in `ollama list`, NAME:TAG", field="model"
+        )
     parts = (
         parsed["host"] or _HOST,
         parsed["namespace"] or _NAMESPACE,
@@ -125,31 +131,43 @@ def find_manifest(name: str) -> Manifest:
         raise unreadable
     listed = f"it has {', '.join(available)[:1000]}" if available else "no models are there"
     folders = " and ".join(map(str, models_folders()))
-    what = f"Ollama has no model {name[:200]} in {folders}: {listed}; OLLAMA_MODELS names another folder"
+    what = (
+        f"Ollama has no model {name[:200]} in {folders}: {listed}; OLLAMA_MODELS names another "
+        "folder"
+    )
     raise NotFoundError(what, field="model", reason="UNKNOWN_MODEL")
 
 
 def read_model(manifest: Manifest) -> StoredOllamaModel:
     """The parts of a model. Only small blobs are read, and their digests checked.
 
-    Raises UnsupportedModelError for a cloud model, for weights in another format than GGUF and for adapters,
-    InvalidArgumentError for a malformed manifest, DataLossError for a blob with another digest.
+    Raises UnsupportedModelError for a cloud model, for weights in another format than GGUF and for
+    adapters, InvalidArgumentError for a malformed manifest, DataLossError for a blob with another
+    digest.
     """
-    values = _selected(manifest, _json_of(manifest, manifest.path, "the manifest", _digest_of_link(manifest.path)))
+    values = _selected(
+        manifest, _json_of(manifest, manifest.path, "the manifest", _digest_of_link(manifest.path))
+    )
     config = _config_of(manifest, values)
     _check_remote(manifest, config)
     layers = _layers_of(manifest, values)
     kinds = [layer.kind for layer in layers]
     file_format = config.get("model_format") or values.get("format") or "gguf"
     if file_format != "gguf" or "tensor" in kinds:
-        raise _unsupported(manifest, f"has its weights as {str(file_format)[:40]} (MLX), not as a GGUF file")
+        raise _unsupported(
+            manifest, f"has its weights as {str(file_format)[:40]} (MLX), not as a GGUF file"
+        )
     if "adapter" in kinds:
-        raise _unsupported(manifest, "is an adapter over another model, which EdgeShard does not merge")
+        raise _unsupported(
+            manifest, "is an adapter over another model, which EdgeShard does not merge"
+        )
     weights = [layer for layer in layers if layer.kind == "model"]
     if len(weights) != _ONE_MODEL:
         raise _unsupported(manifest, f"has {len(weights)} files of weights; one is read")
     texts = {
-        layer.kind: _text_of(manifest, layer) for layer in layers if layer.kind in ("template", "system", "params")
+        layer.kind: _text_of(manifest, layer)
+        for layer in layers
+        if layer.kind in ("template", "system", "params")
     }
     settings = Settings(
         template=texts.get("template", ""),
@@ -159,11 +177,14 @@ def read_model(manifest: Manifest) -> StoredOllamaModel:
         left_out=tuple(kind for kind in ("projector", "draft", "messages") if kind in kinds),
     )
     path = _blob(manifest, weights[0].digest)
-    return StoredOllamaModel(manifest.name, weights[0], path, settings, str(config.get("file_type") or "")[:40])
+    return StoredOllamaModel(
+        manifest.name, weights[0], path, settings, str(config.get("file_type") or "")[:40]
+    )
 
 
 def read_header(name: str) -> GgufFile:
-    """The header of a model's weights; nothing else of them is read. Raises as `find_manifest` and `read_model` do."""
+    """The header of a model's weights; nothing else of them is read. Raises as `find_manifest` and
+    `read_model` do."""
     manifest = find_manifest(name)
     model = read_model(manifest)
     with _naming(manifest, model):
@@ -171,9 +192,11 @@ def read_header(name: str) -> GgufFile:
 
 
 def open_model(name: str, scratch: Path, width: Width, progress: Progress) -> Imported:
-    """The model, ready to be added: its weights in place, its template, parameters and system text as defaults.
+    """The model, ready to be added: its weights in place, its template, parameters and system text
+    as defaults.
 
-    Raises as `find_manifest`, `read_model` and `open_gguf` do; DataLossError for weights with another digest.
+    Raises as `find_manifest`, `read_model` and `open_gguf` do; DataLossError for weights with
+    another digest.
     """
     manifest = find_manifest(name)
     model = read_model(manifest)
@@ -216,7 +239,13 @@ def _files_below(folder: Path, directory: Path, depth: int) -> Iterator[Path]:
 def _display_name(parts: tuple[str, ...]) -> str:
     """The name as `ollama list` prints it, with its tag."""
     host, namespace, model, tag = parts
-    before = [] if (host, namespace) == (_HOST, _NAMESPACE) else [namespace] if host == _HOST else [host, namespace]
+    before = (
+        []
+        if (host, namespace) == (_HOST, _NAMESPACE)
+        else [namespace]
+        if host == _HOST
+        else [host, namespace]
+    )
     return "/".join([*before, f"{model}:{tag}"])
 
 
@@ -254,7 +283,9 @@ def _selected(manifest: Manifest, values: dict[str, Any]) -> dict[str, Any]:
                 return child
             digest = _checked_digest(manifest, child.get("digest"))
             return child | _json_of(manifest, _blob(manifest, digest), "the manifest", digest)
-    raise _unsupported(manifest, "is there for other programs only, such as MLX, and has no GGUF file")
+    raise _unsupported(
+        manifest, "is there for other programs only, such as MLX, and has no GGUF file"
+    )
 
 
 def _config_of(manifest: Manifest, values: dict[str, Any]) -> dict[str, Any]:
@@ -268,18 +299,26 @@ def _config_of(manifest: Manifest, values: dict[str, Any]) -> dict[str, Any]:
 def _check_remote(manifest: Manifest, config: Mapping[str, Any]) -> None:
     if config.get("remote_host") or config.get("remote_model"):
         host = str(config.get("remote_host") or "ollama.com")[:80]
-        raise _unsupported(manifest, f"runs in the cloud at {host}; no weights of it are on this machine")
+        raise _unsupported(
+            manifest, f"runs in the cloud at {host}; no weights of it are on this machine"
+        )
 
 
 def _layers_of(manifest: Manifest, values: dict[str, Any]) -> list[Layer]:
     layers = values.get("layers")
     if not isinstance(layers, list) or len(layers) > _MAX_LAYERS:
-        raise malformed(f"the manifest of ollama:{manifest.name}", "has no list of layers", "layers")
+        raise malformed(
+            f"the manifest of ollama:{manifest.name}", "has no list of layers", "layers"
+        )
     result = []
     for layer in layers:
         media_type = layer.get("mediaType") if isinstance(layer, dict) else None
         if not isinstance(media_type, str):
-            raise malformed(f"the manifest of ollama:{manifest.name}", "has a layer without a mediaType", "layers")
+            raise malformed(
+                f"the manifest of ollama:{manifest.name}",
+                "has a layer without a mediaType",
+                "layers",
+            )
         digest = _checked_digest(manifest, layer.get("digest"))
         result.append(Layer(media_type.removeprefix(_LAYER), digest))
     return result
@@ -288,12 +327,15 @@ def _layers_of(manifest: Manifest, values: dict[str, Any]) -> list[Layer]:
 def _checked_digest(manifest: Manifest, digest: object) -> str:
     text = digest.lower().replace("sha256-", "sha256:") if isinstance(digest, str) else ""
     if not _DIGEST.fullmatch(text):
-        raise malformed(f"the manifest of ollama:{manifest.name}", "has a digest that is no sha256", "digest")
+        raise malformed(
+            f"the manifest of ollama:{manifest.name}", "has a digest that is no sha256", "digest"
+        )
     return text
 
 
 def _digest_of_link(path: Path) -> str:
-    """The digest that a manifest must have: newer stores link to its blob; "" for a manifest that is no link."""
+    """The digest that a manifest must have: newer stores link to its blob; "" for a manifest that
+    is no link."""
     target = path.readlink().name if path.is_symlink() else ""
     digest = target.replace("sha256-", "sha256:")
     return digest if _DIGEST.fullmatch(digest) else ""
@@ -336,11 +378,14 @@ def _check_weights(manifest: Manifest, model: StoredOllamaModel, progress: Progr
 def _check_digest(manifest: Manifest, actual: str, digest: str) -> None:
     if f"sha256:{actual}" != digest:
         raise DataLossError(
-            f"ollama:{manifest.name}: the blob {digest} has other bytes; run `ollama pull {manifest.name}` again",
+            f"ollama:{manifest.name}: the blob {digest} has other bytes; run `ollama pull "
+            f"{manifest.name}` again",
             field="model",
             reason="WRONG_SHA256",
         )
 
 
 def _unsupported(manifest: Manifest, what: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"ollama:{manifest.name} {what}", field="model", reason="UNSUPPORTED_OLLAMA")
+    return UnsupportedModelError(
+        f"ollama:{manifest.name} {what}", field="model", reason="UNSUPPORTED_OLLAMA"
+    )

@@ -1,8 +1,10 @@
-"""GGUF files of Ollama's own converter in llama.cpp's form: other names, missing keys, pictures inside. Pure.
+"""GGUF files of Ollama's own converter in llama.cpp's form: other names, missing keys, pictures
+inside. Pure.
 
-Ollama's models are translated when it loads them; `FORMS` has the 22 kinds that it translates (Ollama 0.33). A kind is
-translated here too, or refused with the reason. Files without a kind's marks stay as they are. A family that EdgeShard
-does not read from GGUF files is refused by name after its translation (`gguf_config.form_of`).
+Ollama's models are translated when it loads them; `FORMS` has the 22 kinds that it translates
+(Ollama 0.33). A kind is translated here too, or refused with the reason. Files without a kind's
+marks stay as they are. A family that EdgeShard does not read from GGUF files is refused by name
+after its translation (`gguf_config.form_of`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _SECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class OllamaForm:
-    """A kind of file of some architectures: `marks` is true for its files; `refused` is why it does not run, or ""."""
+    """A kind of file of some architectures: `marks` is true for its files; `refused` is why it does
+    not run, or ""."""
 
     name: str
     architectures: tuple[str, ...]
@@ -56,7 +59,9 @@ class _Draft:
             for key, value in self.metadata.items()
             if key.startswith(old)
         }
-        self.metadata = {key: value for key, value in self.metadata.items() if not key.startswith(old)} | changed
+        self.metadata = {
+            key: value for key, value in self.metadata.items() if not key.startswith(old)
+        } | changed
         self.metadata[_ARCHITECTURE] = architecture
 
     def get(self, key: str) -> Any:
@@ -94,8 +99,12 @@ class _Draft:
     def drop(self, prefixes: Iterable[str]) -> None:
         """Leave out tensors whose names begin so."""
         beginnings = tuple(prefixes)
-        self.dropped += [tensor for name, tensor in self.tensors.items() if name.startswith(beginnings)]
-        self.tensors = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(beginnings)}
+        self.dropped += [
+            tensor for name, tensor in self.tensors.items() if name.startswith(beginnings)
+        ]
+        self.tensors = {
+            name: tensor for name, tensor in self.tensors.items() if not name.startswith(beginnings)
+        }
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, row length last; () if there is none."""
@@ -112,7 +121,8 @@ class _Draft:
 
 
 def llama_cpp_form(file: GgufFile) -> tuple[GgufFile, tuple[str, ...]]:
-    """The file as llama.cpp's converter would have written it, and notes; the same file unless it is one of `FORMS`.
+    """The file as llama.cpp's converter would have written it, and notes; the same file unless it
+    is one of `FORMS`.
 
     Raises UnsupportedModelError, which names the kind and why it does not run.
     """
@@ -140,10 +150,14 @@ def _left_out_notes(dropped: Iterable[GgufTensor]) -> tuple[str, ...]:
             others += tensor.size
     notes = []
     if further:
-        notes.append(f"its blocks for predicting further tokens ({mebibytes(further)}) are left out")
+        notes.append(
+            f"its blocks for predicting further tokens ({mebibytes(further)}) are left out"
+        )
     if others:
         size = mebibytes(others)
-        notes.append(f"only its text is run: its weights for pictures and sound ({size}) are left out")
+        notes.append(
+            f"only its text is run: its weights for pictures and sound ({size}) are left out"
+        )
     return tuple(notes)
 
 
@@ -181,7 +195,12 @@ def _marks_gemma3(file: GgufFile) -> bool:
     keys = ("mm.tokens_per_image", "rope.global.freq_base", "rope.local.freq_base")
     flags = ("tokenizer.ggml.add_padding_token", "tokenizer.ggml.add_unknown_token")
     lacks_epsilon = not _has_keys(file, "attention.layer_norm_rms_epsilon")
-    return _has_pictures(file) or _has_keys(file, *keys) or lacks_epsilon or any(key in file.metadata for key in flags)
+    return (
+        _has_pictures(file)
+        or _has_keys(file, *keys)
+        or lacks_epsilon
+        or any(key in file.metadata for key in flags)
+    )
 
 
 def _gemma3(draft: _Draft) -> None:
@@ -250,7 +269,12 @@ def _mistral3(draft: _Draft) -> None:
 
 
 def _marks_qwen35(file: GgufFile) -> bool:
-    keys = ("vision.block_count", "image_token_id", "ssm.v_head_reordered", "rope.mrope_interleaved")
+    keys = (
+        "vision.block_count",
+        "image_token_id",
+        "ssm.v_head_reordered",
+        "rope.mrope_interleaved",
+    )
     is_mixture = file.metadata[_ARCHITECTURE] == "qwen35moe"
     return (
         _has_tensors(file, "v.", _FURTHER)
@@ -272,7 +296,10 @@ def _marks_qwen3_next(file: GgufFile) -> bool:
 def _qwen3_next(draft: _Draft) -> None:
     heads = draft.get("attention.head_count_kv")
     if isinstance(heads, list):  # 0 for layers without keys
-        draft.set("attention.head_count_kv", max((head for head in heads if isinstance(head, int)), default=0))
+        draft.set(
+            "attention.head_count_kv",
+            max((head for head in heads if isinstance(head, int)), default=0),
+        )
     draft.rename(r"(blk\.\d+\.ssm_dt)", r"\1.bias")
 
 
@@ -298,7 +325,9 @@ def _marks_nemotron(file: GgufFile) -> bool:
 
 
 def _nemotron(draft: _Draft) -> None:
-    latent = [tensor for tensor in draft.tensors.values() if tensor.name.endswith(".ffn_latent_in.weight")]
+    latent = [
+        tensor for tensor in draft.tensors.values() if tensor.name.endswith(".ffn_latent_in.weight")
+    ]
     if latent:
         draft.default("moe_latent_size", latent[0].shape[0])
     draft.rename(r"(blk\.\d+)\.ffn_latent_in\.(\w+)", r"\1.ffn_latent_down.\2")
@@ -316,7 +345,11 @@ def _nemotron_omni(draft: _Draft) -> None:
 
 def _marks_llama3(file: GgufFile) -> bool:
     tokens = file.metadata.get(_TOKENS)
-    if not isinstance(tokens, list) or "<|eot_id|>" not in tokens or "<|start_header_id|>" not in tokens:
+    if (
+        not isinstance(tokens, list)
+        or "<|eot_id|>" not in tokens
+        or "<|start_header_id|>" not in tokens
+    ):
         return False
     end = file.metadata.get("tokenizer.ggml.eos_token_id")
     return _lacks_split(file) or _token(tokens, end) == "<|end_of_text|>"
@@ -367,7 +400,9 @@ def _marks_laguna(file: GgufFile) -> bool:
 
 
 def _lacks_projector_type(file: GgufFile) -> bool:
-    return "clip.projector_type" not in file.metadata and file.metadata.get("general.type") != "mmproj"
+    return (
+        "clip.projector_type" not in file.metadata and file.metadata.get("general.type") != "mmproj"
+    )
 
 
 _EMBEDDINGS = "it makes embeddings of texts, not text"
@@ -391,13 +426,21 @@ FORMS = (
     OllamaForm("DeepSeek-OCR", ("deepseekocr",), _always, refused=_PICTURES_ONLY),
     OllamaForm("GLM-OCR", ("glmocr",), _always, refused=_PICTURES_ONLY),
     OllamaForm(
-        "GLM-4.7-Flash", ("glm4moelite",), _always, refused="it keeps a latent state in place of keys and values"
+        "GLM-4.7-Flash",
+        ("glm4moelite",),
+        _always,
+        refused="it keeps a latent state in place of keys and values",
     ),
     OllamaForm("Laguna", ("laguna",), _marks_laguna, refused="EdgeShard has no such family"),
     OllamaForm("Nemotron-H", ("nemotron_h_moe",), _marks_nemotron, _nemotron),
     OllamaForm("Nemotron 3 Omni", ("nemotron_h_omni",), _always, _nemotron_omni),
     OllamaForm("Llama 3", ("llama",), _marks_llama3, _llama3),
     OllamaForm("Llama 4", ("llama4",), _has_pictures, _drop_pictures),
-    OllamaForm("a projector for pictures", ("clip",), _lacks_projector_type, refused="it is no model by itself"),
+    OllamaForm(
+        "a projector for pictures",
+        ("clip",),
+        _lacks_projector_type,
+        refused="it is no model by itself",
+    ),
 )
 """The kinds, in the order in which they are tried."""

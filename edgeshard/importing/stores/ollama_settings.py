@@ -1,4 +1,5 @@
-"""Ollama's template, system text and parameters of a model, as the small files that travel with it."""
+"""Ollama's template, system text and parameters of a model, as the small files that travel with
+it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a model: `template` is a Go template, `renderer` the name of code of Ollama's that replaces one.
+    """The settings of a model: `template` is a Go template, `renderer` the name of code of Ollama's
+    that replaces one.
 
     `left_out` are the kinds of further blobs, which EdgeShard does not use.
     """
@@ -47,7 +49,8 @@ class Settings:
 def with_settings(imported: Imported, settings: Settings, scratch: Path) -> Imported:
     """The model with the settings as its defaults; notes name those that have no place.
 
-    Files of `scratch` are written. Raises InvalidArgumentError for texts that a model's small files cannot hold.
+    Files of `scratch` are written. Raises InvalidArgumentError for texts that a model's small files
+    cannot hold.
     """
     notes = [f"its {kind} is left out" for kind in settings.left_out]
     files = {file.name: file for file in imported.checkpoint.files}
@@ -66,7 +69,11 @@ def with_settings(imported: Imported, settings: Settings, scratch: Path) -> Impo
 
 
 def _read(files: Mapping[str, StoredFile], name: str) -> dict[str, Any]:
-    return parse_json_object(files[name].path.read_text(encoding="utf-8"), name) if name in files else {}
+    return (
+        parse_json_object(files[name].path.read_text(encoding="utf-8"), name)
+        if name in files
+        else {}
+    )
 
 
 def _written(scratch: Path, name: str, values: Mapping[str, Any]) -> StoredFile:
@@ -84,7 +91,10 @@ def _template_notes(tokens: Mapping[str, Any], settings: Settings) -> list[str]:
         return []
     if "chat_template" in tokens:
         return [f"Ollama's {replaced} is not run: the model's chat template is"]
-    return [f"Ollama's {replaced} is not run, and the model has no chat template: it takes plain prompts"]
+    return [
+        f"Ollama's {replaced} is not run, and the model has no chat template: it takes plain "
+        "prompts"
+    ]
 
 
 def _add_system(tokens: dict[str, Any], system: str) -> list[str]:
@@ -96,7 +106,9 @@ def _add_system(tokens: dict[str, Any], system: str) -> list[str]:
     if isinstance(template, str):
         tokens["chat_template"] = _with_system(template, system)
     else:
-        templates = [{**item, "template": _with_system(item["template"], system)} for item in template]
+        templates = [
+            {**item, "template": _with_system(item["template"], system)} for item in template
+        ]
         tokens["chat_template"] = templates
     return ["its system text is that of conversations without one"]
 
@@ -122,14 +134,20 @@ def _add_parameters(
     notes += _add_stops(generation, parameters.get("stop"), tokenizer)
     context = parameters.get("num_ctx")
     if context is not None:
-        notes.append(f"its num_ctx of {str(context)[:20]} is left out: set --max-context for a deployment")
+        notes.append(
+            f"its num_ctx of {str(context)[:20]} is left out: set --max-context for a deployment"
+        )
     others = sorted(name for name in parameters if name not in {*_DEFAULTS, "stop", "num_ctx"})
     if others:
-        notes.append(f"its parameters {', '.join(others)[:400]} are left out: requests may have them")
+        notes.append(
+            f"its parameters {', '.join(others)[:400]} are left out: requests may have them"
+        )
     return notes
 
 
-def _add_stops(generation: dict[str, Any], stops: object, tokenizer: Mapping[str, Any]) -> list[str]:
+def _add_stops(
+    generation: dict[str, Any], stops: object, tokenizer: Mapping[str, Any]
+) -> list[str]:
     """Stop texts that are one token of the model end an answer as its own ends do."""
     texts = stops if isinstance(stops, list) else [stops]
     ends = generation.get("eos_token_id")
@@ -148,5 +166,6 @@ def _add_stops(generation: dict[str, Any], stops: object, tokenizer: Mapping[str
     if not others:
         return []
     return [
-        f"its stop texts {', '.join(map(repr, others))[:400]} are no tokens and are left out: requests may have them"
+        f"its stop texts {', '.join(map(repr, others))[:400]} are no tokens and are left out: "
+        "requests may have them"
     ]

@@ -1,6 +1,7 @@
 """Time that a batch takes over one cut, and computing time of each of its nodes. Pure.
 
-m micro-batches of b requests start together and go through two phases, their prompts and then their tokens:
+m micro-batches of b requests start together and go through two phases, their prompts and then their
+tokens:
 
     seconds = R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)
 
@@ -36,8 +37,11 @@ class BatchTimes:
     slices: tuple[int, ...] = ()
 
 
-def batch_times(costs: Costs, cut: Cut, load: Load, prompts: PromptTimes | None = None) -> BatchTimes:
-    """The times of any cut under a load. `prompts` keeps the parts that cuts share, for callers with many cuts."""
+def batch_times(
+    costs: Costs, cut: Cut, load: Load, prompts: PromptTimes | None = None
+) -> BatchTimes:
+    """The times of any cut under a load. `prompts` keeps the parts that cuts share, for callers
+    with many cuts."""
     prefill = score(costs.prefill(load), cut, costs.names)
     decode = score(costs.decode(load), cut, costs.names)
     m, more = load.micro_batches, costs.problem.new_tokens - 1
@@ -49,5 +53,7 @@ def batch_times(costs: Costs, cut: Cut, load: Load, prompts: PromptTimes | None 
         ttft, slices = first.seconds, first.slices
         prompt_s = list(prompts.computing_s(cut))
     per_token = max(decode.round_s, m * decode.bottleneck_s)
-    computing = tuple(prompt + m * more * token for prompt, token in zip(prompt_s, decode.stage_s, strict=True))
+    computing = tuple(
+        prompt + m * more * token for prompt, token in zip(prompt_s, decode.stage_s, strict=True)
+    )
     return BatchTimes(prefill, decode, ttft, per_token, ttft + more * per_token, computing, slices)

@@ -1,4 +1,5 @@
-"""From a model, nodes and links to the input of solvers: seconds and bytes, for prefill and for decode. Pure.
+"""From a model, nodes and links to the input of solvers: seconds and bytes, for prefill and for
+decode. Pure.
 
 Without a measured profile a node is a roofline. A part of the model then takes as long as reading
 its bytes or as computing its operations, whichever is longer. The constants below are the only
@@ -26,9 +27,11 @@ KV_BLOCK_TOKENS = 16
 FRAME_PART_BYTES = 1 << 20
 """Activations travel in parts of at most this many bytes."""
 FRAME_OVERHEAD_BYTES = 128
-"""Overhead of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22), TCP/IP (40)."""
+"""Overhead of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22),
+TCP/IP (40)."""
 RETURNED_TOKEN_BYTES = 16
-"""Size of a sampled token on its return: request, position, token and logprob as varints and a float."""
+"""Size of a sampled token on its return: request, position, token and logprob as varints and a
+float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,9 @@ class Roofline:
         cache_bytes = phase.batch * phase.kv_tokens * block.kv.bytes_per_token(self.kv_dtype)
         cache_bytes += 2 * phase.batch * block.state_bytes(self.dtype)  # read and written
         read = block.read_bytes(tokens, self.dtype, self.quantisation) + cache_bytes
-        operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(block, tokens, phase.context)
+        operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(
+            block, tokens, phase.context
+        )
         return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
 
     def embedding_s(self, phase: StepShape) -> float:
@@ -68,7 +73,9 @@ class Roofline:
         return size / self.device.bandwidth_bytes_per_s
 
     def head_s(self, phase: StepShape) -> float:
-        read = self.model.head_bytes(self.dtype, self.quantisation) / self.device.bandwidth_bytes_per_s
+        read = (
+            self.model.head_bytes(self.dtype, self.quantisation) / self.device.bandwidth_bytes_per_s
+        )
         return max(read, 2.0 * self.model.head_parameters * phase.batch / self.flops)
 
     def step_s(self, hidden_bytes: float) -> float:
@@ -106,14 +113,18 @@ class Costs:
     def __init__(self, problem: PlanProblem) -> None:
         self.problem = problem
         excluded = set(problem.exclude)
-        self.nodes: tuple[ClusterNode, ...] = tuple(node for node in problem.cluster.nodes if node.name not in excluded)
+        self.nodes: tuple[ClusterNode, ...] = tuple(
+            node for node in problem.cluster.nodes if node.name not in excluded
+        )
         self.names = tuple(node.name for node in self.nodes)
         self.source = self.names.index(problem.cluster.source)
         self.hidden_bytes = problem.model.shape.frame_width * problem.dtype.itemsize
         self.bandwidth_bps, self.delay_s = link_matrices(problem, self.nodes)
         self.times = self._times()
         numbers: dict[BlockSpec, int] = {}
-        self._kind_of = np.array([numbers.setdefault(block, len(numbers)) for block in problem.model.blocks])
+        self._kind_of = np.array(
+            [numbers.setdefault(block, len(numbers)) for block in problem.model.blocks]
+        )
         self._block_kinds = tuple(numbers)
         self._kind_bytes = [block.weight_bytes(*problem.formats) for block in numbers]
         self._capacity = np.array([self._room(node) for node in self.nodes])
@@ -146,7 +157,10 @@ class Costs:
 
     def _mixed_shape(self, batch: int, chunk: int) -> StepShape:
         """Decodes in the middle of their answers, and a chunk of the middle of a prompt."""
-        prompt, middle = self.problem.prompt_tokens, self.problem.prompt_tokens + self.problem.new_tokens / 2
+        prompt, middle = (
+            self.problem.prompt_tokens,
+            self.problem.prompt_tokens + self.problem.new_tokens / 2,
+        )
         before = (prompt - chunk) / 2
         tokens, count = batch + chunk, batch + 1
         context = (batch * middle + chunk * (before + (chunk + 1) / 2)) / tokens
@@ -164,7 +178,8 @@ class Costs:
         return link_seconds(frame_bytes(payload_bytes), self.bandwidth_bps)
 
     def hop_bytes(self, count: int, returns: bool) -> int:
-        """Bytes on the wire of the hidden states of `count` positions, or of `count` sampled tokens that return."""
+        """Bytes on the wire of the hidden states of `count` positions, or of `count` sampled tokens
+        that return."""
         if returns and not self.problem.head_on_source:
             return FRAME_OVERHEAD_BYTES + count * RETURNED_TOKEN_BYTES
         return frame_bytes(count * self.hidden_bytes)
@@ -180,7 +195,9 @@ class Costs:
             block_loading = self.loading_bytes(self.nodes[node])
             room = int(self._capacity[node]) + block_loading
             loading = block_loading + self.outer_loading_bytes() * (index == 0 or has_head)
-            uses.append(MemoryUse(weights, load.requests * sum(kv[first:end]), workspace, loading, room))
+            uses.append(
+                MemoryUse(weights, load.requests * sum(kv[first:end]), workspace, loading, room)
+            )
         return tuple(uses)
 
     def has_head(self, cut: Cut, index: int) -> bool:
@@ -202,7 +219,8 @@ class Costs:
         ]
 
     def stage_workspace(self, load: Load) -> int:
-        """Slack, the activations of the largest step, and frames kept for resending and received."""
+        """Slack, the activations of the largest step, and frames kept for resending and
+        received."""
         problem = self.problem
         tokens = problem.step_tokens or load.batch * problem.prompt_tokens
         return workspace_bytes(problem.model, problem.dtype, tokens, load.micro_batches)
@@ -212,31 +230,49 @@ class Costs:
         return logits_bytes(self.problem.model, self.problem.dtype, load.batch)
 
     def loading_bytes(self, node: ClusterNode) -> int:
-        """The largest tensor a node may be given, once more. A discrete accelerator has the host's memory for that."""
+        """The largest tensor a node may be given, once more. A discrete accelerator has the host's
+        memory for that."""
         model, itemsize = self.problem.model, self.problem.loading_itemsize
         if itemsize is not None:
             return model.largest_block_tensor * itemsize
         if not node.device.unified:
             return 0
-        return max(model.largest_block_tensor, model.largest_outer_tensor) * self.problem.dtype.itemsize
+        return (
+            max(model.largest_block_tensor, model.largest_outer_tensor)
+            * self.problem.dtype.itemsize
+        )
 
     def outer_loading_bytes(self) -> int:
-        """Bytes that loading takes beyond `loading_bytes` on a stage with the embedding or the head."""
+        """Bytes that loading takes beyond `loading_bytes` on a stage with the embedding or the
+        head."""
         model = self.problem.model
         beyond = max(0, model.largest_outer_tensor - model.largest_block_tensor)
         return beyond * (self.problem.loading_itemsize or 0)
 
     def _room(self, node: ClusterNode) -> float:
-        room = node.device.usable_bytes - self.problem.reserve.get(node.name, 0.0) - self.loading_bytes(node)
+        room = (
+            node.device.usable_bytes
+            - self.problem.reserve.get(node.name, 0.0)
+            - self.loading_bytes(node)
+        )
         # Solvers allow for rounding; a plan must not.
         return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
 
     def _times(self) -> list[ComputeTimes]:
-        """Each node's measured times, else its roofline: one for all nodes that share the spec of a [[device]]."""
+        """Each node's measured times, else its roofline: one for all nodes that share the spec of a
+        [[device]]."""
         problem, model = self.problem, self.problem.model
-        devices = {id(node.device): node.device for node in self.nodes if node.name not in problem.times}
+        devices = {
+            id(node.device): node.device for node in self.nodes if node.name not in problem.times
+        }
         rooflines = {
-            key: Roofline(device, model, *problem.formats, problem.effective_kv_dtype, device.flops[problem.dtype])
+            key: Roofline(
+                device,
+                model,
+                *problem.formats,
+                problem.effective_kv_dtype,
+                device.flops[problem.dtype],
+            )
             for key, device in devices.items()
         }
         return [problem.times.get(node.name) or rooflines[id(node.device)] for node in self.nodes]
@@ -259,7 +295,9 @@ class Costs:
 
     def _compute(self, phase: StepShape) -> Floats:
         """[M, N] seconds of each block on each node."""
-        table = self._asked(lambda times: [times.block_s(kind, phase) for kind in self._block_kinds])
+        table = self._asked(
+            lambda times: [times.block_s(kind, phase) for kind in self._block_kinds]
+        )
         return table[:, self._kind_of]
 
     def _asked(self, question: Callable[[ComputeTimes], list[float] | float]) -> Floats:
@@ -278,7 +316,11 @@ class Costs:
         problem, model = self.problem, self.problem.model
         if load.micro_batches > 1:  # the same times; only KV and frames take more memory
             one = self._instance(Load(load.batch), prefill)
-            return replace(one, layer_bytes=self._layer_bytes(load), stage_bytes=float(self.stage_workspace(load)))
+            return replace(
+                one,
+                layer_bytes=self._layer_bytes(load),
+                stage_bytes=float(self.stage_workspace(load)),
+            )
         phase = self.phase(load.batch, prefill)
         hidden = phase.step_tokens * self.hidden_bytes
         outer_loading = self.outer_loading_bytes()
@@ -292,7 +334,9 @@ class Costs:
             latency_s=self.delay_s,
             layer_bytes=self._layer_bytes(load),
             embed_bytes=float(model.embedding_bytes(*problem.formats) + outer_loading),
-            head_bytes=float(model.head_bytes(*problem.formats) + self.logits_bytes(load) + outer_loading),
+            head_bytes=float(
+                model.head_bytes(*problem.formats) + self.logits_bytes(load) + outer_loading
+            ),
             tied_bytes=float(model.shared_bytes(*problem.formats) + outer_loading),
             stage_bytes=float(self.stage_workspace(load)),
             capacity_bytes=self._capacity,

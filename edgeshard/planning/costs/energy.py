@@ -2,8 +2,9 @@
 
     J = sum over the nodes of the cut of  idle_w span + (busy_w - idle_w) computing
 
-The span runs from the batch's start to its last token; a node computes during its prompts and its tokens. Only nodes of
-the cut are counted: no link, no switch, and no node of the cluster that the plan does not use.
+The span runs from the batch's start to its last token; a node computes during its prompts and its
+tokens. Only nodes of the cut are counted: no link, no switch, and no node of the cluster that the
+plan does not use.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from edgeshard.planning.solvers.instance import Cut, Floats
 
 
 def energy_j(costs: Costs, cut: Cut, load: Load, times: BatchTimes | None = None) -> float | None:
-    """Joules of the load's requests over the cut, from their start to their last token; None if watts are unknown.
+    """Joules of the load's requests over the cut, from their start to their last token; None if
+    watts are unknown.
 
-    Divided by `load.requests` times `new_tokens` it is the energy per token. `times` are the batch's if known.
+    Divided by `load.requests` times `new_tokens` it is the energy per token. `times` are the
+    batch's if known.
     """
     times = times or batch_times(costs, cut, load)
     total = 0.0
@@ -59,4 +62,6 @@ def watts(costs: Costs) -> tuple[Floats, Floats]:
 
 def without_power(costs: Costs) -> tuple[str, ...]:
     """The nodes whose watts are unknown."""
-    return tuple(name for name, idle_w in zip(costs.names, watts(costs)[0], strict=True) if np.isnan(idle_w))
+    return tuple(
+        name for name, idle_w in zip(costs.names, watts(costs)[0], strict=True) if np.isnan(idle_w)
+    )

@@ -1,4 +1,5 @@
-"""The worth of draft tokens: how many pay in a step, and how much faster a single request becomes. Pure.
+"""The worth of draft tokens: how many pay in a step, and how much faster a single request becomes.
+Pure.
 
 A step with draft tokens computes a row more for each, and brings a token more for each accepted
 one. (docs/speculation.md)
@@ -14,7 +15,8 @@ from edgeshard.domain.deployments.step_cost import InterTokenSeconds, StageCost,
 
 
 def rows_s(cost: InterTokenSeconds, position: int, guesses: int) -> float:
-    """Seconds of a step of one request at `position` with `guesses` draft tokens, each a row like a decode's."""
+    """Seconds of a step of one request at `position` with `guesses` draft tokens, each a row like a
+    decode's."""
     return cost(((position, 1),) * (1 + guesses), 1)
 
 
@@ -27,7 +29,9 @@ def that_pay(cost: InterTokenSeconds, position: int, guesses: int) -> int:
     return guesses
 
 
-def expected_guesses(counts: GuessCounts, costs: Sequence[StageCost], position: int) -> ExpectedGuesses | None:
+def expected_guesses(
+    counts: GuessCounts, costs: Sequence[StageCost], position: int
+) -> ExpectedGuesses | None:
     """The expected worth of draft tokens for a single request whose context is `position` tokens.
 
     Computed from the counted steps and the nodes' `costs`; None if no step had draft tokens.

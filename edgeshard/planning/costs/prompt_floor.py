@@ -1,4 +1,5 @@
-"""Lower bounds of a prompt's time under any slicing, for many cuts at once, and closer for one cut. Pure.
+"""Lower bounds of a prompt's time under any slicing, for many cuts at once, and closer for one cut.
+Pure.
 
 Stage j works for all slices, whatever they are, after the first one's way to it and before the last
 one's way from it. So the first token arrives no sooner than
@@ -31,13 +32,15 @@ from edgeshard.planning.solvers.scoring import stages
 
 
 def slice_edges(tokens: int) -> tuple[int, ...]:
-    """The positions at which steps of a prompt may begin and end: multiples of a unit and of a step's room, its end."""
+    """The positions at which steps of a prompt may begin and end: multiples of a unit and of a
+    step's room, its end."""
     edges = {*range(0, tokens, slice_unit(tokens)), *range(0, tokens, STEP_TOKENS), tokens}
     return tuple(sorted(edges))
 
 
 def step_room(budget: int, tokens: int) -> int:
-    """A step's budget of tokens as far as a prompt has edges for it: a whole step, or a multiple of the unit."""
+    """A step's budget of tokens as far as a prompt has edges for it: a whole step, or a multiple of
+    the unit."""
     unit = slice_unit(tokens)
     return STEP_TOKENS if budget >= STEP_TOKENS else max(unit, budget // unit * unit)
 
@@ -63,7 +66,8 @@ class StepTables:
         self._known: dict[int, _Steps] = {}
 
     def _in_one(self) -> bool:
-        """Whether the prompt is one step over any cut: too short for slices, and no link too slow for it."""
+        """Whether the prompt is one step over any cut: too short for slices, and no link too slow
+        for it."""
         tokens, rates = self.costs.problem.prompt_tokens, self.costs.bandwidth_bps
         if tokens >= 2 * slice_unit(tokens):
             return False
@@ -71,7 +75,9 @@ class StepTables:
         if not len(links):
             return True
         slowest_bps = float(links.min())
-        budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.costs.hidden_bytes / slowest_bps)
+        budget = transfer_tokens(
+            8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.costs.hidden_bytes / slowest_bps
+        )
         return step_room(budget, tokens) >= tokens
 
     @property
@@ -106,7 +112,8 @@ class StepTables:
 
 @dataclass(frozen=True, slots=True)
 class PromptFloor:
-    """Instances whose times are the least of the first slice, of the last one, and of all slices together.
+    """Instances whose times are the least of the first slice, of the last one, and of all slices
+    together.
 
     If steps do not follow each other (`apart`), all three are of all steps, with their delays.
     """
@@ -127,7 +134,9 @@ class PromptFloor:
             if id(steps) not in times_by_id:
                 times_by_id[id(steps)] = _least_times(steps, costs.problem.model.blocks)
             rows.append(times_by_id[id(steps)])
-        compute_s, embed_s, overhead_s = (np.stack(part, axis=1) for part in zip(*rows, strict=True))
+        compute_s, embed_s, overhead_s = (
+            np.stack(part, axis=1) for part in zip(*rows, strict=True)
+        )
         hop_s = costs.hop_s(tables.least_tokens * costs.hidden_bytes)
         first, last, whole = (
             replace(
@@ -156,7 +165,9 @@ class PromptFloor:
 
     def seconds(self, cuts: Cuts) -> Floats:
         """[K] lower bounds of the seconds until the first token."""
-        first, last, whole = (_stage_seconds(part, cuts) for part in (self.first, self.last, self.whole))
+        first, last, whole = (
+            _stage_seconds(part, cuts) for part in (self.first, self.last, self.whole)
+        )
         count = cuts.nodes.shape[1]
         if count == 1:
             return whole[:, 0]
@@ -176,7 +187,8 @@ class PromptFloor:
 
 
 class CutFloor:
-    """The floor of one cut whose slices follow each other: the least over all first and last slices."""
+    """The floor of one cut whose slices follow each other: the least over all first and last
+    slices."""
 
     def __init__(self, tables: StepTables) -> None:
         self._tables, self._costs = tables, tables.costs
@@ -184,7 +196,12 @@ class CutFloor:
         self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         width, edges = tables.costs.hidden_bytes, tables.edges
         # By two edges: frames of all tokens between them, at least one frame's.
-        bits = np.array([[8.0 * frame_bytes(max(0, end - start) * width) for end in edges] for start in edges.tolist()])
+        bits = np.array(
+            [
+                [8.0 * frame_bytes(max(0, end - start) * width) for end in edges]
+                for start in edges.tolist()
+            ]
+        )
         self._first_bits, self._last_bits = bits[0], bits[:, -1]
         self._between_bits = np.where(edges[:, None] < edges[None, :], bits, 0.0)
         inner = (edges > 0) & (edges < edges[-1])
@@ -193,8 +210,12 @@ class CutFloor:
     def seconds(self, cut: Cut) -> float:
         """A lower bound of the seconds until the first token."""
         stage_times = [self._stage(node, first, end) for node, first, end in stages(cut)]
-        firsts = np.array([steps[0] for steps, _ in stage_times])  # [S, E] of the first slice, by its end
-        lasts = np.array([steps[:, -1] for steps, _ in stage_times])  # [S, E] of the last one, by its start
+        firsts = np.array(
+            [steps[0] for steps, _ in stage_times]
+        )  # [S, E] of the first slice, by its end
+        lasts = np.array(
+            [steps[:, -1] for steps, _ in stage_times]
+        )  # [S, E] of the last one, by its start
         between = np.array([least for _, least in stage_times])  # [S, E, E]
         source = self._prefill.source
         if len(stage_times) == 1:
@@ -202,23 +223,36 @@ class CutFloor:
         senders, receivers = list(cut.nodes[:-1]), list(cut.nodes[1:])
         rate_bps = self._costs.bandwidth_bps[senders, receivers][:, None]
         delay_s = self._costs.delay_s[senders, receivers][:, None]
-        first_hops, last_hops = self._first_bits / rate_bps + delay_s, self._last_bits / rate_bps + delay_s
+        first_hops, last_hops = (
+            self._first_bits / rate_bps + delay_s,
+            self._last_bits / rate_bps + delay_s,
+        )
         send_s = self._between_bits / rate_bps[:, :, None]
         before = np.zeros_like(firsts)
         before[1:] = np.cumsum(firsts[:-1] + first_hops, axis=0)
         behind = np.zeros_like(lasts)
         behind[:-1] = np.cumsum((lasts[1:] + last_hops)[::-1], axis=0)[::-1]
-        ends = self._prefill.return_s[cut.nodes[-1], source] + self._costs.delay_s[cut.nodes[-1], source]
+        ends = (
+            self._prefill.return_s[cut.nodes[-1], source]
+            + self._costs.delay_s[cut.nodes[-1], source]
+        )
         ends += self._prefill.head_s[source if self._prefill.head_on_source else cut.nodes[-1]]
         nodes = (before + firsts)[:, :, None] + between + (lasts + behind)[:, None, :]
-        links = (before[:-1] + firsts[:-1] + first_hops - delay_s)[:, :, None] + send_s + behind[:-1, None, :]
+        links = (
+            (before[:-1] + firsts[:-1] + first_hops - delay_s)[:, :, None]
+            + send_s
+            + behind[:-1, None, :]
+        )
         if not self._prefill.asynchronous:
             nodes[:-1] += (first_hops - delay_s)[:, :, None] + send_s
-        least = np.where(self._open, np.maximum(nodes.max(axis=0), links.max(axis=0)), np.inf).min(initial=np.inf)
+        least = np.where(self._open, np.maximum(nodes.max(axis=0), links.max(axis=0)), np.inf).min(
+            initial=np.inf
+        )
         return float(min(least, before[-1, -1] + firsts[-1, -1]) + ends)
 
     def _stage(self, node: int, first: int, end: int) -> tuple[Floats, Floats]:
-        """[E, E] seconds of each step of a stage, and the least of all steps from one edge to another."""
+        """[E, E] seconds of each step of a stage, and the least of all steps from one edge to
+        another."""
         steps = self._tables.of(node)
         kinds = Counter(self._costs.problem.model.blocks[first:end])
         key = (id(steps), tuple(kinds.items()), first == 0)
@@ -246,13 +280,19 @@ def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[Floats, Fl
         return float(table[0].min()), float(table[:, -1].min()), float(_least_between(table)[0, -1])
 
     by_kind = {kind: least(table) for kind, table in steps.blocks.items()}
-    return np.array([by_kind[block] for block in blocks]).T, np.array(least(steps.embed)), np.array(least(steps.step))
+    return (
+        np.array([by_kind[block] for block in blocks]).T,
+        np.array(least(steps.embed)),
+        np.array(least(steps.step)),
+    )
 
 
 def _stage_seconds(instance: Instance, cuts: Cuts) -> Floats:
     """[K, stages] seconds of the stages; the last one's include the head's if it is there."""
     nodes = cuts.nodes
-    done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+    done = np.concatenate(
+        [np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1
+    )
     seconds = instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]
     seconds[:, 0] += instance.embed_s[instance.source]
     if not instance.head_on_source or nodes.shape[1] == 1:

@@ -1,8 +1,9 @@
-"""The time until a single request has its first token, its prompt in the slices that its head would cut. Pure.
+"""The time until a single request has its first token, its prompt in the slices that its head would
+cut. Pure.
 
-Slices follow each other through the stages. A node computes one slice at a time and a link carries one at a time; a
-link's pure delay occupies nothing. Only the last slice is sampled from, and its token returns to the source.
-(docs/papers.md#slices-of-long-prompts)
+Slices follow each other through the stages. A node computes one slice at a time and a link carries
+one at a time; a link's pure delay occupies nothing. Only the last slice is sampled from, and its
+token returns to the source. (docs/papers.md#slices-of-long-prompts)
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ _SAMPLED = StepShape(1, 1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Seconds from the start of a single prompt until its first token is at the source, and the prompt's slices."""
+    """Seconds from the start of a single prompt until its first token is at the source, and the
+    prompt's slices."""
 
     seconds: float
     slices: tuple[int, ...]
 
 
 class PromptTimes:
-    """First tokens of one problem's prompts over any of its cuts. The parts that cuts share are computed once."""
+    """First tokens of one problem's prompts over any of its cuts. The parts that cuts share are
+    computed once."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -56,7 +59,8 @@ class PromptTimes:
         """The steps in which a head sends a prompt that no other request waits for: its slices, or
         as much as a step may have.
 
-        As `scheduler.slices` and `chunking` do in the agent, but that a step's room is a multiple of the slices' unit.
+        As `scheduler.slices` and `chunking` do in the agent, but that a step's room is a multiple
+        of the slices' unit.
         """
         costs_of_stages = self._stage_costs.of(cut)
         unit = slice_unit(tokens)
@@ -67,10 +71,13 @@ class PromptTimes:
             if len(slices) > 1:
                 lengths = with_rest(slices, tokens)
                 room = max(room, MAX_STEP_TOKENS // unit * unit)
-        return tuple(min(room, length - first) for length in lengths for first in range(0, length, room))
+        return tuple(
+            min(room, length - first) for length in lengths for first in range(0, length, room)
+        )
 
     def seconds(self, cut: Cut, slices: tuple[int, ...]) -> float:
-        """The first token's time with these slices, by the recurrence with every node and link a station.
+        """The first token's time with these slices, by the recurrence with every node and link a
+        station.
 
         As many steps are in flight as there are stages, one if slices do not follow each other.
         """
@@ -82,7 +89,9 @@ class PromptTimes:
             is_last = index == len(slices) - 1
             ready = back[index - window] if index >= window else 0.0
             for stage, (node, begin, end) in enumerate(parts):
-                headed = is_last and self._costs.has_head(cut, stage) and not self._head_apart(count)
+                headed = (
+                    is_last and self._costs.has_head(cut, stage) and not self._head_apart(count)
+                )
                 step_s = self._step_s(node, begin, end, stage == 0, headed, (first, length))
                 node_free[stage] = ready = done = max(ready, node_free[stage]) + step_s
                 if count == 1:
@@ -118,7 +127,9 @@ class PromptTimes:
     def _head_apart(self, count: int) -> bool:
         return self._costs.problem.head_on_source and count > 1
 
-    def _step_s(self, node: int, begin: int, end: int, first: bool, headed: bool, piece: tuple[int, int]) -> float:
+    def _step_s(
+        self, node: int, begin: int, end: int, first: bool, headed: bool, piece: tuple[int, int]
+    ) -> float:
         times = self._costs.times[node]
         key = (id(times), begin, end, first, headed, piece)
         if key not in self._stage_s:

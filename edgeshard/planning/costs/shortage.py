@@ -1,4 +1,5 @@
-"""The reason why there is no plan: the constraint that is short, by how much, and the remedy. Pure."""
+"""The reason why there is no plan: the constraint that is short, by how much, and the remedy.
+Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ GB = 1e9
 GIB = 1 << 30
 _NODE_SIZES_GB = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 _SYSTEM_BYTES = 3e9
-"""Memory that a hypothetical node keeps for its system, as the catalogue's nodes of 16 GB and more do."""
+"""Memory that a hypothetical node keeps for its system, as the catalogue's nodes of 16 GB and more
+do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Whole layers each node can hold, and once more with the head; -1 if not even the head fits."""
+    """Whole layers each node can hold, and once more with the head; -1 if not even the head
+    fits."""
 
     plain: np.ndarray[tuple[int], np.dtype[np.int64]]
     with_head: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -62,14 +65,20 @@ def shortage_of(costs: Costs, load: Load) -> Shortage:
         if _missing(instance, room, len(costs.nodes)) <= 0 < _missing(instance, room):
             return _too_few_nodes(costs, instance, room)
         if _missing(instance, room) <= 0:
-            text = f"max_share leaves no node for {_layers(missing)}; allow larger shares or add a node"
+            text = (
+                f"max_share leaves no node for {_layers(missing)}; allow larger shares or add a "
+                "node"
+            )
             return Shortage("max_share", float(missing), "layers", text)
         return _memory(costs, load, instance, room)
     usable = int(((room.plain > 0) & (instance.max_layers > 0)).sum())
     most = min(usable, instance.layers)
     if instance.min_nodes > most:
         short = instance.min_nodes - most
-        text = f"min_nodes is {instance.min_nodes}, but only {most} nodes can take part; lower it or add {short}"
+        text = (
+            f"min_nodes is {instance.min_nodes}, but only {most} nodes can take part; lower it "
+            f"or add {short}"
+        )
         return Shortage("min_nodes", float(short), "nodes", text)
     text = (
         "the nodes have the memory, but no placement keeps all constraints together "
@@ -83,12 +92,15 @@ def too_slow(fastest_s: float, limit_s: float) -> Shortage:
     over = fastest_s - limit_s
     if over <= 0:
         text = (
-            f"one request alone gets a token in {1000 * fastest_s:.1f} ms, but with prompts of others in between no "
-            f"plan keeps max_time_per_token {1000 * limit_s:.1f} ms; raise it, or add a faster node or link"
+            f"one request alone gets a token in {1000 * fastest_s:.1f} ms, but with prompts of "
+            "others in between no "
+            f"plan keeps max_time_per_token {1000 * limit_s:.1f} ms; raise it, or add a faster "
+            "node or link"
         )
         return Shortage("max_time_per_token", 0.0, "seconds", text)
     text = (
-        f"the fastest plan needs {1000 * fastest_s:.1f} ms per token, {1000 * over:.1f} ms above max_time_per_token "
+        f"the fastest plan needs {1000 * fastest_s:.1f} ms per token, {1000 * over:.1f} ms above "
+        "max_time_per_token "
         f"{1000 * limit_s:.1f} ms; raise it, or add a faster node or link"
     )
     return Shortage("max_time_per_token", over, "seconds", text)
@@ -101,13 +113,20 @@ def rules_conflict(texts: Sequence[str], limit_s: float | None) -> Shortage:
     if len(texts) == 1:
         text = f"no placement keeps the rule {named}{within}; loosen it, or add a node"
     else:
-        text = f"no placement keeps these rules together{within}: {named}; drop or loosen one of them, or add a node"
+        text = (
+            f"no placement keeps these rules together{within}: {named}; drop or loosen one of "
+            "them, or add a node"
+        )
     return Shortage("rules", 0.0, "", text)
 
 
 def node_room_text(names: Sequence[str], needs: Sequence[float], rooms: Sequence[float]) -> str:
     """Which nodes a fixed placement overfills, for baselines."""
-    short = [(name, need - room) for name, need, room in zip(names, needs, rooms, strict=True) if need > room]
+    short = [
+        (name, need - room)
+        for name, need, room in zip(names, needs, rooms, strict=True)
+        if need > room
+    ]
     return ", ".join(f"{name} is {gibibytes(amount)} short" for name, amount in short)
 
 
@@ -146,13 +165,19 @@ def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> 
             continue
         # The largest others in between, not counting the last one.
         positions = order[:count] if position not in order[:count] else order[: count + 1]
-        between = int(plain[positions].sum()) - (int(plain[position]) if position in positions else 0)
+        between = int(plain[positions].sum()) - (
+            int(plain[position]) if position in positions else 0
+        )
         best = max(best, int(room.plain[source]) + between + int(room.with_head[last]))
     return max(0, layers - best)
 
 
 def _too_few_nodes(costs: Costs, instance: Instance, room: _Room) -> Shortage:
-    needed = next(n for n in range(instance.max_nodes, len(costs.nodes) + 1) if _missing(instance, room, n) <= 0)
+    needed = next(
+        n
+        for n in range(instance.max_nodes, len(costs.nodes) + 1)
+        if _missing(instance, room, n) <= 0
+    )
     short = needed - instance.max_nodes
     text = f"max_nodes is {instance.max_nodes}, but the model needs {needed}; allow {short} more"
     return Shortage("max_nodes", float(short), "nodes", text)
@@ -162,7 +187,11 @@ def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shorta
     missing = _missing(instance, room, len(costs.nodes))
     layer = float(instance.layer_bytes.max())
     # If no node can hold the head, it is missing as well.
-    homeless = instance.head_bytes if not (room.with_head >= 1).any() and not instance.head_on_source else 0.0
+    homeless = (
+        instance.head_bytes
+        if not (room.with_head >= 1).any() and not instance.head_on_source
+        else 0.0
+    )
     short = missing * layer + homeless
     if (left := _left_in_order(instance)) and layer > instance.layer_bytes.min():
         # If layers differ much, the largest one is a poor measure of how many a node holds. The
@@ -171,12 +200,16 @@ def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shorta
     hints = [_one_more_node(costs, instance, missing, short, homeless)]
     if costs.problem.dtype is DType.FLOAT32 and _fits_in_half(costs, load):
         hints.append("bfloat16 would fit as it is")
-    text = f"{gibibytes(short)} short: {_layers(missing)} of {instance.layers} find no room; {', or '.join(hints)}"
+    text = (
+        f"{gibibytes(short)} short: {_layers(missing)} of {instance.layers} find no room; "
+        f"{', or '.join(hints)}"
+    )
     return Shortage("memory", short, "bytes", text)
 
 
 def _left_in_order(instance: Instance) -> list[float]:
-    """Bytes of the layers that are left over if the source and then the largest nodes take as many as they hold."""
+    """Bytes of the layers that are left over if the source and then the largest nodes take as many
+    as they hold."""
     source = instance.source
     free = instance.capacity_bytes * (1 + SLACK) - instance.stage_bytes
     free[source] -= instance.embed_bytes
@@ -190,13 +223,22 @@ def _left_in_order(instance: Instance) -> list[float]:
     return left
 
 
-def _one_more_node(costs: Costs, instance: Instance, missing: int, short: float, homeless: float) -> str:
+def _one_more_node(
+    costs: Costs, instance: Instance, missing: int, short: float, homeless: float
+) -> str:
     layer = float(instance.layer_bytes.max())
     unit = costs.loading_bytes(costs.nodes[costs.source])
     for size in _NODE_SIZES_GB:
         if size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes >= short:
             return f"one more {size} GB node would do"
-    size = next((s for s in (32, *_NODE_SIZES_GB) if s * GB > _SYSTEM_BYTES + unit + instance.stage_bytes + layer), 256)
+    size = next(
+        (
+            s
+            for s in (32, *_NODE_SIZES_GB)
+            if s * GB > _SYSTEM_BYTES + unit + instance.stage_bytes + layer
+        ),
+        256,
+    )
     node_layers = max(1, int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes) // layer))
     count = -(-(missing + (1 if homeless else 0)) // node_layers)
     return f"{count} more {size} GB nodes would do"
@@ -213,5 +255,6 @@ def _layers(count: int) -> str:
 
 
 def gibibytes(size: float) -> str:
-    """`3.1 GiB`, `12.0 MiB`: as everything of edgectl. Only nodes one might buy go by what their makers call them."""
+    """`3.1 GiB`, `12.0 MiB`: as everything of edgectl. Only nodes one might buy go by what their
+    makers call them."""
     return f"{size / GIB:.1f} GiB" if size >= 0.05 * GIB else f"{size / (1 << 20):.1f} MiB"

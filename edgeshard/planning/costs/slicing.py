@@ -1,10 +1,12 @@
 """HPipe: into which slices a long prompt is cut. Pure. (docs/papers.md#slices-of-long-prompts)
 
 A slice waits on a device for the slice before it and for its own arrival from the device before:
-F(i, j) = max(F(i-1, j), F(i, j-1) + comm) + t(i, j). Because a slice attends to all before it, t grows with its start,
-so good slices get shorter towards the end. Lengths are in units of the caller's choice, such as 64 tokens.
+F(i, j) = max(F(i-1, j), F(i, j-1) + comm) + t(i, j). Because a slice attends to all before it, t
+grows with its start, so good slices get shorter towards the end. Lengths are in units of the
+caller's choice, such as 64 tokens.
 
-In the recurrence a hop only delays. A link slow enough to be a bottleneck goes in as one more "device".
+In the recurrence a hop only delays. A link slow enough to be a bottleneck goes in as one more
+"device".
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from edgeshard.domain.errors import invalid
 from edgeshard.planning.solvers.instance import Floats
 
 _CEILINGS = 128
-"""Ceilings of the slice time tried, spread over all there are: each costs a DP, and only their spread matters."""
+"""Ceilings of the slice time tried, spread over all there are: each costs a DP, and only their
+spread matters."""
 _SLACK = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Lengths in units, in order. `ttft_s` is F of the last slice on the last device. `exact`: no slicing is better."""
+    """Lengths in units, in order. `ttft_s` is F of the last slice on the last device. `exact`: no
+    slicing is better."""
 
     lengths: tuple[int, ...]
     ttft_s: float
@@ -43,7 +47,9 @@ class SliceTimes:
     def __post_init__(self) -> None:
         hops, devices = self.comm_s.shape[1], self.work_s.shape[2]
         if hops != devices - 1:
-            raise invalid("comm", f"has {hops} hops for {devices} devices; it must have {devices - 1}")
+            raise invalid(
+                "comm", f"has {hops} hops for {devices} devices; it must have {devices - 1}"
+            )
         for times in (self.work_s, self.comm_s):
             if not np.isfinite(times).all() or times.min(initial=0) < 0:
                 raise invalid("devices", "gave a time that is negative or not finite")
@@ -111,7 +117,8 @@ def _recurrences(times: SliceTimes, slicings: Sequence[tuple[int, ...]]) -> list
 
 
 def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
-    """The slicing of least total work under each ceiling on a slice's time; returns the best by F."""
+    """The slicing of least total work under each ceiling on a slice's time; returns the best by
+    F."""
     units = times.units
     longest = times.work_s.max(axis=2)
     starts, ends = np.triu_indices(units + 1, 1)
@@ -131,7 +138,8 @@ def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
 
 
 def _before(longest: Floats, ceilings: Floats) -> npt.NDArray[np.int64]:
-    """[ceilings, units + 1]: where the last slice of the least work up to an end begins; -1 if there is none."""
+    """[ceilings, units + 1]: where the last slice of the least work up to an end begins; -1 if
+    there is none."""
     units = len(longest) - 1
     total = np.full((len(ceilings), units + 1), np.inf)
     total[:, 0] = 0.0
@@ -169,7 +177,8 @@ def _greedy(longest: Floats, ceiling: float) -> tuple[int, ...]:
 
 
 def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ...] | None:
-    """Lengths of the least F below `ceiling_s`, empty when there is none; None when the labels became too many."""
+    """Lengths of the least F below `ceiling_s`, empty when there is none; None when the labels
+    became too many."""
     units, rest = times.units, _least_rest(times)
     labels = [_Labels(times.work_s.shape[2]) for _ in range(units + 1)]
     labels[0].add(np.zeros((1, times.work_s.shape[2])), [()])
@@ -190,12 +199,15 @@ def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ..
             return None
         for length, row in enumerate(below_ceiling, start=1):
             places = np.flatnonzero(row)
-            labels[start + length].add(after[length - 1, places], [(*lengths[one], length) for one in places])
+            labels[start + length].add(
+                after[length - 1, places], [(*lengths[one], length) for one in places]
+            )
     return best
 
 
 class _Labels:
-    """Finish times on every device at one slice end, [labels, devices], each with the lengths that lead there."""
+    """Finish times on every device at one slice end, [labels, devices], each with the lengths that
+    lead there."""
 
     def __init__(self, devices: int) -> None:
         self._finish: list[Floats] = [np.zeros((0, devices))]
@@ -219,7 +231,8 @@ class _Labels:
 
 
 def _steps(times: SliceTimes, finish: Floats, start: int) -> Floats:
-    """[ends, labels, devices]: `_step` of every label with every slice from `start`, the shortest first."""
+    """[ends, labels, devices]: `_step` of every label with every slice from `start`, the shortest
+    first."""
     work, comm = times.work_s[start, start + 1 :], times.comm_s[1 : times.units - start + 1]
     after = np.empty((len(work), *finish.shape))
     arrived = np.zeros((len(work), len(finish)))
@@ -232,16 +245,20 @@ def _steps(times: SliceTimes, finish: Floats, start: int) -> Floats:
 
 
 def _least_rest(times: SliceTimes) -> Floats:
-    """[units + 1, devices] by slice end: a lower bound on the time from that device's finish to the end of everything.
+    """[units + 1, devices] by slice end: a lower bound on the time from that device's finish to the
+    end of everything.
 
-    A device still has its own remaining work of all units, then the last slice has to pass the devices after it.
+    A device still has its own remaining work of all units, then the last slice has to pass the
+    devices after it.
     """
     units, count = times.units, times.work_s.shape[2]
     tail = np.zeros((units + 1, count))  # of the slice that begins at a and is the last
     for start in range(units):
         for device in range(count - 2, -1, -1):
             send_s = times.comm_s[units - start, device]
-            tail[start, device] = tail[start, device + 1] + times.work_s[start, units, device + 1] + send_s
+            tail[start, device] = (
+                tail[start, device + 1] + times.work_s[start, units, device + 1] + send_s
+            )
     least = np.full((units + 1, count), np.inf)
     for start in range(units - 1, -1, -1):
         least[start] = times.work_s[start, units] + tail[start]
@@ -252,9 +269,12 @@ def _least_rest(times: SliceTimes) -> Floats:
 
 
 def _longest_first(times: SliceTimes, lengths: tuple[int, ...], value: float) -> tuple[int, ...]:
-    """An equally good slicing whose slices do not grow, if there is one: fewer steps, and steadier ones."""
+    """An equally good slicing whose slices do not grow, if there is one: fewer steps, and steadier
+    ones."""
     longest = times.work_s.max(axis=2)
     ends = np.cumsum(lengths)
-    ceiling = max(float(longest[end - length, end]) for end, length in zip(ends, lengths, strict=True))
+    ceiling = max(
+        float(longest[end - length, end]) for end, length in zip(ends, lengths, strict=True)
+    )
     greedy = _greedy(longest, ceiling)
     return greedy if greedy and _recurrence(times, greedy) <= value * (1 + _SLACK) else lengths

@@ -80,12 +80,15 @@ class PromptChunks:
         """The chunks of prompts in steps with `room` tokens for them."""
         count = np.ceil(prompt_tokens / room)
         alone = rounds / batch >= count
-        return cls(count, np.where(alone, count - 1, prompt_tokens / room), np.where(alone, 1.0, 0.0))
+        return cls(
+            count, np.where(alone, count - 1, prompt_tokens / room), np.where(alone, 1.0, 0.0)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """[K] the largest n and m of a range of loads: with n, k rises and W falls, and with m, T does."""
+    """[K] the largest n and m of a range of loads: with n, k rises and W falls, and with m, T
+    does."""
 
     chunks: Floats
     micro_batches: Floats
@@ -93,7 +96,8 @@ class Most:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """[K] W, T and c0 in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a request."""
+    """[K] W, T and c0 in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a
+    request."""
 
     between_s: Floats
     prompt_s: Floats
@@ -103,7 +107,8 @@ class Steady:
 
     @property
     def time_per_token_s(self) -> Floats:
-        """A request is there for C W, and decodes when its prompt is done; a second token would take it a round."""
+        """A request is there for C W, and decodes when its prompt is done; a second token would
+        take it a round."""
         if not self.rounds:
             return self.round_s
         with np.errstate(invalid="ignore"):
@@ -120,8 +125,8 @@ def steady(
     rounds: float,
     most: Most | None = None,
 ) -> Steady:
-    """The steady state of K cuts of one number of stages: [K] C and m, and g rounds; with `most`, W is a lower bound
-    for all loads up to it, without the fj."""
+    """The steady state of K cuts of one number of stages: [K] C and m, and g rounds; with `most`, W
+    is a lower bound for all loads up to it, without the fj."""
     window = np.maximum(micro_batches, stages)
     turns = 1.0 + ((chunks.count if most is None else most.chunks) - 1) / window
     if most is not None:
@@ -138,8 +143,12 @@ def steady(
             whole_s = _whole_s(np.maximum(prompt_s, times.together_s), requests, rounds, prompt_s)
             between_s = np.where(chunks.single, np.maximum(between_s, whole_s), between_s)
         with np.errstate(invalid="ignore"):  # all of them are infinite if a link is missing
-            seldom_s = _period_s(with_prompt_s - turns * round_s, rounds * round_s, requests, prompt_s)
-            between_s = np.where(rounds >= turns * (requests - prompt_s / seldom_s), seldom_s, between_s)
+            seldom_s = _period_s(
+                with_prompt_s - turns * round_s, rounds * round_s, requests, prompt_s
+            )
+            between_s = np.where(
+                rounds >= turns * (requests - prompt_s / seldom_s), seldom_s, between_s
+            )
     least_s = np.maximum(times.station_s, chunks.full * full_s + chunks.rest * rest_s)
     return Steady(np.maximum(between_s, least_s), prompt_s, round_s, requests, rounds)
 
@@ -152,16 +161,21 @@ def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Flo
     It is infinite if a link is missing.
     """
     missing = np.isinf(prompt_s) | np.isinf(decode_s)
-    stall_s, decode_s, prompt_s = (np.where(missing, 1.0, one) for one in (stall_s, decode_s, prompt_s))
+    stall_s, decode_s, prompt_s = (
+        np.where(missing, 1.0, one) for one in (stall_s, decode_s, prompt_s)
+    )
     half = (prompt_s + requests * stall_s + decode_s) / (2 * requests)
     root = np.sqrt(np.maximum(0.0, half**2 - stall_s * prompt_s / requests))
     return np.where(missing, np.inf, half + root)
 
 
 def _whole_s(together_s: Floats, requests: Floats, rounds: float, prompt_s: Floats) -> Floats:
-    """W if rounds have one prompt or more: the largest by the lines between neighbours of max(T, fj) [J, K]."""
+    """W if rounds have one prompt or more: the largest by the lines between neighbours of max(T,
+    fj) [J, K]."""
     whole_s = np.zeros_like(prompt_s)
     for number, (fewer_s, more_s) in enumerate(pairwise(together_s), 1):
         slope_s = more_s - fewer_s
-        whole_s = np.maximum(whole_s, _period_s(slope_s, rounds * (fewer_s - number * slope_s), requests, prompt_s))
+        whole_s = np.maximum(
+            whole_s, _period_s(slope_s, rounds * (fewer_s - number * slope_s), requests, prompt_s)
+        )
     return whole_s

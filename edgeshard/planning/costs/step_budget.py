@@ -1,5 +1,5 @@
-"""From a plan's costs to the figures that its head needs at run time: a few numbers a stage, and slices for long
-prompts. Pure."""
+"""From a plan's costs to the figures that its head needs at run time: a few numbers a stage, and
+slices for long prompts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import numpy as np
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.requests.step import STEP_TOKENS
-from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, KV_BLOCK_TOKENS, RETURNED_TOKEN_BYTES, Costs
+from edgeshard.planning.costs.costs import (
+    FRAME_OVERHEAD_BYTES,
+    KV_BLOCK_TOKENS,
+    RETURNED_TOKEN_BYTES,
+    Costs,
+)
 from edgeshard.planning.costs.slicing import SliceTimes, best_slices
 from edgeshard.planning.inputs.problem import ComputeTimes, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
@@ -22,15 +27,19 @@ from edgeshard.planning.solvers.scoring import stages
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Tokens of a step for which a stage's seconds are sampled."""
-_STEPS = tuple((rows, StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])) for rows in ROWS)
+_STEPS = tuple(
+    (rows, StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])) for rows in ROWS
+)
 """The same with their decodes, and as one chunk."""
 _PAIRS_AT = 8
-"""Sequences of the decode step, and 32 times as many tokens of the prompt, that show what a pair costs."""
+"""Sequences of the decode step, and 32 times as many tokens of the prompt, that show what a pair
+costs."""
 MAX_TRANSFER_S = 1.0
 """Longest time that a step occupies a link, even if more was promised: other steps wait for it."""
 SLICE_TOKENS = 64
 MOST_UNITS = 24
-"""A prompt is cut in multiples of SLICE_TOKENS; the multiple is larger if there were too many units to be quick."""
+"""A prompt is cut in multiples of SLICE_TOKENS; the multiple is larger if there were too many units
+to be quick."""
 
 
 Blocks = tuple[tuple[BlockSpec, int], ...]
@@ -57,11 +66,16 @@ class StageCosts:
             costs_of_stages.append(
                 replace(
                     self._without_hop(
-                        costs.times[node], self.kinds(first, end), index == 0, costs.has_head(cut, index)
+                        costs.times[node],
+                        self.kinds(first, end),
+                        index == 0,
+                        costs.has_head(cut, index),
                     ),
                     hop_delay_s=float(costs.delay_s[node, receiver]),
                     hop_s=8.0 * FRAME_OVERHEAD_BYTES / rate_bps,
-                    hop_token_s=8.0 * (RETURNED_TOKEN_BYTES if back else costs.hidden_bytes) / rate_bps,
+                    hop_token_s=8.0
+                    * (RETURNED_TOKEN_BYTES if back else costs.hidden_bytes)
+                    / rate_bps,
                 )
             )
         return tuple(costs_of_stages)
@@ -69,16 +83,22 @@ class StageCosts:
     def kinds(self, first: int, end: int) -> Blocks:
         """The blocks from `first` to `end`, equal ones together."""
         if (first, end) not in self._kinds:
-            self._kinds[first, end] = tuple(Counter(self._costs.problem.model.blocks[first:end]).items())
+            self._kinds[first, end] = tuple(
+                Counter(self._costs.problem.model.blocks[first:end]).items()
+            )
         return self._kinds[first, end]
 
-    def _without_hop(self, times: ComputeTimes, kinds: Blocks, has_embedding: bool, has_head: bool) -> StageCost:
+    def _without_hop(
+        self, times: ComputeTimes, kinds: Blocks, has_embedding: bool, has_head: bool
+    ) -> StageCost:
         key = (id(times), kinds, has_embedding, has_head)
         if key not in self._known:
             self._known[key] = self._stage_cost(times, kinds, has_embedding, has_head)
         return self._known[key]
 
-    def _stage_cost(self, times: ComputeTimes, kinds: Blocks, has_embedding: bool, has_head: bool) -> StageCost:
+    def _stage_cost(
+        self, times: ComputeTimes, kinds: Blocks, has_embedding: bool, has_head: bool
+    ) -> StageCost:
         """The cost without the hop after it."""
 
         def blocks_s(phase: StepShape) -> float:
@@ -93,17 +113,31 @@ class StageCosts:
             return blocks_s(StepShape.of_spans([(tokens, before)] * count))
 
         before, tokens = max(self._costs.problem.held_tokens // 2, 2), 32 * _PAIRS_AT
-        decode_pair_s = _slope(spans_s(_PAIRS_AT, 1, 0), spans_s(_PAIRS_AT, 1, before), _PAIRS_AT * before)
+        decode_pair_s = _slope(
+            spans_s(_PAIRS_AT, 1, 0), spans_s(_PAIRS_AT, 1, before), _PAIRS_AT * before
+        )
         # From the first position after the chunk: the mask starts there, and is no cost of a pair.
-        prefill_pair_s = _slope(spans_s(1, tokens, 1), spans_s(1, tokens, before), tokens * (before - 1))
+        prefill_pair_s = _slope(
+            spans_s(1, tokens, 1), spans_s(1, tokens, before), tokens * (before - 1)
+        )
         masked_s = spans_s(1, tokens, 1) - tokens * prefill_pair_s
         prefill_behind_s = _slope(spans_s(1, tokens, 0), masked_s, tokens)
         decode_s, prefill_s = [], []
         for rows, many, one in _STEPS:
             decode_s.append(blocks_s(many) - rows * decode_pair_s + rest_s(rows, many, rows))
-            prefill_s.append(blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1))
+            prefill_s.append(
+                blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1)
+            )
         return StageCost(
-            ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, 0.0, 0.0, 0.0, prefill_behind_s
+            ROWS,
+            _rising(decode_s),
+            _rising(prefill_s),
+            decode_pair_s,
+            prefill_pair_s,
+            0.0,
+            0.0,
+            0.0,
+            prefill_behind_s,
         )
 
 
@@ -127,7 +161,11 @@ def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
 def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
     """The token budget of a step, smaller if a link is slow: 1 MiB takes 8.6 s at 1 Mb/s."""
     # The last hop brings tokens back, not hidden states.
-    fitting = [transfer_tokens(stage.hop_s, stage.hop_token_s) for stage in stages[:-1] if stage.hop_token_s > 0]
+    fitting = [
+        transfer_tokens(stage.hop_s, stage.hop_token_s)
+        for stage in stages[:-1]
+        if stage.hop_token_s > 0
+    ]
     return max(least_tokens, min([STEP_TOKENS, *fitting]))
 
 
@@ -142,7 +180,9 @@ def link_tokens(costs: Costs) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = MAX_TRANSFER_S - 8.0 * FRAME_OVERHEAD_BYTES / costs.bandwidth_bps
         tokens = np.floor(seconds * costs.bandwidth_bps / (8.0 * costs.hidden_bytes))
-    return np.asarray(np.clip(np.nan_to_num(tokens, posinf=STEP_TOKENS), KV_BLOCK_TOKENS, STEP_TOKENS))
+    return np.asarray(
+        np.clip(np.nan_to_num(tokens, posinf=STEP_TOKENS), KV_BLOCK_TOKENS, STEP_TOKENS)
+    )
 
 
 def transfer_tokens(hop_s: float, hop_token_s: float) -> int:
@@ -158,8 +198,9 @@ def slice_unit(tokens: int) -> int:
 def rounded_prompt(tokens: int) -> int:
     """The nearest whole number of units, so that prompts of nearly one length share their slices.
 
-    The last slice has the rest: up to half a unit more, or less, than in a prompt of the rounded length. A prompt of
-    less than two units is not sliced, and is rounded down, to one unit at the least.
+    The last slice has the rest: up to half a unit more, or less, than in a prompt of the rounded
+    length. A prompt of less than two units is not sliced, and is rounded down, to one unit at the
+    least.
     """
     unit = slice_unit(tokens)
     if tokens < 2 * unit:
@@ -168,7 +209,8 @@ def rounded_prompt(tokens: int) -> int:
 
 
 def with_rest(lengths: Sequence[int], tokens: int) -> tuple[int, ...]:
-    """The slices of a rounded prompt for one of `tokens`: the last one is longer or shorter by the difference."""
+    """The slices of a rounded prompt for one of `tokens`: the last one is longer or shorter by the
+    difference."""
     return (*lengths[:-1], lengths[-1] + tokens - sum(lengths))
 
 
@@ -184,7 +226,10 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
         return (tokens,)
     work = np.stack([_slice_table(stage, unit, units) for stage in stages], axis=2)
     counts = unit * np.arange(units + 1)
-    send_s = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
+    send_s = np.stack(
+        [stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]],
+        axis=1,
+    )
     send_s[0] = 0.0
     lengths = [length * unit for length in best_slices(SliceTimes(work, send_s)).lengths]
     return with_rest(lengths, tokens)

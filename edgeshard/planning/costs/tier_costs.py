@@ -1,13 +1,15 @@
-"""Costs of stages if nodes may stream weights: layers that stay, memory, and seconds of a sweep. Pure.
+"""Costs of stages if nodes may stream weights: layers that stay, memory, and seconds of a sweep.
+Pure.
 
-A node whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
-in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep`
-micro-batches, layer by layer, so that a layer is read once for all of them:
+A node whose memory holds its stage keeps it. One whose memory does not reads the layers that do not
+stay from its disk in every step, through slots (`domain.models.residency`). In one sweep it
+computes a step of each of `sweep` micro-batches, layer by layer, so that a layer is read once for
+all of them:
 
     seconds = max( streamed bytes / disk rate, sweep * seconds of one step ) + largest layer / disk rate
 
-of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of which reads once more.
-(docs/papers.md#nodes-that-stream)
+of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of
+which reads once more. (docs/papers.md#nodes-that-stream)
 
 A mixture whose other weights fit caches experts instead, if `domain.models.residency` decides so. C
 is the seconds of one step, and A the experts' part of it. A layer's b tokens need the share q = 1 -
@@ -29,7 +31,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from edgeshard.domain.models.residency import PREFETCHED_LAYERS, cache_bytes, caches_experts, in_disk_blocks
+from edgeshard.domain.models.residency import (
+    PREFETCHED_LAYERS,
+    cache_bytes,
+    caches_experts,
+    in_disk_blocks,
+)
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
@@ -44,7 +51,8 @@ class Streaming:
 
     weight_bytes: int
     streamed_bytes: int
-    """The part of `weight_bytes` that does not stay in memory; if layers pass, each step reads all of it."""
+    """The part of `weight_bytes` that does not stay in memory; if layers pass, each step reads all
+    of it."""
     layer_bytes: int
     """Most bytes of a layer that passes."""
     budget_bytes: int
@@ -69,11 +77,16 @@ class Streaming:
         """Most bytes that a step of `tokens` tokens is expected to read."""
         if not self.caches:
             return float(self.streamed_bytes)
-        return float(expert_reads(self.streamed_bytes, self.expert_bytes, self.mixtures, tokens, self.chosen_share))
+        return float(
+            expert_reads(
+                self.streamed_bytes, self.expert_bytes, self.mixtures, tokens, self.chosen_share
+            )
+        )
 
 
 def expert_reads(on_disk: Any, total: Any, mixtures: Any, tokens: int, chosen_share: float) -> Any:
-    """Bytes that a step of `tokens` tokens is expected to read if routing is even; numbers, or arrays of them.
+    """Bytes that a step of `tokens` tokens is expected to read if routing is even; numbers, or
+    arrays of them.
 
     `on_disk` of the `total` bytes of all experts, of this many layers (`mixtures`), do not fit in
     memory. With even routing a token misses an expert with probability 1 - k / E, and all tokens of
@@ -123,14 +136,27 @@ class StreamTables:
             whole=np.array([float(sum(each)) for each in alone]),
             total=np.array([float(sum(each)) for each in sizes]),
             largest=np.array([float(max(each, default=0)) for each in sizes]),
-            shares=np.array([block.expert_share if each else 0.0 for block, each in zip(blocks, sizes, strict=True)]),
-            chosen_share=next((block.experts_per_token / block.experts for block in blocks if block.expert_kinds), 1.0),
+            shares=np.array(
+                [
+                    block.expert_share if each else 0.0
+                    for block, each in zip(blocks, sizes, strict=True)
+                ]
+            ),
+            chosen_share=next(
+                (block.experts_per_token / block.experts for block in blocks if block.expert_kinds),
+                1.0,
+            ),
         )
         devices = [node.device for node in costs.nodes]
         self.disk_s = np.array(
-            [1.0 / device.disk_bytes_per_s if device.disk_bytes_per_s else np.inf for device in devices]
+            [
+                1.0 / device.disk_bytes_per_s if device.disk_bytes_per_s else np.inf
+                for device in devices
+            ]
         )
-        self._disk_bytes = np.array([np.inf if device.disk_bytes is None else device.disk_bytes for device in devices])
+        self._disk_bytes = np.array(
+            [np.inf if device.disk_bytes is None else device.disk_bytes for device in devices]
+        )
         self._held = _held_by_count(self.weights)
         self._known: dict[tuple[Load, int, bool, Load], Instance] = {}
         self._streamed: dict[Load, StreamedBytes] = {}
@@ -140,7 +166,8 @@ class StreamTables:
         return bool(np.isfinite(self.disk_s).any())
 
     def instance(self, load: Load, sweep: int, prefill: bool, pool: Load | None = None) -> Instance:
-        """A sweep's prompts, or one token of each of its requests; R and B of it are seconds of a sweep.
+        """A sweep's prompts, or one token of each of its requests; R and B of it are seconds of a
+        sweep.
 
         `pool` is the load that memory was allotted to, if it is more than what runs.
         """
@@ -189,7 +216,9 @@ class StreamTables:
 
     def _expert_share(self, first: int, end: int) -> float:
         """The experts' part of what these layers compute for a token."""
-        active = np.array([block.active_parameters for block in self.costs.problem.model.blocks[first:end]])
+        active = np.array(
+            [block.active_parameters for block in self.costs.problem.model.blocks[first:end]]
+        )
         return float((self._experts.shares[first:end] * active).sum() / active.sum())
 
     def _bytes(self, plain: Instance) -> StreamedBytes:
@@ -214,16 +243,26 @@ class StreamTables:
             resident_bytes = self._held[count]  # [kept, starts], its last row is the whole range
             whole = resident_bytes[-1]
             widest = np.array([self.weights[first : first + count].max() for first in starts])
-            fits = resident_bytes[None, :-1] <= (room - SLOTS * widest)[:, None]  # [M, kept, starts]
+            fits = (
+                resident_bytes[None, :-1] <= (room - SLOTS * widest)[:, None]
+            )  # [M, kept, starts]
             most = count - 1 - np.argmax(fits[:, ::-1], axis=1)
-            read = whole - np.take_along_axis(resident_bytes[:-1][None], most[:, None], axis=1)[:, 0]
+            read = (
+                whole - np.take_along_axis(resident_bytes[:-1][None], most[:, None], axis=1)[:, 0]
+            )
             written, can = read, fits.any(axis=1)
             if (largest := sliding_window_view(experts.largest, count).max(axis=1)).any():
-                alone, every = (sliding_window_view(one, count).sum(axis=1) for one in (experts.whole, experts.total))
+                alone, every = (
+                    sliding_window_view(one, count).sum(axis=1)
+                    for one in (experts.whole, experts.total)
+                )
                 spare = room - (whole - alone)
                 caches = (largest > 0) & caches_experts(spare, largest, every)
                 read = np.where(caches, every - cache_bytes(spare, largest), read)
-                written, can = np.where(caches, every, written), can | caches  # each expert has its file
+                written, can = (
+                    np.where(caches, every, written),
+                    can | caches,
+                )  # each expert has its file
                 caching[:, starts, ends] = caches & (room < whole)
             can &= np.isfinite(self.disk_s)[:, None] & (written <= self._disk_bytes[:, None])
             streamed[:, starts, ends] = np.where(room >= whole, 0.0, np.where(can, read, np.inf))
@@ -231,8 +270,14 @@ class StreamTables:
 
     def _stage_s(self, plain: Instance, pool: Load, sweep: int, tokens: int) -> Floats:
         """[M, N+1, N+1] seconds of a sweep whose micro-batches have this many tokens."""
-        layers, streamed, caches = plain.layers, self.streamed(pool).streamed, self.streamed(pool).caches
-        steps = [STEP_TOKENS] * (tokens // STEP_TOKENS) + [tokens % STEP_TOKENS] * (tokens % STEP_TOKENS > 0)
+        layers, streamed, caches = (
+            plain.layers,
+            self.streamed(pool).streamed,
+            self.streamed(pool).caches,
+        )
+        steps = [STEP_TOKENS] * (tokens // STEP_TOKENS) + [tokens % STEP_TOKENS] * (
+            tokens % STEP_TOKENS > 0
+        )
         step = plain.overhead_s[:, None, None] + _ranges(plain.compute_s)
         step[:, 0, :] += plain.embed_s[:, None]
         if plain.head_on_source:
@@ -249,16 +294,20 @@ class StreamTables:
                 total, mixtures = _ranges(self._experts.total), _ranges(self._experts.total > 0)
                 of_steps = Counter(steps).items()
                 reading = sum(
-                    count * expert_reads(streamed, total, mixtures, each, self._experts.chosen_share)
+                    count
+                    * expert_reads(streamed, total, mixtures, each, self._experts.chosen_share)
                     for each, count in of_steps
                 )
-                streams = np.where(caches, computing + sweep * np.maximum(0.0, reading * disk_s - hidden), streams)
+                streams = np.where(
+                    caches, computing + sweep * np.maximum(0.0, reading * disk_s - hidden), streams
+                )
         seconds = np.where(streamed == 0, computing, streams)
         return np.where(np.isfinite(streamed), seconds, np.inf)
 
 
 def _held_by_count(weights: Floats) -> list[Floats]:
-    """For each length of a stage, [kept, starts] bytes of the layers that stay, spread as `choose_residency` does.
+    """For each length of a stage, [kept, starts] bytes of the layers that stay, spread as
+    `choose_residency` does.
 
     The last row has all of them.
     """

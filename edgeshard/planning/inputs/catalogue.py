@@ -1,7 +1,7 @@
 """Figures of unmeasured nodes: from data sheets, each with its source. Pure.
 
-They are ceilings, not measurements: real kernels reach part of them. A measured profile is always better; a cluster
-file may override any figure.
+They are ceilings, not measurements: real kernels reach part of them. A measured profile is always
+better; a cluster file may override any figure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class DeviceSpec:
     kind: str
     memory_bytes: float
     system_bytes: float
-    """Part of the memory that is not for stages: operating system, driver context, the daemon itself."""
+    """Part of the memory that is not for stages: operating system, driver context, the daemon
+    itself."""
     bandwidth_bytes_per_s: float
     flops: Mapping[DType, float]
     """Operations a second by dtype (dense)."""
@@ -67,7 +68,8 @@ _FIGURES: Mapping[str, tuple[float, float, float, float, float, float | None, fl
     "desktop-cpu": (64, 3, 89.6, 1.95, 1.95, None, None),
     "server-cpu": (256, 4, 307.2, 4.1, 4.1, None, None),
 }
-"""By kind: GB of memory, of them the system's, GB/s of memory, TFLOPS in fp32 and in fp16 (dense), watts idle and busy.
+"""By kind: GB of memory, of them the system's, GB/s of memory, TFLOPS in fp32 and in fp16 (dense),
+watts idle and busy.
 
 The watts are None unless a public figure supports both.
 """
@@ -81,7 +83,8 @@ _TYPICAL = _DERIVED + "typical: "
 _MODES = "; module power: {busy} W at most, idle at most that of the smallest power mode, {idle} W"
 _BOARD = "; board power: {busy} W at most (data sheet), idle {idle} W "
 _SOURCES = {
-    "agx-orin": _NVIDIA + "Jetson AGX Orin 32GB: 204.8 GB/s; 1792 cores x 0.93 GHz x 2 = 3.33 TFLOPS fp32; "
+    "agx-orin": _NVIDIA
+    + "Jetson AGX Orin 32GB: 204.8 GB/s; 1792 cores x 0.93 GHz x 2 = 3.33 TFLOPS fp32; "
     "108 sparse INT8 TOPS of the GPU / 4 = 27 dense fp16" + _MODES,
     "agx-orin-64": _NVIDIA + "Jetson AGX Orin 64GB: 204.8 GB/s; 2048 cores x 1.3 GHz x 2; "
     "170 sparse INT8 TOPS of the GPU / 4" + _MODES,
@@ -96,8 +99,12 @@ _SOURCES = {
     "rtx-4090": _NVIDIA + "GeForce RTX 4090 (Ada whitepaper): 1008 GB/s; 82.6 fp32; "
     "165.2 dense fp16 with fp32 accumulation" + _BOARD + "(published reviews)",
     "h100": _NVIDIA + "H100 SXM: 3.35 TB/s; 67 fp32; 989 dense fp16/bf16",
-    "h200": _NVIDIA + "H200 SXM: 4.8 TB/s; 67 fp32; 989 dense fp16/bf16" + _BOARD + "(a published measurement)",
-    "raspberry-pi-5": f"Raspberry Pi 5 datasheet: LPDDR4X-4267, 32 bit; {_DERIVED}4 Cortex-A76 x 2.4 GHz x 16 fp32; "
+    "h200": _NVIDIA
+    + "H200 SXM: 4.8 TB/s; 67 fp32; 989 dense fp16/bf16"
+    + _BOARD
+    + "(a published measurement)",
+    "raspberry-pi-5": f"Raspberry Pi 5 datasheet: LPDDR4X-4267, 32 bit; {_DERIVED}4 Cortex-A76 x "
+    "2.4 GHz x 16 fp32; "
     "half precision is computed in fp32",
     "laptop-cpu": _TYPICAL + "8 cores x 3.0 GHz x 32 (AVX2), two channels DDR5-4800",
     "desktop-cpu": _TYPICAL + "16 cores x 3.8 GHz x 32 (AVX2), two channels DDR5-5600",
@@ -113,7 +120,11 @@ def _device(kind: str) -> DeviceSpec:
         memory_bytes=memory * GB,
         system_bytes=system * GB,
         bandwidth_bytes_per_s=bandwidth * GB,
-        flops={DType.FLOAT32: single * TERA, DType.FLOAT16: half * TERA, DType.BFLOAT16: brain * TERA},
+        flops={
+            DType.FLOAT32: single * TERA,
+            DType.FLOAT16: half * TERA,
+            DType.BFLOAT16: brain * TERA,
+        },
         unified=kind not in _DISCRETE,
         source=_SOURCES[kind].format(idle=idle_w, busy=busy_w),
         idle_w=idle_w,
@@ -134,13 +145,17 @@ _MODEL_NAMES = (
 )
 _ORIN = re.compile(r"(nvidia )?(jetson )?((agx|nx|nano) )?orin( .*)?")
 _ORIN_BY_MEMORY = ((48e9, "agx-orin-64"), (24e9, "agx-orin"), (12e9, "orin-nx"), (0.0, "orin-nano"))
-"""Every Orin's accelerator has the same name; the memory that the system reports distinguishes them."""
+"""Every Orin's accelerator has the same name; the memory that the system reports distinguishes
+them."""
 
 
 def recognise(facts: DeviceFacts) -> DeviceSpec | None:
-    """The catalogue's device that a node reports; None if there is none, as for slower or faster variants."""
+    """The catalogue's device that a node reports; None if there is none, as for slower or faster
+    variants."""
     name = facts.model.strip().lower()
     if _ORIN.fullmatch(name):
         kind = next(kind for least, kind in _ORIN_BY_MEMORY if facts.memory_total_bytes >= least)
         return CATALOGUE[kind]
-    return next((CATALOGUE[kind] for pattern, kind in _MODEL_NAMES if re.fullmatch(pattern, name)), None)
+    return next(
+        (CATALOGUE[kind] for pattern, kind in _MODEL_NAMES if re.fullmatch(pattern, name)), None
+    )

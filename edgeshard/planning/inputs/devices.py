@@ -1,6 +1,8 @@
-"""A cluster: its nodes, the links between them, and the reading of both from a mapping (a decoded TOML file). Pure.
+"""A cluster: its nodes, the links between them, and the reading of both from a mapping (a decoded
+TOML file). Pure.
 
-Every unknown key and every value that cannot be raises InvalidArgumentError naming the field: `device[1].count`.
+Every unknown key and every value that cannot be raises InvalidArgumentError naming the field:
+`device[1].count`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ are added to it."""
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """One node of a cluster. `up_bps` and `down_bps` cap its sending and receiving, in bits a second; None: no cap."""
+    """One node of a cluster. `up_bps` and `down_bps` cap its sending and receiving, in bits a
+    second; None: no cap."""
 
     name: str
     device: DeviceSpec
@@ -44,7 +47,8 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction between two nodes: bits a second (0 if there is no link), and the pure delay in seconds."""
+    """One direction between two nodes: bits a second (0 if there is no link), and the pure delay in
+    seconds."""
 
     bandwidth_bps: float
     latency_s: float = 0.0
@@ -52,9 +56,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests that a plan is for: tokens in and out of each, sequences in one micro-batch, requests at once.
+    """The requests that a plan is for: tokens in and out of each, sequences in one micro-batch,
+    requests at once.
 
-    If `batch` or `concurrency` is None, the planner chooses it. `assumed` is true if the lengths are defaults.
+    If `batch` or `concurrency` is None, the planner chooses it. `assumed` is true if the lengths
+    are defaults.
     """
 
     prompt_tokens: int = 128
@@ -74,7 +80,8 @@ class Cluster:
     links: Mapping[tuple[str, str], Link] = field(default_factory=lambda: MappingProxyType({}))
     """Links that differ from `default_link`, by (sender, receiver)."""
     cloud: str | None = None
-    """The node that baselines offload to; None: the one with the fastest memory except the source."""
+    """The node that baselines offload to; None: the one with the fastest memory except the
+    source."""
     workload: Workload = Workload()
     dtype: DType | None = None
     kv_dtype: KvFormat | None = None
@@ -85,7 +92,9 @@ class Cluster:
 
     def under(self, rules: Sequence[Rule]) -> tuple[RuleCondition, ...]:
         """Rules as conditions on these nodes. Raises InvalidArgumentError naming `rule[i]`."""
-        return resolve(rules, [RuledNode(node.name, node.labels, node.device.busy_w) for node in self.nodes])
+        return resolve(
+            rules, [RuledNode(node.name, node.labels, node.device.busy_w) for node in self.nodes]
+        )
 
     def link(self, sender: ClusterNode, receiver: ClusterNode) -> Link:
         """The link from one node to another, within what both ends can do."""
@@ -94,12 +103,15 @@ class Cluster:
         return replace(link, bandwidth_bps=min(link.bandwidth_bps, *caps)) if caps else link
 
     def index(self, name: str, field_name: str) -> int:
-        """Position of a node. Raises InvalidArgumentError naming `field_name` when there is none of that name."""
+        """Position of a node. Raises InvalidArgumentError naming `field_name` when there is none of
+        that name."""
         for index, node in enumerate(self.nodes):
             if node.name == name:
                 return index
         listing = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
-        raise InvalidArgumentError.about(field_name, f"there is no node {name!r}; nodes are {listing}", "UNKNOWN_NODE")
+        raise InvalidArgumentError.about(
+            field_name, f"there is no node {name!r}; nodes are {listing}", "UNKNOWN_NODE"
+        )
 
 
 def parse_cluster(values: Mapping[str, Any]) -> Cluster:
@@ -124,7 +136,9 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
         kv_dtype=None if kv_dtype is None else KvFormat.parse(kv_dtype, model.name("kv_dtype")),
     )
     cluster.index(cluster.source, "source")
-    if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(cluster.source, "source"):
+    if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(
+        cluster.source, "source"
+    ):
         raise invalid("cloud", f"{cluster.cloud!r} is the source; name another node")
     return cluster
 
@@ -132,7 +146,9 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
 def _workload(values: Fields) -> Workload:
     names = ("prompt_tokens", "new_tokens", "batch", "concurrency")
     values.only(*names)
-    counts: dict[str, Any] = {name: values.count(name, None) for name in names if values.given(name)}
+    counts: dict[str, Any] = {
+        name: values.count(name, None) for name in names if values.given(name)
+    }
     return Workload(**counts, assumed="prompt_tokens" not in counts and "new_tokens" not in counts)
 
 
@@ -140,7 +156,17 @@ _FIGURES = (
     *("memory_bytes", "system_bytes", "bandwidth_bytes_per_s", "flops", "unified"),
     *("idle_w", "busy_w", "disk_bytes_per_s", "disk_bytes"),
 )
-_DEVICE_KEYS = ("name", "kind", "count", *_FIGURES, "step_overhead_s", "up_bps", "down_bps", "figures_source", "labels")
+_DEVICE_KEYS = (
+    "name",
+    "kind",
+    "count",
+    *_FIGURES,
+    "step_overhead_s",
+    "up_bps",
+    "down_bps",
+    "figures_source",
+    "labels",
+)
 
 
 def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
@@ -152,7 +178,9 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
         name, count = table.text("name"), table.count("count", 1)
         check_name(name, table.name("name"))
         if len(nodes) + count > MAX_NODES:
-            raise invalid(table.name("count"), f"is {count}; a cluster has at most {MAX_NODES} nodes")
+            raise invalid(
+                table.name("count"), f"is {count}; a cluster has at most {MAX_NODES} nodes"
+            )
         node = ClusterNode(
             name=name,
             device=_device(table),
@@ -162,11 +190,15 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
             labels=_labels(table.table("labels")),
         )
         numbered = count > 1 or table.given("count")
-        nodes += [replace(node, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [node]
+        nodes += (
+            [replace(node, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [node]
+        )
     names: set[str] = set()
     for node in nodes:
         if node.name in names:
-            raise invalid("device", f"{node.name!r} appears twice; give each [[device]] its own name")
+            raise invalid(
+                "device", f"{node.name!r} appears twice; give each [[device]] its own name"
+            )
         names.add(node.name)
     return tuple(nodes)
 
@@ -175,13 +207,19 @@ def _device(table: Fields) -> DeviceSpec:
     kind = table.text("kind", None)
     if kind is not None and kind not in CATALOGUE:
         instead = "leave kind out and give memory_bytes, bandwidth_bytes_per_s and flops"
-        why = f"device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or {instead}"
+        why = (
+            f"device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or "
+            f"{instead}"
+        )
         raise InvalidArgumentError.about(table.name("kind"), why, "UNKNOWN_DEVICE")
     base = CATALOGUE[kind] if kind is not None else None
     memory = table.positive("memory_bytes", base.memory_bytes if base else ...)
     system = table.not_negative("system_bytes", base.system_bytes if base else 0.0)
     if system >= memory:
-        raise invalid(table.name("system_bytes"), f"is {system:g}, which leaves none of memory_bytes {memory:g}")
+        raise invalid(
+            table.name("system_bytes"),
+            f"is {system:g}, which leaves none of memory_bytes {memory:g}",
+        )
     flops = dict(base.flops) if base else {}
     if base is None or table.given("flops"):
         flops = dict.fromkeys(DType, table.positive("flops", ...))
@@ -194,14 +232,20 @@ def _device(table: Fields) -> DeviceSpec:
         kind=kind or table.text("name"),
         memory_bytes=memory,
         system_bytes=system,
-        bandwidth_bytes_per_s=table.positive("bandwidth_bytes_per_s", base.bandwidth_bytes_per_s if base else ...),
+        bandwidth_bytes_per_s=table.positive(
+            "bandwidth_bytes_per_s", base.bandwidth_bytes_per_s if base else ...
+        ),
         flops=MappingProxyType(flops),
         unified=table.flag("unified", base.unified if base else True),
         source=source,
-        step_overhead_s=table.not_negative("step_overhead_s", base.step_overhead_s if base else 0.0),
+        step_overhead_s=table.not_negative(
+            "step_overhead_s", base.step_overhead_s if base else 0.0
+        ),
         idle_w=idle_w,
         busy_w=busy_w,
-        disk_bytes_per_s=table.positive("disk_bytes_per_s", base.disk_bytes_per_s if base else None),
+        disk_bytes_per_s=table.positive(
+            "disk_bytes_per_s", base.disk_bytes_per_s if base else None
+        ),
         disk_bytes=table.positive("disk_bytes", base.disk_bytes if base else None),
     )
 
@@ -229,8 +273,15 @@ def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[s
     if value is None and len(nodes) == 1:
         return Link(NO_NEIGHBOUR_BPS), {}
     tables = [value] if isinstance(value, Mapping) else value
-    if not isinstance(tables, list) or not all(isinstance(item, Mapping) for item in tables) or not tables:
-        raise invalid("link", "is missing; give [[link]] with bandwidth_bps, and more with from and to, or between")
+    if (
+        not isinstance(tables, list)
+        or not all(isinstance(item, Mapping) for item in tables)
+        or not tables
+    ):
+        raise invalid(
+            "link",
+            "is missing; give [[link]] with bandwidth_bps, and more with from and to, or between",
+        )
     default: Link | None = None
     links: dict[tuple[str, str], Link] = {}
     pairs = 0
@@ -242,9 +293,18 @@ def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[s
         if ends is not None:
             pairs += sum(len(senders) * len(receivers) for senders, receivers in ends)
             _check_pairs(pairs, table.name("between" if table.given("between") else "from"))
-            links |= {(a, b): link for senders, receivers in ends for a in senders for b in receivers if a != b}
+            links |= {
+                (a, b): link
+                for senders, receivers in ends
+                for a in senders
+                for b in receivers
+                if a != b
+            }
         elif default is not None:
-            raise invalid(table.name("between"), "is missing; only one [[link]] can be the default for all others")
+            raise invalid(
+                table.name("between"),
+                "is missing; only one [[link]] can be the default for all others",
+            )
         else:
             default = link
     if default is None:
@@ -259,9 +319,15 @@ def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], 
     all its nodes."""
     if table.given("between"):
         if table.given("from") or table.given("to"):
-            raise invalid(table.name("between"), "cannot be combined with from or to; give one or the other")
+            raise invalid(
+                table.name("between"), "cannot be combined with from or to; give one or the other"
+            )
         pair = table.values["between"]
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(isinstance(name, str) for name in pair)
+        ):
             raise invalid(table.name("between"), f"is {pair!r}; it must be two names of nodes")
         first, second = (_named(name, table.name("between"), nodes) for name in pair)
         return [(first, second), (second, first)]
@@ -275,18 +341,23 @@ def _check_pairs(pairs: int, field_name: str) -> None:
     if pairs > MAX_PAIRS:
         most = f"at most {MAX_PAIRS} can differ from the default [[link]]"
         remedy = "give what most pairs have as the default"
-        raise invalid(field_name, f"brings the links to {pairs} pairs of nodes; {most}, so {remedy}")
+        raise invalid(
+            field_name, f"brings the links to {pairs} pairs of nodes; {most}, so {remedy}"
+        )
 
 
 def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
-    names = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
+    names = [node.name for node in nodes if node.name == name] or [
+        node.name for node in nodes if node.group == name
+    ]
     if not names:
         raise InvalidArgumentError.about(field_name, f"there is no node {name!r}", "UNKNOWN_NODE")
     return names
 
 
 def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
-    """The cluster with `count` more nodes of a kind: of one it has (with its caps and labels), or of the catalogue."""
+    """The cluster with `count` more nodes of a kind: of one it has (with its caps and labels), or
+    of the catalogue."""
     like = node_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
         why = f"{kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})"
@@ -294,7 +365,11 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
     if len(cluster.nodes) + count > MAX_NODES:
         raise invalid(field_name, f"requests {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
-    base = ClusterNode("", device, f"{kind}-new") if like is None else replace(like, group=f"{kind}-new")
+    base = (
+        ClusterNode("", device, f"{kind}-new")
+        if like is None
+        else replace(like, group=f"{kind}-new")
+    )
     names, used_names = (f"{kind}-new-{number}" for number in numbers(1)), set(cluster.names)
     free = islice((name for name in names if name not in used_names), count)
     added = (replace(base, name=name) for name in free)
@@ -307,7 +382,8 @@ def node_like(cluster: Cluster, kind: str) -> ClusterNode | None:
 
 
 def without_nodes(cluster: Cluster, name: str, field_name: str) -> Cluster:
-    """The cluster without a node. Raises InvalidArgumentError when there is none, or when it is the source."""
+    """The cluster without a node. Raises InvalidArgumentError when there is none, or when it is the
+    source."""
     index = cluster.index(name, field_name)
     if name == cluster.source:
         raise invalid(field_name, f"would remove the source {name}; name another node")
@@ -315,20 +391,29 @@ def without_nodes(cluster: Cluster, name: str, field_name: str) -> Cluster:
     return replace(cluster, nodes=cluster.nodes[:index] + cluster.nodes[index + 1 :], cloud=cloud)
 
 
-def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], DeviceSpec], field_name: str) -> Cluster:
-    """The cluster with other figures for a node or for all nodes of a group; for all nodes if no name is given.
+def with_figures(
+    cluster: Cluster, name: str, change: Callable[[DeviceSpec], DeviceSpec], field_name: str
+) -> Cluster:
+    """The cluster with other figures for a node or for all nodes of a group; for all nodes if no
+    name is given.
 
     Raises InvalidArgumentError naming `field_name` when there is no such node.
     """
     named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
     before = {id(node.device): node.device for node in cluster.nodes if node.name in named}
-    devices = {key: change(device) for key, device in before.items()}  # nodes that share a spec continue to share one
-    nodes = (replace(node, device=devices[id(node.device)]) if node.name in named else node for node in cluster.nodes)
+    devices = {
+        key: change(device) for key, device in before.items()
+    }  # nodes that share a spec continue to share one
+    nodes = (
+        replace(node, device=devices[id(node.device)]) if node.name in named else node
+        for node in cluster.nodes
+    )
     return replace(cluster, nodes=tuple(nodes))
 
 
 def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str] | None) -> Cluster:
-    """The cluster with every link it has at this rate, or only those between two nodes, in both directions."""
+    """The cluster with every link it has at this rate, or only those between two nodes, in both
+    directions."""
     if pair is None:
         links = {ends: _at_rate(link, bandwidth_bps) for ends, link in cluster.links.items()}
         default = _at_rate(cluster.default_link, bandwidth_bps)
@@ -340,7 +425,9 @@ def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str]
         for b in second:
             for ends in ((a, b), (b, a)):
                 if a != b:
-                    links[ends] = replace(links.get(ends, cluster.default_link), bandwidth_bps=bandwidth_bps)
+                    links[ends] = replace(
+                        links.get(ends, cluster.default_link), bandwidth_bps=bandwidth_bps
+                    )
     return replace(cluster, links=MappingProxyType(links))
 
 

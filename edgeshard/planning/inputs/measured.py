@@ -15,7 +15,8 @@ from edgeshard.profiles.profile_quality import quality_warnings
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
-    """ComputeTimes from a profile. Raises InvalidArgumentError for a block the profile was not made for."""
+    """ComputeTimes from a profile. Raises InvalidArgumentError for a block the profile was not made
+    for."""
 
     fit: ProfileFit
 
@@ -31,7 +32,8 @@ class MeasuredTimes:
             size = block.weight_bytes(of.dtype, of.quantisation)
             return _seconds(min(alike, key=lambda fit: abs(fit.profile.weight_bytes - size)), phase)
         raise InvalidArgumentError(
-            f"the profile has no {kind} with a window of {block.window} tokens; profile this model", field="profile"
+            f"the profile has no {kind} with a window of {block.window} tokens; profile this model",
+            field="profile",
         )
 
     def embedding_s(self, phase: StepShape) -> float:
@@ -48,7 +50,8 @@ class MeasuredTimes:
 
 
 def power_measured(problem: PlanProblem, name: str) -> bool:
-    """Whether a node's watts are measured by its sensor instead of taken from a data sheet or the cluster file."""
+    """Whether a node's watts are measured by its sensor instead of taken from a data sheet or the
+    cluster file."""
     times = problem.times.get(name)
     return isinstance(times, MeasuredTimes) and times.fit.profile.energy is not None
 
@@ -58,7 +61,9 @@ def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
     doubts = {
         name: quality_warnings(times.fit)
         for name, times in problem.times.items()
-        if isinstance(times, MeasuredTimes) and name in problem.cluster.names and name not in problem.exclude
+        if isinstance(times, MeasuredTimes)
+        and name in problem.cluster.names
+        and name not in problem.exclude
     }
     return {name: words for name, words in doubts.items() if words}
 

@@ -35,7 +35,8 @@ class Objective(StrEnum):
     """Fewest joules per token with at most `concurrency` requests (one unless given), within
     `max_time_per_token_s`. The watts of every node must be known."""
     AUTO = "auto"
-    """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `request`."""
+    """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is
+    `request`."""
 
     @property
     def is_single(self) -> bool:
@@ -56,8 +57,9 @@ class Rate(StrEnum):
 class StepShape:
     """One step of a micro-batch: `batch` sequences of `tokens` new tokens each.
 
-    `context` is the mean number of keys a query sees, `kv_tokens` the keys of a sequence that are read. In a step that
-    mixes sequences, `tokens`, `context` and `kv_tokens` are means over them (over all queries for `context`).
+    `context` is the mean number of keys a query sees, `kv_tokens` the keys of a sequence that are
+    read. In a step that mixes sequences, `tokens`, `context` and `kv_tokens` are means over them
+    (over all queries for `context`).
     """
 
     batch: int
@@ -71,7 +73,8 @@ class StepShape:
 
     @classmethod
     def of_spans(cls, spans: Sequence[tuple[int, int]]) -> StepShape:
-        """A step that mixes decodes and pieces of prompts: of each sequence its new tokens, and those before them."""
+        """A step that mixes decodes and pieces of prompts: of each sequence its new tokens, and
+        those before them."""
         count, total = len(spans), sum(tokens for tokens, _ in spans)
         context_sum = sum(tokens * (before + (tokens + 1) / 2) for tokens, before in spans)
         kv_tokens = sum(tokens + before for tokens, before in spans)
@@ -81,9 +84,13 @@ class StepShape:
         """The same step if a query sees at most the last `window` keys, 0 for all."""
         if not window or self.kv_tokens <= window:
             return self
-        before = max(0.0, self.context - (self.tokens + 1) / 2)  # keys that were there before the step
+        before = max(
+            0.0, self.context - (self.tokens + 1) / 2
+        )  # keys that were there before the step
         context = attended_pairs(self.tokens, before, window) / self.tokens
-        return replace(self, context=context, kv_tokens=min(self.kv_tokens, self.tokens + window - 1))
+        return replace(
+            self, context=context, kv_tokens=min(self.kv_tokens, self.tokens + window - 1)
+        )
 
 
 class ComputeTimes(Protocol):
@@ -98,7 +105,8 @@ class ComputeTimes(Protocol):
         ...
 
     def step_s(self, hidden_bytes: float) -> float:
-        """Seconds that a step costs whatever its layers, with `hidden_bytes` bytes of hidden states."""
+        """Seconds that a step costs whatever its layers, with `hidden_bytes` bytes of hidden
+        states."""
         ...
 
 
@@ -114,26 +122,30 @@ class PlanProblem:
     context_tokens: int | None = None
     """Positions of KV memory that a request holds; None: its prompt's and answer's."""
     step_tokens: int | None = None
-    """Most tokens that a stage computes at once, for which it needs room; None: all prompts of a micro-batch."""
+    """Most tokens that a stage computes at once, for which it needs room; None: all prompts of a
+    micro-batch."""
     batch: int | None = None
     """Most sequences in one micro-batch; None leaves it to the planner (`DEFAULT_BATCH`)."""
     concurrency: int | None = None
-    """Most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for `throughput`."""
+    """Most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for
+    `throughput`."""
     rate: Rate = Rate.TOGETHER
-    """The load that `throughput` and `auto` are planned for. Plans that stream, and energy, are of TOGETHER."""
+    """The load that `throughput` and `auto` are planned for. Plans that stream, and energy, are of
+    TOGETHER."""
     dtype: DType = DType.BFLOAT16
     quantisation: Quantisation | None = None
     """How every node stores its weights; None means the dtype."""
     kv_dtype: KvFormat | None = None
     """How every node stores keys and values; None means the dtype."""
     loading_itemsize: int | None = None
-    """Bytes that an element takes in the one tensor that is in memory twice while a stage loads, wherever it is; None:
-    the dtype's, on nodes with one memory only."""
+    """Bytes that an element takes in the one tensor that is in memory twice while a stage loads,
+    wherever it is; None: the dtype's, on nodes with one memory only."""
     max_time_per_token_s: float | None = None
     exclude: tuple[str, ...] = ()
     """Nodes that may not be used."""
     rules: tuple[RuleCondition, ...] = ()
-    """Conditions on the set of used nodes. A name that is not in the cluster is a node that is away."""
+    """Conditions on the set of used nodes. A name that is not in the cluster is a node that is
+    away."""
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes to leave free, by node."""
     max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -149,12 +161,13 @@ class PlanProblem:
     allow_streaming: bool = False
     """Whether a node may read a part of its weights from its disk in every step."""
     sliced: bool = True
-    """Whether a long prompt goes in slices that follow each other; otherwise in steps of `STEP_TOKENS`, each of which
-    passes all stages before the next begins."""
+    """Whether a long prompt goes in slices that follow each other; otherwise in steps of
+    `STEP_TOKENS`, each of which passes all stages before the next begins."""
     times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
     """Measured nodes by name; the others are estimated from their figures."""
     packed_parts: Mapping[str, PackedParts] = field(default_factory=lambda: MappingProxyType({}))
-    """The parts of the model that nodes keep packed on their disks, by node (`planning.search.locality`)."""
+    """The parts of the model that nodes keep packed on their disks, by node
+    (`planning.search.locality`)."""
 
     @property
     def formats(self) -> tuple[DType, Quantisation | None]:
@@ -181,7 +194,11 @@ class PlanProblem:
     @property
     def goal(self) -> Objective:
         """The objective, `auto` resolved."""
-        if self.objective.is_single or self.objective is Objective.ENERGY or self.request_limit != 1:
+        if (
+            self.objective.is_single
+            or self.objective is Objective.ENERGY
+            or self.request_limit != 1
+        ):
             return Objective.THROUGHPUT if self.objective is Objective.AUTO else self.objective
         return Objective.REQUEST
 
@@ -196,13 +213,21 @@ class PlanProblem:
         return batch if self.request_limit is None else min(batch, self.request_limit)
 
     def check(self) -> None:
-        """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field at fault."""
+        """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field
+        at fault."""
         if self.quantisation is not None:
             check_quantisation(self.model.shape, self.quantisation)
         self.model.shape.check_kv(self.effective_kv_dtype)
         for name in ("prompt_tokens", "new_tokens", "min_nodes"):
             check_count(getattr(self, name), name)
-        for name in ("batch", "concurrency", "max_nodes", "context_tokens", "step_tokens", "loading_itemsize"):
+        for name in (
+            "batch",
+            "concurrency",
+            "max_nodes",
+            "context_tokens",
+            "step_tokens",
+            "loading_itemsize",
+        ):
             if (value := getattr(self, name)) is not None:
                 check_count(value, name)
         limit = self.model.shape.max_context
@@ -216,7 +241,10 @@ class PlanProblem:
         if self.max_time_per_token_s is not None:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
         if self.allow_streaming and self.objective is Objective.ENERGY:
-            raise invalid("allow_streaming", "does not work with the objective energy: the power of disks is unknown")
+            raise invalid(
+                "allow_streaming",
+                "does not work with the objective energy: the power of disks is unknown",
+            )
         self._check_rules()
         if self.max_nodes is not None and self.max_nodes < self.min_nodes:
             raise invalid("max_nodes", f"is {self.max_nodes}, below min_nodes {self.min_nodes}")
@@ -224,9 +252,14 @@ class PlanProblem:
 
     def _check_rules(self) -> None:
         if self.rules and self.allow_streaming:
-            raise invalid("allow_streaming", "is not for plans under rules; leave it out, or the rules")
+            raise invalid(
+                "allow_streaming", "is not for plans under rules; leave it out, or the rules"
+            )
         if self.rules and self.objective is Objective.ENERGY:
-            raise invalid("objective", "energy is not for plans under rules; use another one, or leave out the rules")
+            raise invalid(
+                "objective",
+                "energy is not for plans under rules; use another one, or leave out the rules",
+            )
 
     def _check_nodes(self) -> None:
         for name in self.exclude:

@@ -1,4 +1,5 @@
-"""The size of a model, from its config.json only: parameters, bytes, operations and frames of every part. Pure.
+"""The size of a model, from its config.json only: parameters, bytes, operations and frames of every
+part. Pure.
 
 Counts are from the tensors a checkpoint must hold (`architectures.expected_tensors`), so they are
 exact for every architecture EdgeShard runs and need no weights.
@@ -35,7 +36,8 @@ from edgeshard.domain.models.model import Part
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """The part of some weights that quantisation makes small integers: its elements, and its bytes in each format.
+    """The part of some weights that quantisation makes small integers: its elements, and its bytes
+    in each format.
 
     Those that are stored as integers are another part: embeddings may be among them.
     """
@@ -74,7 +76,12 @@ class Matrices:
         )
 
     def weight_bytes(
-        self, parameters: int, dtype: DType, quantisation: Quantisation | None, *, head: bool = False
+        self,
+        parameters: int,
+        dtype: DType,
+        quantisation: Quantisation | None,
+        *,
+        head: bool = False,
     ) -> int:
         """Bytes of `parameters` elements, of which these are the ones that may be small integers.
 
@@ -126,7 +133,8 @@ class BlockSpec:
     float32_parameters: int = 0
     """Parameters that are held in float32 whatever the dtype."""
     expert_kinds: tuple[ExpertKind, ...] = ()
-    """Experts that a node can read from its disk one by one; empty in families whose layers pass whole."""
+    """Experts that a node can read from its disk one by one; empty in families whose layers pass
+    whole."""
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
@@ -136,16 +144,22 @@ class BlockSpec:
         """Bytes of the states of one request."""
         return sum(size.bytes_in(dtype) for size in self.states)
 
-    def read_bytes(self, tokens: int, dtype: DType, quantisation: Quantisation | None = None) -> float:
-        """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
+    def read_bytes(
+        self, tokens: int, dtype: DType, quantisation: Quantisation | None = None
+    ) -> float:
+        """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts
+        expected.
 
-        With routing at random a token misses an expert with 1 - chosen / experts; all tokens do with its power.
+        With routing at random a token misses an expert with 1 - chosen / experts; all tokens do
+        with its power.
         """
         every = self.weight_bytes(dtype, quantisation)
         if not self.experts:
             return float(every)
         missed = (1.0 - self.experts_per_token / self.experts) ** tokens
-        return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, quantisation)
+        return every - missed * self.expert_matrices.weight_bytes(
+            self.expert_parameters, dtype, quantisation
+        )
 
     def expert_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> list[int]:
         """Bytes of each expert that a node can read by itself."""
@@ -164,12 +178,15 @@ class BlockSpec:
         """Parameters one token is multiplied with."""
         if not self.experts:
             return float(self.parameters)
-        return self.parameters - self.expert_parameters * (1.0 - self.experts_per_token / self.experts)
+        return self.parameters - self.expert_parameters * (
+            1.0 - self.experts_per_token / self.experts
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as the planner sees it. Sizes are in elements, so that one spec serves every dtype."""
+    """A model as the planner sees it. Sizes are in elements, so that one spec serves every
+    dtype."""
 
     name: str
     shape: ModelShape
@@ -216,7 +233,8 @@ class ModelSpec:
         return self.embedding_matrices.weight_bytes(self.tied_parameters, dtype, stored)
 
     def attention_flops(self, block: BlockSpec, tokens: int, context: float) -> float:
-        """Operations of a block's attention: scores and weighted sum of `tokens` queries over `context` keys."""
+        """Operations of a block's attention: scores and weighted sum of `tokens` queries over
+        `context` keys."""
         return 4.0 * tokens * context * self.shape.attention_heads * block.kv.head_dim
 
 
@@ -232,10 +250,14 @@ class _Sums:
     expert_matrices: Matrices = Matrices()
     of_experts: dict[int, tuple[int, Matrices]] = field(default_factory=dict)
 
-    def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool, index: int | None = None) -> None:
+    def add(
+        self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool, index: int | None = None
+    ) -> None:
         """`index` is the tensor's expert, in families whose experts are units."""
         elements = math.prod(tensor.shape)
-        matrices = Matrices.of(shape, HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name, tensor.shape)
+        matrices = Matrices.of(
+            shape, HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name, tensor.shape
+        )
         self.parameters += elements
         self.matrices += matrices
         self.largest = max(self.largest, elements)
@@ -250,11 +272,14 @@ class _Sums:
 
     @property
     def expert_kinds(self) -> tuple[ExpertKind, ...]:
-        return tuple(ExpertKind(count, *size) for size, count in Counter(self.of_experts.values()).items())
+        return tuple(
+            ExpertKind(count, *size) for size, count in Counter(self.of_experts.values()).items()
+        )
 
 
 def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of the model that a decoded config.json describes. Raises UnsupportedModelError naming the key."""
+    """The spec of the model that a decoded config.json describes. Raises UnsupportedModelError
+    naming the key."""
     if not isinstance(config, Mapping):
         raise UnsupportedModelError("config.json holds no object", field="model")
     decoder = read_config(config)
@@ -306,7 +331,9 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-BUILT_IN_CONFIGS: Mapping[str, dict[str, Any]] = {name: dict(config) for name, config in KNOWN_MODELS.items()}
+BUILT_IN_CONFIGS: Mapping[str, dict[str, Any]] = {
+    name: dict(config) for name, config in KNOWN_MODELS.items()
+}
 
 
 def built_in_model(name: str) -> ModelSpec | None:

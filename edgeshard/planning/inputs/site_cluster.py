@@ -12,9 +12,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, IntegerFormat, Quantisation, weights_text
+from edgeshard.domain.models.dtypes import (
+    WHOLE_HEAD,
+    DType,
+    IntegerFormat,
+    Quantisation,
+    weights_text,
+)
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, MeasuredLink
 from edgeshard.planning.inputs.catalogue import DeviceSpec, recognise
@@ -32,7 +43,8 @@ _NO_LINK = Link(bandwidth_bps=0.0)
 
 
 class SiteNode(Protocol):
-    """A node of the site, such as `edgeshard.domain.nodes.device.Node`; stages may still take `free_bytes`."""
+    """A node of the site, such as `edgeshard.domain.nodes.device.Node`; stages may still take
+    `free_bytes`."""
 
     @property
     def node_id(self) -> NodeId: ...
@@ -60,9 +72,9 @@ class SiteNode(Protocol):
 class SiteCluster:
     """The nodes that layers can be placed on, by name, the source first.
 
-    `times` are the measured nodes'; those in `estimated` have the figures of the catalogue. `unmeasured` are the pairs
-    (sender, receiver) without a measurement, between which there is no link. Those in `starting` are left out, and so
-    are those in `without_times`.
+    `times` are the measured nodes'; those in `estimated` have the figures of the catalogue.
+    `unmeasured` are the pairs (sender, receiver) without a measurement, between which there is no
+    link. Those in `starting` are left out, and so are those in `without_times`.
     """
 
     cluster: Cluster
@@ -93,20 +105,26 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     are away, still starting or in `exclude` are left out. If `skip_unmeasured`, nodes without times
     are too, except the source.
 
-    Raises NotFoundError or UnavailableError for a source that is not there, InvalidArgumentError for nodes that cannot
-    run small integers, FailedPreconditionError (reason NOT_MEASURED) naming the nodes without times.
+    Raises NotFoundError or UnavailableError for a source that is not there, InvalidArgumentError
+    for nodes that cannot run small integers, FailedPreconditionError (reason NOT_MEASURED) naming
+    the nodes without times.
     """
     nodes = list(nodes)
     usable = _usable(nodes, source, exclude)
     without_times: tuple[NodeName, ...] = ()
     if skip_unmeasured:
-        without_times = tuple(node.name for node in usable[1:] if not has_times(node, profiles, others))
+        without_times = tuple(
+            node.name for node in usable[1:] if not has_times(node, profiles, others)
+        )
         usable = [node for node in usable if node.name not in without_times]
     if quantisation is not None:
         _check_processors(usable, quantisation)
     devices: list[DeviceSpec | None] = []
     for node in usable:
-        spec, profile = recognise(node.facts), profiles.get(node.node_id) or others.get(node.node_id)
+        spec, profile = (
+            recognise(node.facts),
+            profiles.get(node.node_id) or others.get(node.node_id),
+        )
         devices.append(spec if profile is None else _figures(profile, spec))
     unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
     if unknown:
@@ -123,12 +141,20 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         if device is not None
     )
     measured = [node for node in usable if node.node_id in profiles]
-    times: dict[str, ComputeTimes] = {node.name: MeasuredTimes.of(profiles[node.node_id]) for node in measured}
+    times: dict[str, ComputeTimes] = {
+        node.name: MeasuredTimes.of(profiles[node.node_id]) for node in measured
+    }
     measured_links, unmeasured = _links(usable, links)
-    cluster = Cluster(planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(measured_links))
+    cluster = Cluster(
+        planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(measured_links)
+    )
     estimated = tuple(node.name for node in usable if node.name not in times)
-    starting = tuple(sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude))
-    return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting, without_times)
+    starting = tuple(
+        sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude)
+    )
+    return SiteCluster(
+        cluster, MappingProxyType(times), estimated, unmeasured, starting, without_times
+    )
 
 
 def _not_measured(
@@ -143,16 +169,20 @@ def _not_measured(
 
 
 def has_times(
-    node: SiteNode, profiles: Mapping[NodeId, ComputeProfile], others: Mapping[NodeId, ComputeProfile]
+    node: SiteNode,
+    profiles: Mapping[NodeId, ComputeProfile],
+    others: Mapping[NodeId, ComputeProfile],
 ) -> bool:
-    """Whether a node has times to plan with: of a profile, of one for another model, or of a known data sheet."""
+    """Whether a node has times to plan with: of a profile, of one for another model, or of a known
+    data sheet."""
     return node.node_id in profiles or node.node_id in others or recognise(node.facts) is not None
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
     """A model on a site; `options` are PlanProblem's. Its rate is the steady one, as under load.
 
-    Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
+    Memory has room for the largest step a head forms for requests of this length, whatever prompts
+    are planned for.
     """
     problem = PlanProblem(
         **{"rate": Rate.STEADY, **options},
@@ -167,7 +197,8 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
 def profile_command(
     model: str, dtype: DType, quantisation: Quantisation | None = None, names: Sequence[str] = ()
 ) -> str:
-    """The command that has nodes measured for a model: the named ones, or all that are connected."""
+    """The command that has nodes measured for a model: the named ones, or all that are
+    connected."""
     quantise: tuple[str, ...] = ()
     if quantisation is not None:
         is_stored = quantisation is Quantisation.STORED
@@ -183,7 +214,8 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def node_starting(field: str, name: str) -> UnavailableError:
-    """The error for a node that `field` names and that has joined, but still imports what computes."""
+    """The error for a node that `field` names and that has joined, but still imports what
+    computes."""
     return UnavailableError(
         f"{field}: node {name} is still starting; try again in a moment, or leave it out",
         field=field,
@@ -194,25 +226,38 @@ def node_starting(field: str, name: str) -> UnavailableError:
 
 def _usable(every: Sequence[SiteNode], source: str, exclude: Collection[str]) -> list[SiteNode]:
     """Placeable nodes by name, the source first. `source` is a name or an id."""
-    matches = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
+    matches = sorted(
+        (node for node in every if source in (node.name, node.node_id)),
+        key=lambda node: node.connected,
+    )
     if not matches:
         names = listed(sorted(node.name for node in every)) or "none"
         raise NotFoundError.about("source", f"there is no node {source}; nodes are {names}")
     first = matches[-1]
     if not first.connected:
         raise UnavailableError(
-            f"source: node {source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
+            f"source: node {source} is not connected",
+            field="source",
+            reason="NODE_AWAY",
+            retry_after_s=1.0,
         )
     if not first.placeable:
         raise node_starting("source", first.name)
-    others = [node for node in every if node.placeable and node.node_id != first.node_id and node.name not in exclude]
+    others = [
+        node
+        for node in every
+        if node.placeable and node.node_id != first.node_id and node.name not in exclude
+    ]
     return [first, *sorted(others, key=lambda node: node.name)]
 
 
 def _check_processors(nodes: Sequence[SiteNode], quantisation: Quantisation) -> None:
     others = [node.name for node in nodes if node.facts.kind != "cpu"]
     if others:
-        why = f"weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these nodes"
+        why = (
+            f"weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these "
+            "nodes"
+        )
         raise InvalidArgumentError.about("quantisation", why, "UNSUPPORTED_QUANTISATION")
 
 
@@ -222,28 +267,41 @@ def _links(
     """Measured links by names, and the pairs that have none."""
     names = {node.node_id: node.name for node in nodes}
     measured_links: dict[tuple[str, str], Link] = {
-        (names[link.sender], names[link.receiver]): Link(link.profile.bandwidth_bps, link.profile.latency_s)
+        (names[link.sender], names[link.receiver]): Link(
+            link.profile.bandwidth_bps, link.profile.latency_s
+        )
         for link in links
         if link.sender in names and link.receiver in names
     }
-    pairs = ((sender.name, receiver.name) for sender in nodes for receiver in nodes if sender is not receiver)
+    pairs = (
+        (sender.name, receiver.name)
+        for sender in nodes
+        for receiver in nodes
+        if sender is not receiver
+    )
     return measured_links, tuple(pair for pair in pairs if pair not in measured_links)
 
 
 def _figures(profile: ComputeProfile, spec: DeviceSpec | None) -> DeviceSpec:
-    """A measured node as the device that would take as long by the roofline. Solvers do not see it, baselines do.
+    """A measured node as the device that would take as long by the roofline. Solvers do not see it,
+    baselines do.
 
-    Its watts are measured too if it has a sensor; otherwise they are the catalogue's, if the node is in it.
+    Its watts are measured too if it has a sensor; otherwise they are the catalogue's, if the node
+    is in it.
     """
     idle_w, busy_w = (spec.idle_w, spec.busy_w) if spec is not None else (None, None)
     disk = profile.disk
     if profile.energy is not None:
         idle_w, busy_w = profile.energy.idle_w, profile.energy.working_w
-    block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
+    block = next(
+        layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK)
+    )
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)
     weights = block.weight_bytes or block.parameters * profile.dtype.itemsize
-    if not block.weight_bytes and profile.quantisation is not None:  # nearly all of a block is matrices
+    if (
+        not block.weight_bytes and profile.quantisation is not None
+    ):  # nearly all of a block is matrices
         weights = profile.quantisation.blocks.matrix_bytes(1, block.parameters)
     return DeviceSpec(
         kind=profile.device,

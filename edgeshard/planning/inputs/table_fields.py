@@ -1,4 +1,5 @@
-"""Typed reading of a decoded TOML table: a missing or wrong key raises InvalidArgumentError naming its place."""
+"""Typed reading of a decoded TOML table: a missing or wrong key raises InvalidArgumentError naming
+its place."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def check_count(value: object, field: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One table. `path` is put before a key's name in errors. A default of `...` makes a key required."""
+    """One table. `path` is put before a key's name in errors. A default of `...` makes a key
+    required."""
 
     values: Mapping[str, Any]
     path: str
@@ -47,7 +49,11 @@ class Fields:
         """Raise for a key that is not one of these."""
         for key in self.values:
             if key not in keys:
-                raise invalid(self.name(key), f"is not a known key; known are {', '.join(keys)}", "UNKNOWN_KEY")
+                raise invalid(
+                    self.name(key),
+                    f"is not a known key; known are {', '.join(keys)}",
+                    "UNKNOWN_KEY",
+                )
 
     @overload
     def text(self, key: str) -> str: ...
@@ -96,7 +102,9 @@ class Fields:
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             raise invalid(self.name(key), f"must be an array of tables, [[{key}]]")
-        return [Fields(item, f"{self.name(key)}[{position}]") for position, item in enumerate(value)]
+        return [
+            Fields(item, f"{self.name(key)}[{position}]") for position, item in enumerate(value)
+        ]
 
     def _value(self, key: str, default: Any) -> Any:
         if key in self.values:

@@ -34,8 +34,8 @@ _FIGURE = re.compile(
 
 
 def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
-    """The problem after changes such as `+2 orin-nx`, `-agx-3`, `disk=2.1GB/s` and `agx-1 memory=+8GB`, one after the
-    other.
+    """The problem after changes such as `+2 orin-nx`, `-agx-3`, `disk=2.1GB/s` and
+    `agx-1 memory=+8GB`, one after the other.
 
     Raises InvalidArgumentError for one that is no change, or that names an unknown node.
     """
@@ -50,7 +50,11 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
         number, _, kind = text.removeprefix("+").strip().partition(" ")
         if not kind:
             number, kind = "1", number
-        if not (text.startswith("+") and re.fullmatch("[0-9]+", number) and 0 < int(number) <= MOST_ADDED):
+        if not (
+            text.startswith("+")
+            and re.fullmatch("[0-9]+", number)
+            and 0 < int(number) <= MOST_ADDED
+        ):
             raise InvalidArgumentError(
                 f'--what-if {change!r} is not a change: give "+2 orin-nx", "-NODE" to remove one, '
                 '"disk=2.1GB/s" or "NODE memory=+8GB"',
@@ -66,7 +70,8 @@ def typical_link(cluster: Cluster) -> Link:
     if not rates:
         return Link(NO_NEIGHBOUR_BPS)
     return Link(
-        statistics.median(link.bandwidth_bps for link in rates), statistics.median(link.latency_s for link in rates)
+        statistics.median(link.bandwidth_bps for link in rates),
+        statistics.median(link.latency_s for link in rates),
     )
 
 
@@ -79,7 +84,9 @@ def _with_figure(problem: PlanProblem, figure: re.Match[str]) -> PlanProblem:
             return replace(device, disk_bytes_per_s=value or None)
         return replace(device, memory_bytes=device.memory_bytes + value)
 
-    return replace(problem, cluster=with_figures(problem.cluster, figure["node"] or "", change, "what_if"))
+    return replace(
+        problem, cluster=with_figures(problem.cluster, figure["node"] or "", change, "what_if")
+    )
 
 
 def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
@@ -97,14 +104,17 @@ def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
 
 
 def _linked_like(cluster: Cluster, like: ClusterNode, added: Sequence[str]) -> Cluster:
-    """The added nodes with the links of `like`; among themselves and with it they have the links of its group."""
+    """The added nodes with the links of `like`; among themselves and with it they have the links of
+    its group."""
     links = dict(cluster.links)
     for (sender, receiver), link in cluster.links.items():
         if sender == like.name:
             links |= {(name, receiver): link for name in added}
         elif receiver == like.name:
             links |= {(sender, name): link for name in added}
-    mate = next((node for node in cluster.nodes if node.group == like.group and node is not like), None)
+    mate = next(
+        (node for node in cluster.nodes if node.group == like.group and node is not like), None
+    )
     within = cluster.links.get((like.name, mate.name)) if mate is not None else None
     if within is not None:
         links |= dict.fromkeys(permutations((like.name, *added), 2), within)
@@ -124,7 +134,8 @@ def _without(problem: PlanProblem, name: str) -> PlanProblem:
 
 
 def _open(cluster: Cluster) -> Cluster:
-    """A site's cluster with a link for nodes to come; the pairs it has keep theirs, or keep having none."""
+    """A site's cluster with a link for nodes to come; the pairs it has keep theirs, or keep having
+    none."""
     pairs = [(x, y) for x in cluster.nodes for y in cluster.nodes if x is not y]
     links = {(x.name, y.name): cluster.link(x, y) for x, y in pairs}
     return replace(cluster, default_link=typical_link(cluster), links=MappingProxyType(links))

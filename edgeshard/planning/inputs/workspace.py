@@ -12,14 +12,16 @@ SLACK_BYTES = 64 << 20
 
 
 def largest_step_tokens(max_context: int) -> int:
-    """Tokens of the largest step a head forms: chunks of several prompts to its budget, or a slice of a long one."""
+    """Tokens of the largest step a head forms: chunks of several prompts to its budget, or a slice
+    of a long one."""
     return min(MAX_STEP_TOKENS, max(STEP_TOKENS, max_context))
 
 
 def workspace_bytes(model: ModelSpec, dtype: DType, step_tokens: int, micro_batches: int) -> int:
     """Bytes besides weights, KV and logits of a stage whose largest step has `step_tokens` tokens.
 
-    SLACK_BYTES + step_tokens * (4 * hidden + 3 * inner) * itemsize + 2 * micro_batches * step_tokens * width * itemsize
+    SLACK_BYTES + step_tokens * (4 * hidden + 3 * inner) * itemsize + 2 * micro_batches *
+    step_tokens * width * itemsize
 
     A block has at most seven rows for each token. Four are of hidden states: its input, the normed
     input, queries, attention's output. Three are of the MLP's inner size: gate, up and their
@@ -32,5 +34,6 @@ def workspace_bytes(model: ModelSpec, dtype: DType, step_tokens: int, micro_batc
 
 
 def logits_bytes(model: ModelSpec, dtype: DType, rows: int) -> int:
-    """Logits of `rows` positions in the model's dtype and once more in fp32, on the stage with the head."""
+    """Logits of `rows` positions in the model's dtype and once more in fp32, on the stage with the
+    head."""
     return rows * model.shape.vocab_size * (dtype.itemsize + 4)

@@ -1,14 +1,12 @@
-"""Other ways of placing a model, compared with the plan: the paper's baselines and the habits of other tools. Pure.
+"""Other ways of placing a model, compared with the plan: the paper's baselines and the habits of
+other tools. Pure.
 
-edge-solo            all layers on the source
-cloud-edge-even      half on the source, half on the cloud node
-cloud-edge-opt       the best cut between these two, or only the source
-edgeshard-even       the plan's nodes with equal shares; if that does not fit, more nodes, largest first
-edgeshard-paper      the paper's Algorithm 1 (latency) or 2 (throughput)
-memory-proportional  all nodes, shares by memory
-whole-fastest        all layers on the node that is best for the objective; requests arrive there
-replicas             all layers on each node that can hold them, requests shared out (`replicas`)
-edgeshard            the plan
+edge-solo all layers on the source cloud-edge-even half on the source, half on the cloud node
+cloud-edge-opt the best cut between these two, or only the source edgeshard-even the plan's nodes
+with equal shares; if that does not fit, more nodes, largest first edgeshard-paper the paper's
+Algorithm 1 (latency) or 2 (throughput) memory-proportional all nodes, shares by memory
+whole-fastest all layers on the node that is best for the objective; requests arrive there replicas
+all layers on each node that can hold them, requests shared out (`replicas`) edgeshard the plan
 """
 
 from __future__ import annotations
@@ -22,7 +20,14 @@ from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.explain import bottleneck
 from edgeshard.planning.search.load_search import loads
-from edgeshard.planning.search.plan import CutPrediction, PlanResult, figures_of, plan, predict, result_of
+from edgeshard.planning.search.plan import (
+    CutPrediction,
+    PlanResult,
+    figures_of,
+    plan,
+    predict,
+    result_of,
+)
 from edgeshard.planning.search.replicas import ReplicaPlan, replicas, whole_fastest
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.linear import Prover
@@ -40,7 +45,8 @@ STRATEGIES = (
 )
 
 COMPARED = (*STRATEGIES[:-1], "whole-fastest", "replicas", "edgeshard")
-"""The rows of a comparison: `STRATEGIES`, and the model whole if requests need not arrive at the source."""
+"""The rows of a comparison: `STRATEGIES`, and the model whole if requests need not arrive at the
+source."""
 
 Shares = Sequence[tuple[int, int]]
 """(node, layers) in the order of the pipeline."""
@@ -67,13 +73,18 @@ class StrategyRow:
 
 
 def compare(problem: PlanProblem, prover: Prover | None = None) -> tuple[StrategyRow, ...]:
-    """Every strategy on one problem, the plan last; under rules with the strategies that keep them. Raises as `plan`
-    does."""
+    """Every strategy on one problem, the plan last; under rules with the strategies that keep them.
+    Raises as `plan` does."""
     best = plan(problem, alternatives=0, prover=prover)
     one_pipeline = [name for name in COMPARED if name != "replicas"]
-    rows = {name: _row(name, result, best) for name, result in strategies(problem, best, one_pipeline).items()}
+    rows = {
+        name: _row(name, result, best)
+        for name, result in strategies(problem, best, one_pipeline).items()
+    }
     if problem.rules:
-        rows["replicas"] = _row_of("replicas", None, best, 0, "", "rules are about the nodes of one plan")
+        rows["replicas"] = _row_of(
+            "replicas", None, best, 0, "", "rules are about the nodes of one plan"
+        )
     else:
         shared = replicas(problem)
         replica_plan = shared if shared.replicas else None
@@ -83,9 +94,11 @@ def compare(problem: PlanProblem, prover: Prover | None = None) -> tuple[Strateg
     return tuple(rows[name] for name in COMPARED)
 
 
-def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = STRATEGIES) -> dict[str, PlanResult]:
-    """The results of these strategies of one pipeline by name; `best` is the plan itself. None of a strategy that
-    breaks rules."""
+def strategies(
+    problem: PlanProblem, best: PlanResult, names: Sequence[str] = STRATEGIES
+) -> dict[str, PlanResult]:
+    """The results of these strategies of one pipeline by name; `best` is the plan itself. None of a
+    strategy that breaks rules."""
     rules, problem = problem.rules, replace(problem, rules=())
     costs = Costs(problem)
     layers, source = problem.model.layer_count, costs.source
@@ -105,7 +118,9 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
 
 def _kept(result: PlanResult, rules: Sequence[RuleCondition]) -> PlanResult:
     """The result, if its nodes keep the rules."""
-    if result.prediction is None or not (texts := broken(rules, [stage.node for stage in result.stages])):
+    if result.prediction is None or not (
+        texts := broken(rules, [stage.node for stage in result.stages])
+    ):
         return result
     words = ", ".join(f"'{text}'" for text in texts)
     return PlanResult(result.problem, shortage=Shortage("rules", 0.0, "", f"it breaks {words}"))
@@ -159,7 +174,8 @@ def cut_of(shares: Shares) -> Cut:
 
 
 def memory_proportional(costs: Costs, load: Load) -> Cut | None:
-    """Shares by memory over all nodes, by largest remainder, the source first; node by node when that overfills one."""
+    """Shares by memory over all nodes, by largest remainder, the source first; node by node when
+    that overfills one."""
     instance = costs.decode(load)
     order = [costs.source, *instance.others]
     rooms = [float(instance.capacity_bytes[i]) for i in order]
@@ -184,7 +200,11 @@ def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
     """Node after node as many layers as fit; None when some find no room."""
     shares, first = [], 0
     for position, node in enumerate(order):
-        free = float(instance.capacity_bytes[node]) - instance.stage_bytes - instance.embed_bytes * (position == 0)
+        free = (
+            float(instance.capacity_bytes[node])
+            - instance.stage_bytes
+            - instance.embed_bytes * (position == 0)
+        )
         end = first
         while end < instance.layers:
             need = float(instance.layer_bytes[first : end + 1].sum())
@@ -199,7 +219,8 @@ def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
 
 
 def _even_cut(costs: Costs, load: Load, plan_nodes: Sequence[int]) -> Cut | None:
-    """Equal shares over the plan's nodes; if they do not fit, over the fewest nodes for which they do."""
+    """Equal shares over the plan's nodes; if they do not fit, over the fewest nodes for which they
+    do."""
     instance = costs.decode(load)
     cut = cut_of(even(plan_nodes, instance.layers))
     if not violations(instance, cut):
@@ -213,9 +234,11 @@ def _even_cut(costs: Costs, load: Load, plan_nodes: Sequence[int]) -> Cut | None
 
 
 def _paper(costs: Costs) -> PlanResult:
-    """Algorithm 1 in its most favourable reading (memory tracked along the way, no node used twice), or Algorithm 2.
+    """Algorithm 1 in its most favourable reading (memory tracked along the way, no node used
+    twice), or Algorithm 2.
 
-    Algorithm 2 knows no load. For each b it gets the memory of the largest m for which it finds a cut.
+    Algorithm 2 knows no load. For each b it gets the memory of the largest m for which it finds a
+    cut.
     """
     if costs.problem.request_limit == 1:
         assignment = algorithm_1(costs.decode(Load()), MemoryModel.DISTINCT)
@@ -263,23 +286,39 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 
 
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
-    prediction, reason, source = result.prediction, bottleneck(result), result.problem.cluster.source
+    prediction, reason, source = (
+        result.prediction,
+        bottleneck(result),
+        result.problem.cluster.source,
+    )
     if prediction is not None and source != best.problem.cluster.source:
         reason = f"requests enter at {source}; {reason}"
     return _row_of(name, prediction, best, len(result.stages), result.placement, reason)
 
 
 def _row_of(
-    name: str, outcome: CutPrediction | ReplicaPlan | None, best: PlanResult, nodes: int, placement: str, reason: str
+    name: str,
+    outcome: CutPrediction | ReplicaPlan | None,
+    best: PlanResult,
+    nodes: int,
+    placement: str,
+    reason: str,
 ) -> StrategyRow:
     gap = None if outcome is None else _gap(outcome, best)
     return StrategyRow(
-        name, outcome is not None, **figures_of(outcome), nodes=nodes, placement=placement, gap=gap, reason=reason
+        name,
+        outcome is not None,
+        **figures_of(outcome),
+        nodes=nodes,
+        placement=placement,
+        gap=gap,
+        reason=reason,
     )
 
 
 def _gap(outcome: CutPrediction | ReplicaPlan, best: PlanResult) -> float | None:
-    """How much better any plan could at most be: from the plan's own value and its certified gap."""
+    """How much better any plan could at most be: from the plan's own value and its certified
+    gap."""
     if best.prediction is None or best.gap is None:
         return None
     goal = best.problem.goal

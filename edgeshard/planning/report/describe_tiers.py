@@ -14,14 +14,21 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.tier_costs import StreamTables
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.inputs.what_if import changed
-from edgeshard.planning.search.plan import CutPrediction, PlannedStage, PlanResult, plan, predict_streaming
+from edgeshard.planning.search.plan import (
+    CutPrediction,
+    PlannedStage,
+    PlanResult,
+    plan,
+    predict_streaming,
+)
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
 
 _DAY_S = 86_400
 _MANY = (32, 16, 8, 4, 2)
-"""Numbers of concurrent requests that a plan for one also describes; the most that memory holds is used."""
+"""Numbers of concurrent requests that a plan for one also describes; the most that memory holds is
+used."""
 _BATCH = 8
 _MORE_GB = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Memory that one might buy."""
@@ -36,7 +43,8 @@ def describe_streaming(result: PlanResult) -> tuple[str, ...]:
 
 
 def describe_speed(result: PlanResult) -> tuple[str, ...]:
-    """A line for each node that streams, with the bytes it holds and reads; the last line is the plan's speed."""
+    """A line for each node that streams, with the bytes it holds and reads; the last line is the
+    plan's speed."""
     if not result.streams or result.prediction is None:
         return ()
     lines = [_holds(stage) for stage in result.streaming]
@@ -55,11 +63,15 @@ def describe_daily(result: PlanResult) -> tuple[str, ...]:
     busiest = many or alone
     rate = _rate(busiest.throughput_tps)
     reads = [(stage.node, daily_bytes(stage, busiest)) for stage in result.streaming]
-    return tuple(f"{name} reads {_size(size)} a day from its disk at {rate} all day long" for name, size in reads)
+    return tuple(
+        f"{name} reads {_size(size)} a day from its disk at {rate} all day long"
+        for name, size in reads
+    )
 
 
 def advice_without_streaming(result: PlanResult) -> str:
-    """The gain by one more node like the largest that streams, and the memory that would do; '' for none."""
+    """The gain by one more node like the largest that streams, and the memory that would do; '' for
+    none."""
     streaming = result.streaming
     if not streaming:
         return ""
@@ -69,12 +81,18 @@ def advice_without_streaming(result: PlanResult) -> str:
     group = next(node.group for node in result.problem.cluster.nodes if node.name == largest.node)
     more = plan(changed(result.problem, [f"+1 {group}"]), alternatives=0)
     if more.prediction is not None:
-        parts.append(f"one more node like {largest.node} would bring {_figures(more)} instead of {now}{_still(more)}")
+        parts.append(
+            f"one more node like {largest.node} would bring {_figures(more)} instead of "
+            f"{now}{_still(more)}"
+        )
     if (upgrade := _enough_memory(result, streaming)) is not None:
         size, after = upgrade
         nodes = " and ".join(stage.node for stage in streaming)
         each = " each" if len(streaming) > 1 else ""
-        parts.append(f"{size} GB more memory in {nodes}{each} would bring {_figures(after)}, without reading the disk")
+        parts.append(
+            f"{size} GB more memory in {nodes}{each} would bring {_figures(after)}, without "
+            "reading the disk"
+        )
     return "; ".join(parts)
 
 
@@ -86,7 +104,8 @@ def describe_offer(result: PlanResult) -> str:
 
 
 def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:
-    """A plan's cut with a single request, and with many at once: the planned number, else what memory holds.
+    """A plan's cut with a single request, and with many at once: the planned number, else what
+    memory holds.
 
     The second is None if memory holds only one.
     """
@@ -98,7 +117,9 @@ def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:
     if prediction.load.requests > 1:
         return alone, prediction
     for requests in _MANY:
-        variant = replace(problem, concurrency=requests, objective=Objective.THROUGHPUT, batch=_BATCH)
+        variant = replace(
+            problem, concurrency=requests, objective=Objective.THROUGHPUT, batch=_BATCH
+        )
         predictions = [
             predict_streaming(tables, load, prediction.cut)
             for load in stream_loads(Costs(variant))
@@ -123,14 +144,20 @@ def _fits(tables: StreamTables, load: Load, cut: Cut) -> bool:
     return all(isfinite(read[node, first, end]) for node, first, end in stages(cut))
 
 
-def _enough_memory(result: PlanResult, streaming: Sequence[PlannedStage]) -> tuple[int, PlanResult] | None:
+def _enough_memory(
+    result: PlanResult, streaming: Sequence[PlannedStage]
+) -> tuple[int, PlanResult] | None:
     """The least memory among purchasable sizes with which nothing streams, and the plan then."""
-    lacking = max(stage.streaming.streamed_bytes for stage in streaming if stage.streaming is not None)
+    lacking = max(
+        stage.streaming.streamed_bytes for stage in streaming if stage.streaming is not None
+    )
     for size in _MORE_GB:
         if size * _GB < 0.5 * lacking:
             continue
         changes = [f"{stage.node} memory=+{size}GB" for stage in streaming]
-        after = plan(replace(changed(result.problem, changes), allow_streaming=False), alternatives=0)
+        after = plan(
+            replace(changed(result.problem, changes), allow_streaming=False), alternatives=0
+        )
         if after.feasible:
             return size, after
         if size * _GB > 4 * lacking:
@@ -155,11 +182,16 @@ def _holds(stage: PlannedStage) -> str:
     one = stage.streaming
     assert one is not None
     whole, read, rate = one.weight_bytes, one.streamed_bytes, one.disk_bytes_per_s
-    disk = f"from its disk at {rate / _GB:.2g} GB/s" if rate >= _LEAST_GB else f"from its disk at {rate / _MB:.2g} MB/s"
+    disk = (
+        f"from its disk at {rate / _GB:.2g} GB/s"
+        if rate >= _LEAST_GB
+        else f"from its disk at {rate / _MB:.2g} MB/s"
+    )
     if one.caches:
         return (
             f"{stage.node} holds {_part(whole - one.expert_bytes, whole)}, caches "
-            f"{_part(one.expert_bytes - read, one.expert_bytes)} of experts and reads the others {disk}"
+            f"{_part(one.expert_bytes - read, one.expert_bytes)} of experts and reads the others "
+            f"{disk}"
         )
     streams = _in_unit(read, _unit(whole))
     return f"{stage.node} holds {_part(whole - read, whole)} and streams {streams} {disk}"
@@ -193,7 +225,13 @@ def _size(size: float) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 0.1 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return (
+        f"{1000 * seconds:.0f} ms"
+        if seconds < 0.1
+        else f"{seconds:.2g} s"
+        if seconds < 10
+        else f"{seconds:.0f} s"
+    )
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -32,17 +32,21 @@ def speculation_of(
         return Speculation.BITS
     if spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None:
         return Speculation.PROMISE
-    if model.shape.states and not (guess_slots and all(facts.keeps_states_of_guesses for facts in nodes)):
+    if model.shape.states and not (
+        guess_slots and all(facts.keeps_states_of_guesses for facts in nodes)
+    ):
         return Speculation.STATES
-    return Speculation.EXPERTS if any(block.experts for block in model.blocks) else Speculation.GUESSES
+    return (
+        Speculation.EXPERTS if any(block.experts for block in model.blocks) else Speculation.GUESSES
+    )
 
 
 def keeps_bits(spec: DeploymentSpec, shape: ModelShape) -> bool:
     """Return whether the native kernels compute the same bits for a token in a prompt and by itself
     (docs/kernels.md).
 
-    That needs our own blocks, and attention over the kernels' order of keys and values (`make_arena` of the agent):
-    no float16, and heads of whole vectors.
+    That needs our own blocks, and attention over the kernels' order of keys and values
+    (`make_arena` of the agent): no float16, and heads of whole vectors.
     """
     if not isinstance(architecture_named(shape.architecture).runs, Fused):
         return False
@@ -71,7 +75,8 @@ def weighed(placement: Placement) -> Placement:
 
 @dataclass(frozen=True, slots=True)
 class SiteGuesses:
-    """A site's data on draft tokens for one model: the facts of nodes by name, and the counts of its requests."""
+    """A site's data on draft tokens for one model: the facts of nodes by name, and the counts of
+    its requests."""
 
     facts: Mapping[str, DeviceFacts]
     counts: GuessCounts
@@ -88,10 +93,14 @@ class SiteGuesses:
             max_time_per_token_s=problem.max_time_per_token_s,
         )
         facts = [self.facts[stage.node] for stage in result.stages]
-        speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)  # as if memory is left over
+        speculation = speculation_of(
+            spec, problem.model, facts, MOST_GUESSES
+        )  # as if memory is left over
         if speculation is Speculation.EXPERTS and not result.streams:
             speculation = Speculation.GUESSES
         if speculation is not Speculation.GUESSES:
             return speculation, None
         position = problem.prompt_tokens + problem.new_tokens // 2
-        return speculation, expected_guesses(self.counts, streaming_costs(Costs(problem), result), position)
+        return speculation, expected_guesses(
+            self.counts, streaming_costs(Costs(problem), result), position
+        )

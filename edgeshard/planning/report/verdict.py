@@ -1,4 +1,5 @@
-"""The answer in words whether to split the model at all, and the changes that would reverse it. Pure.
+"""The answer in words whether to split the model at all, and the changes that would reverse it.
+Pure.
 
     verdict(problem, rows) -> str     under a comparison: which is better, and when the other would be
     advice(result) -> str             next to a plan: one sentence if a replica on each node is clearly better
@@ -48,7 +49,8 @@ Tried = Callable[[PlanProblem, Sequence[NodeAlone] | None], bool]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Costs of the plan and of replicas in the objective: infinite without one, of a rate a token's seconds."""
+    """Costs of the plan and of replicas in the objective: infinite without one, of a rate a token's
+    seconds."""
 
     plan_cost: float
     whole_cost: float
@@ -88,12 +90,15 @@ def advice(result: PlanResult) -> str:
     if _gain(pair.plan_cost, pair.whole_cost, problem.goal) <= CLEARLY:
         return ""
     than = _than(pair.plan_cost, pair.whole_cost, problem.goal)
-    return f"{_whole(problem, whole)} would give {_value(pair.whole_cost, problem.goal)}, {than}: see --compare"
+    return (
+        f"{_whole(problem, whole)} would give {_value(pair.whole_cost, problem.goal)}, {than}: "
+        "see --compare"
+    )
 
 
 def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
-    """Whether to split, by the rows of `compare`, and the changes that would reverse it; '' for one node only,
-    and under rules."""
+    """Whether to split, by the rows of `compare`, and the changes that would reverse it; '' for one
+    node only, and under rules."""
     by_name = {row.strategy: row for row in rows}
     planned, shared = by_name["edgeshard"], by_name["replicas"]
     if len(problem.cluster.nodes) - len(set(problem.exclude)) < 2 or problem.rules:
@@ -103,12 +108,19 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
     nodes = nodes_alone(problem)
     goal, whole = problem.goal, replicas(problem, nodes)
     pair = Pair(_cost(planned, goal), _cost(shared, goal))
-    ours, theirs, unsplit = _value(pair.plan_cost, goal), _value(pair.whole_cost, goal), _whole(problem, whole)
+    ours, theirs, unsplit = (
+        _value(pair.plan_cost, goal),
+        _value(pair.whole_cost, goal),
+        _whole(problem, whole),
+    )
     if pair.plan_wins:
         than = _than(pair.whole_cost, pair.plan_cost, goal)
         first = f"Split it: the plan gives {ours}, {than} than {unsplit} ({theirs})."
     elif not planned.feasible:
-        first = f"Do not split it: {unsplit} gives {theirs}; from {problem.cluster.source} there is no plan."
+        first = (
+            f"Do not split it: {unsplit} gives {theirs}; from {problem.cluster.source} there "
+            "is no plan."
+        )
     elif pair.whole_wins:
         than = _than(pair.plan_cost, pair.whole_cost, goal)
         first = f"Do not split it: {unsplit} gives {theirs}, {than} than the plan ({ours})."
@@ -126,14 +138,20 @@ def _changes(problem: PlanProblem, nodes: Sequence[NodeAlone], pair: Pair) -> li
         or (not problem.goal.is_single and not _quickly_searched(problem))
     ):
         return []
-    better = "Not splitting would be as good or better" if pair.plan_wins else "Splitting would be better"
+    better = (
+        "Not splitting would be as good or better"
+        if pair.plan_wins
+        else "Splitting would be better"
+    )
 
     def other(changed: PlanProblem, alone_nodes: Sequence[NodeAlone] | None) -> bool:
         return plan_wins(changed, alone_nodes) is not pair.plan_wins
 
     sentences = [] if problem.goal.is_single else [_by_requests(problem, pair, better, other)]
     sentences.append(_by_links(problem, nodes, pair.plan_wins, better, other))
-    sentences.append(_lacking(nodes) if pair.plan_wins else _by_memory(problem, nodes, better, other))
+    sentences.append(
+        _lacking(nodes) if pair.plan_wins else _by_memory(problem, nodes, better, other)
+    )
     return [sentence for sentence in sentences if sentence]
 
 
@@ -143,13 +161,15 @@ def _quickly_searched(problem: PlanProblem) -> bool:
 
 
 def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) -> str:
-    """Powers of two up to the limit of memory or batch for both ways; between two that differ every number."""
+    """Powers of two up to the limit of memory or batch for both ways; between two that differ every
+    number."""
     rate_problem = replace(problem, objective=Objective.THROUGHPUT)
     free = replace(rate_problem, concurrency=None)
     nodes = nodes_alone(free)
     now, whole = problem.request_limit, replicas(free, nodes)
     at_once = sum(item.requests for item in whole.replicas)
-    # Rates only rise with the requests allowed: a way that loses without a limit to the winner of now loses in between.
+    # Rates only rise with the requests allowed: a way that loses without a limit to the winner of
+    # now loses in between.
     if pair.plan_wins and now is not None:
         least_s = whole.cost(Objective.THROUGHPUT)  # beyond what replicas hold only plans gain
     else:
@@ -160,9 +180,13 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     hopeless = least_s > min(pair.plan_cost, pair.whole_cost) * (1 + _SAME)
 
     def wins(number: int) -> bool:
-        if number == (tried[-1] if now is None else now) or (now is not None and hopeless and number > now):
+        if number == (tried[-1] if now is None else now) or (
+            now is not None and hopeless and number > now
+        ):
             return False
-        return other(replace(rate_problem, concurrency=number), [node.at_most(number) for node in nodes])
+        return other(
+            replace(rate_problem, concurrency=number), [node.at_most(number) for node in nodes]
+        )
 
     won = [wins(number) for number in tried]
     listing = tried if len(tried) <= 4 else [*tried[:3], "...", tried[-1]]
@@ -171,15 +195,22 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     first, last = won.index(True), len(won) - 1 - won[::-1].index(True)
     if all(won[first:]) and first > 0 and (now is None or tried[first] > now):
         start = max(tried[first - 1], now or 0)
-        return f"{better} from {_first(range(start + 1, tried[first] + 1), wins)} requests at once on."
+        return (
+            f"{better} from {_first(range(start + 1, tried[first] + 1), wins)} requests at once on."
+        )
     if all(won[: last + 1]) and last + 1 < len(won) and (now is None or tried[last] < now):
         end = tried[last + 1] if now is None else min(tried[last + 1], now)
-        return f"{better} with up to {_first(range(end - 1, tried[last] - 1, -1), wins)} requests at once."
+        return (
+            f"{better} with up to {_first(range(end - 1, tried[last] - 1, -1), wins)} requests "
+            "at once."
+        )
     numbers = ", ".join(str(number) for number, is_won in zip(tried, won, strict=True) if is_won)
     return f"{better} with {numbers} requests at once, of {', '.join(map(str, listing))}."
 
 
-def _by_links(problem: PlanProblem, nodes: Sequence[NodeAlone], slower: bool, better: str, other: Tried) -> str:
+def _by_links(
+    problem: PlanProblem, nodes: Sequence[NodeAlone], slower: bool, better: str, other: Tried
+) -> str:
     """Every link by the same factor; faster ones never harm a plan, slower ones never help it, and
     neither matters to a single node."""
 
@@ -192,7 +223,10 @@ def _by_links(problem: PlanProblem, nodes: Sequence[NodeAlone], slower: bool, be
         limit = f"1/{most} of their rate" if slower else f"{most} times as fast"
         return f"Links {'down' if slower else 'up'} to {limit} would not change that."
     factor = _first(_LINK_FACTORS, wins)
-    return f"{better} with links {f'of 1/{factor} of their rate' if slower else f'{factor} times as fast'}."
+    return (
+        f"{better} with links "
+        f"{f'of 1/{factor} of their rate' if slower else f'{factor} times as fast'}."
+    )
 
 
 def _by_memory(problem: PlanProblem, nodes: Sequence[NodeAlone], better: str, other: Tried) -> str:
@@ -206,7 +240,9 @@ def _by_memory(problem: PlanProblem, nodes: Sequence[NodeAlone], better: str, ot
         return other(_with_memory(problem, size), None)
 
     if not wins(sizes[-1]):
-        return "Nodes with too little memory for the whole model would have too little for any plan."
+        return (
+            "Nodes with too little memory for the whole model would have too little for any plan."
+        )
     return f"{better} if no node had more than {gibibytes(_first(sizes, wins))} to use."
 
 
@@ -214,12 +250,15 @@ def _lacking(nodes: Sequence[NodeAlone]) -> str:
     short = sorted((node for node in nodes if node.short_bytes), key=lambda node: node.short_bytes)
     if not short:
         return ""
-    listing = listed([f"{node.node} ({gibibytes(node.short_bytes)})" for node in short], _NAMES_SHOWN)
+    listing = listed(
+        [f"{node.node} ({gibibytes(node.short_bytes)})" for node in short], _NAMES_SHOWN
+    )
     return f"Too little memory for the whole model: {listing}."
 
 
 def _first(values: Sequence[Value], wins: Callable[[Value], bool]) -> Value:
-    """The first value that wins, of values of which the last wins and from some on all do, by bisection."""
+    """The first value that wins, of values of which the last wins and from some on all do, by
+    bisection."""
     return values[bisect_left(values, True, hi=len(values) - 1, key=wins)]
 
 
@@ -229,9 +268,16 @@ def _with_links(cluster: Cluster, factor: float) -> Cluster:
     def scaled(rate: float | None) -> float | None:
         return None if rate is None else rate * factor
 
-    nodes = tuple(replace(n, up_bps=scaled(n.up_bps), down_bps=scaled(n.down_bps)) for n in cluster.nodes)
-    links = {ends: replace(link, bandwidth_bps=link.bandwidth_bps * factor) for ends, link in cluster.links.items()}
-    default = replace(cluster.default_link, bandwidth_bps=cluster.default_link.bandwidth_bps * factor)
+    nodes = tuple(
+        replace(n, up_bps=scaled(n.up_bps), down_bps=scaled(n.down_bps)) for n in cluster.nodes
+    )
+    links = {
+        ends: replace(link, bandwidth_bps=link.bandwidth_bps * factor)
+        for ends, link in cluster.links.items()
+    }
+    default = replace(
+        cluster.default_link, bandwidth_bps=cluster.default_link.bandwidth_bps * factor
+    )
     return replace(cluster, nodes=nodes, default_link=default, links=MappingProxyType(links))
 
 
@@ -261,7 +307,10 @@ def _whole(problem: PlanProblem, whole: ReplicaPlan) -> str:
         placement = f" ({whole.placement})" if len(whole.replicas) <= _NAMES_SHOWN else ""
         return f"the model whole on each of {len(whole.replicas)} nodes{placement}"
     node = whole.replicas[0].node
-    return f"the model whole on {node}{'' if node == problem.cluster.source else ', where requests then come in,'}"
+    return (
+        "the model whole on "
+        f"{node}{'' if node == problem.cluster.source else ', where requests then come in,'}"
+    )
 
 
 def _gain(loser: float, winner: float, goal: Objective) -> float:
@@ -270,7 +319,9 @@ def _gain(loser: float, winner: float, goal: Objective) -> float:
 
 def _than(loser: float, winner: float, goal: Objective) -> str:
     gain = 100 * _gain(loser, winner, goal)
-    return f"{gain:.{1 if gain < 10 else 0}f} % {'more' if goal is Objective.THROUGHPUT else 'less'}"
+    return (
+        f"{gain:.{1 if gain < 10 else 0}f} % {'more' if goal is Objective.THROUGHPUT else 'less'}"
+    )
 
 
 def _value(cost: float, goal: Objective) -> str:
@@ -280,4 +331,6 @@ def _value(cost: float, goal: Objective) -> str:
     if goal is Objective.ENERGY:
         return f"{cost:.2f} J per token"
     text = f"{1000 * cost:.1f} ms" if cost < 1 else f"{cost:.2f} s"
-    return text + {Objective.REQUEST: " a request", Objective.TTFT: " to the first token"}.get(goal, " per token")
+    return text + {Objective.REQUEST: " a request", Objective.TTFT: " to the first token"}.get(
+        goal, " per token"
+    )

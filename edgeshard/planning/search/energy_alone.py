@@ -31,7 +31,8 @@ from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _WEIGHTS = (0.0, 1.0, 4.0, 20.0, 200.0)
-"""Candidates weigh time by these multiples of a node's mean idle watts, in addition to any cut's own."""
+"""Candidates weigh time by these multiples of a node's mean idle watts, in addition to any cut's
+own."""
 _PRESSURE = (0.1, 0.5, 2.0, 10.0)
 """How much a time per token beyond the limit costs, as multiples of the energy at the limit."""
 
@@ -45,7 +46,9 @@ class EnergyAlone(RequestSearch):
         self._least_s: float | None = None
 
     def _value(self, cut: Cut, request_s: float) -> float:
-        joules = energy_j(self._costs, cut, Load(), batch_times(self._costs, cut, Load(), self._times))
+        joules = energy_j(
+            self._costs, cut, Load(), batch_times(self._costs, cut, Load(), self._times)
+        )
         assert joules is not None
         return joules
 
@@ -97,11 +100,16 @@ class EnergyAlone(RequestSearch):
         least_s = self._least_time(floor)
         if least_s == INFINITY:
             return
-        computing, way = self._computing(floor), with_tokens(self._prefill, self._decode, self._tokens)
+        computing, way = (
+            self._computing(floor),
+            with_tokens(self._prefill, self._decode, self._tokens),
+        )
         mean = float(self._idle_w.mean()) or float(self._more_w.mean())
         for factor in _WEIGHTS:
             weight = float(self._idle_w[self._decode.source]) + factor * mean
-            solution = solve_latency(standing(with_tokens(computing, way, weight), self._idle_w * least_s))
+            solution = solve_latency(
+                standing(with_tokens(computing, way, weight), self._idle_w * least_s)
+            )
             if solution is not None:
                 yield solution.cut
 
@@ -115,7 +123,8 @@ class Bounded:
 
 
 def bounded(instance: Instance, decode: Instance, limit_s: float | None) -> Bounded:
-    """The least sum of the cuts whose token takes at most the limit: with R its way, sum >= sum + w (R - limit).
+    """The least sum of the cuts whose token takes at most the limit: with R its way, sum >= sum + w
+    (R - limit).
 
     Weights w are tried as multiples of what the sum's best cut has for each second of the limit.
     """
@@ -134,7 +143,8 @@ def bounded(instance: Instance, decode: Instance, limit_s: float | None) -> Boun
 
 
 def weighted(instance: Instance, weights: Floats) -> Instance:
-    """The computing seconds of each node times its weight; links take nothing, and missing ones stay missing."""
+    """The computing seconds of each node times its weight; links take nothing, and missing ones
+    stay missing."""
     none = np.where(np.isfinite(instance.hop_s), 0.0, INFINITY)
     back = np.where(np.isfinite(instance.return_s), 0.0, INFINITY)
     return replace(
@@ -157,8 +167,12 @@ def standing(instance: Instance, per_stage: Floats) -> Instance:
 def stage_sums(instance: Instance, cuts: Cuts) -> Floats:
     """[K] the sum over a cut's stages of `compute_s` and the like, without links."""
     nodes = cuts.nodes
-    done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
-    sums = (instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]).sum(axis=1)
+    done = np.concatenate(
+        [np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1
+    )
+    sums = (instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]).sum(
+        axis=1
+    )
     sums += instance.embed_s[instance.source]
     head = nodes[:, 0] if instance.head_on_source else nodes[:, -1]
     return np.asarray(sums + instance.head_s[head])

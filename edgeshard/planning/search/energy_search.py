@@ -1,4 +1,5 @@
-"""The cut and load of the fewest joules per token, and what no cut takes less than at any load. Pure.
+"""The cut and load of the fewest joules per token, and what no cut takes less than at any load.
+Pure.
 
 Many cuts are scored at once, each at the best load it can have. With I the idle watts of a cut's
 nodes, and C the joules above idle that one micro-batch's prompts and answers take,
@@ -34,7 +35,13 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.energy import watts
 from edgeshard.planning.search.energy_alone import EnergyAlone, bounded, standing, weighted
 from edgeshard.planning.search.load_search import RateSearch, search_rate, sizes
-from edgeshard.planning.search.rate_scoring import Best, CutRates, CutTable, Figures, most_micro_batches
+from edgeshard.planning.search.rate_scoring import (
+    Best,
+    CutRates,
+    CutTable,
+    Figures,
+    most_micro_batches,
+)
 from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.spare import kinds_of, without_spare
 from edgeshard.planning.solvers.all_cuts import Cuts
@@ -46,7 +53,8 @@ from edgeshard.planning.solvers.walks import INFINITY, Integers, Kinds
 
 @dataclass(frozen=True, slots=True)
 class EnergyFigures:
-    """[K] tokens per joule at one b. A single request, b = m = 1, is left out: its prompt goes in slices."""
+    """[K] tokens per joule at one b. A single request, b = m = 1, is left out: its prompt goes in
+    slices."""
 
     figures: Figures
     idle_w: Floats
@@ -75,7 +83,9 @@ class EnergyFigures:
 
     def _per_joule(self, tokens_per_s: Floats, batch: int) -> Floats:
         with np.errstate(divide="ignore", invalid="ignore"):
-            joules = self.idle_w / tokens_per_s + self.computing_j / (batch * self.figures.new_tokens)
+            joules = self.idle_w / tokens_per_s + self.computing_j / (
+                batch * self.figures.new_tokens
+            )
             return np.where(tokens_per_s > 0, 1.0 / joules, 0.0)
 
 
@@ -99,12 +109,14 @@ class EnergyRates:
 
 
 _OWN = (0.5, 0.0, 1.0)
-"""Parts of a node's idle time that are bounded by its own computing instead of the rate; the first one suits most."""
+"""Parts of a node's idle time that are bounded by its own computing instead of the rate; the first
+one suits most."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnergySearch:
-    """The best cut and its load; no cut takes less than `bound_j` joules per token at any load allowed."""
+    """The best cut and its load; no cut takes less than `bound_j` joules per token at any load
+    allowed."""
 
     cut: Cut
     load: Load
@@ -126,7 +138,9 @@ def search_energy(costs: Costs) -> EnergySearch | None:
         cut, load = alone.cut, Load()
     if cut is None:
         return None
-    return EnergySearch(Cut(tuple(index[node] for node in cut.nodes), cut.ends), load, min(bounds_j))
+    return EnergySearch(
+        Cut(tuple(index[node] for node in cut.nodes), cut.ends), load, min(bounds_j)
+    )
 
 
 def _search_loads(costs: Costs, kinds: Kinds | None, alone: Cut | None) -> tuple[Best, float]:
@@ -147,7 +161,11 @@ def _search_loads(costs: Costs, kinds: Kinds | None, alone: Cut | None) -> tuple
 def split_by_watts(costs: Costs, kinds: Kinds | None) -> Kinds | None:
     """Kinds whose nodes have the same watts too."""
     devices = [node.device for node in costs.nodes]
-    return None if kinds is None else kinds.split(lambda node: (devices[node].idle_w, devices[node].busy_w))
+    return (
+        None
+        if kinds is None
+        else kinds.split(lambda node: (devices[node].idle_w, devices[node].busy_w))
+    )
 
 
 class _Sums:
@@ -166,7 +184,9 @@ class _Sums:
         bound_j = INFINITY
         for low, high in self._ranges():
             floor_j = self._least_computing(low, high)
-            if floor_j * pool.best.rate >= 1:  # as of small b, which read the weights for few requests
+            if (
+                floor_j * pool.best.rate >= 1
+            ):  # as of small b, which read the weights for few requests
                 continue
             bounds = [floor_j]
             for number, instance in enumerate(self._instances(low, high)):
@@ -193,7 +213,8 @@ class _Sums:
         return ranges
 
     def _offer_with_room(self, instance: Instance, batch: int, pool: Pool) -> None:
-        """Offer cuts whose nodes hold many micro-batches: a token's part of the idle time is less then."""
+        """Offer cuts whose nodes hold many micro-batches: a token's part of the idle time is less
+        then."""
         most = most_micro_batches(self._costs, batch)
         for micro_batches in {most, most // 2, most // 4} - {0, 1}:
             room = self._costs.decode(Load(batch, micro_batches))
@@ -202,7 +223,8 @@ class _Sums:
             pool.offer(None if solution is None else solution.cut)
 
     def _least_computing(self, low: int, high: int) -> float:
-        """Joules per token that every block takes at the least on any node, of b from `low` to `high`."""
+        """Joules per token that every block takes at the least on any node, of b from `low` to
+        `high`."""
         busy_w = self._more_w + self._idle_w
         busy = weighted(self._answer(low), busy_w / (high * self._costs.problem.new_tokens))
         head_s = busy.head_s[busy.source] if busy.head_on_source else busy.head_s.min()

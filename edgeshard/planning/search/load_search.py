@@ -1,4 +1,5 @@
-"""The joint choice of cuts and load by the printed rate, prompts included, and a bound that covers every load. Pure."""
+"""The joint choice of cuts and load by the printed rate, prompts included, and a bound that covers
+every load. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ EVERY_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class RateSearch:
-    """The best cut and its load; `rate_bound` tokens a second are not exceeded by any cut at any load allowed.
+    """The best cut and its load; `rate_bound` tokens a second are not exceeded by any cut at any
+    load allowed.
 
-    Without a cut, `fastest_s` is the least time per token of a single request, None if nothing fits.
+    Without a cut, `fastest_s` is the least time per token of a single request, None if nothing
+    fits.
     """
 
     cut: Cut | None
@@ -34,7 +37,8 @@ class RateSearch:
 def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
     """Examine all cuts if they are few; else search, with a bound.
 
-    With a target the search ends once it knows whether a cut exceeds it, at a cut and a bound that may not be the best.
+    With a target the search ends once it knows whether a cut exceeds it, at a cut and a bound that
+    may not be the best.
     """
     some, kinds, index = without_spare(costs, kinds_of(costs))
     if costs.problem.is_steady:
@@ -44,7 +48,9 @@ def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
     if best.cut is None:
         alone = solve_latency(costs.decode(Load()))
         return RateSearch(None, Load(), 0.0, None if alone is None else alone.value_s)
-    return RateSearch(Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends), best.load, bound)
+    return RateSearch(
+        Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends), best.load, bound
+    )
 
 
 def _search_together(costs: Costs, kinds: Kinds | None, target: float | None) -> tuple[Best, float]:
@@ -59,7 +65,8 @@ def _search_together(costs: Costs, kinds: Kinds | None, target: float | None) ->
 
 
 def loads(costs: Costs) -> list[Load]:
-    """Loads to try with a cut that is given, the smallest first: every b up to 8, then b and m in steps that grow."""
+    """Loads to try with a cut that is given, the smallest first: every b up to 8, then b and m in
+    steps that grow."""
     batches = sizes(costs.problem.batch_limit)
     return [Load(batch, m) for batch in batches for m in _steps(most_micro_batches(costs, batch))]
 

@@ -48,7 +48,8 @@ class Choice(Generic[FoundT]):
 def partition(
     nodes: Sequence[str], worth: Callable[[Group], Worth[FoundT] | None], count: int | None = None
 ) -> Choice[FoundT] | None:
-    """The disjoint pipelines with the highest rate together; `count` of them, or the best number if it is None.
+    """The disjoint pipelines with the highest rate together; `count` of them, or the best number if
+    it is None.
 
     `nodes` are in the order in which they should be used if nothing else decides. `worth` plans a
     pipeline on some of these nodes, in that order, and returns None if there is none. Returns None
@@ -59,7 +60,9 @@ def partition(
     return choose(tuple(nodes), cached_worth, count)
 
 
-def _exact(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: int | None) -> Choice[FoundT] | None:
+def _exact(
+    nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: int | None
+) -> Choice[FoundT] | None:
     @cache
     def best(left: Group, pipeline_count: int | None) -> Choice[FoundT] | None:
         """The best on the nodes that are left, with `pipeline_count` pipelines."""
@@ -70,11 +73,19 @@ def _exact(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: 
         for others in _subsets(rest):
             one = worth((first, *others))
             unused = tuple(node for node in rest if node not in others)
-            behind = None if one is None else best(unused, None if pipeline_count is None else pipeline_count - 1)
+            behind = (
+                None
+                if one is None
+                else best(unused, None if pipeline_count is None else pipeline_count - 1)
+            )
             if one is not None and behind is not None:
                 tried.append(behind.beside(one))
         tried.append(best(rest, pipeline_count))  # the first node serves nothing
-        return max((choice for choice in tried if choice is not None), key=lambda choice: choice.rank, default=None)
+        return max(
+            (choice for choice in tried if choice is not None),
+            key=lambda choice: choice.rank,
+            default=None,
+        )
 
     best_choice = best(nodes, count)
     return best_choice if best_choice is not None and best_choice.pipelines else None
@@ -85,7 +96,9 @@ def _subsets(nodes: Group) -> Iterator[Group]:
         yield tuple(node for index, node in enumerate(nodes) if bits >> index & 1)
 
 
-def _some(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: int | None) -> Choice[FoundT] | None:
+def _some(
+    nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: int | None
+) -> Choice[FoundT] | None:
     choices = []
     for groups in (*_alone_and_rest(nodes), *_dealt(nodes, count)):
         pipelines = tuple(one for group in groups if (one := worth(group)) is not None)
@@ -108,6 +121,8 @@ def _dealt(nodes: Group, count: int | None) -> Iterator[tuple[Group, ...]]:
         if pipelines <= len(nodes):
             order = [*range(pipelines), *reversed(range(pipelines))]
             yield tuple(
-                tuple(node for place, node in enumerate(nodes) if order[place % len(order)] == number)
+                tuple(
+                    node for place, node in enumerate(nodes) if order[place % len(order)] == number
+                )
                 for number in range(pipelines)
             )

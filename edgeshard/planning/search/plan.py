@@ -1,4 +1,5 @@
-"""Planning: nodes, cuts and loads chosen together, with the figures they are predicted to reach. Pure.
+"""Planning: nodes, cuts and loads chosen together, with the figures they are predicted to reach.
+Pure.
 
     plan(problem) -> PlanResult
 
@@ -9,7 +10,8 @@ Throughput and auto choose the load (b sequences in each of m micro-batches) wit
 
     tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
 
-or, with `Rate.STEADY`, by the rate at which requests end while another begins for each (`costs.steady`).
+or, with `Rate.STEADY`, by the rate at which requests end while another begins for each
+(`costs.steady`).
 
 If nodes may stream weights from their disks, the best plan with streaming nodes is compared with
 the best without (`tiers.joint`). If nothing fits and nodes may not stream, that plan is offered.
@@ -26,7 +28,12 @@ from math import isfinite
 from typing import Any
 
 from edgeshard.domain.deployments.rules import RuleCondition, broken, conflicting
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, extra_line
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    extra_line,
+)
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.batch_time import batch_times
 from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
@@ -63,7 +70,11 @@ GAP_OF_TTFT = "time to first token"
 GAP_OF_RATE = "token rate, prompts included"
 GAP_OF_STEADY = "steady token rate"
 GAP_OF_ENERGY = "energy per token"
-_GAPS = {Objective.LATENCY: GAP_OF_LATENCY, Objective.REQUEST: GAP_OF_REQUEST, Objective.TTFT: GAP_OF_TTFT}
+_GAPS = {
+    Objective.LATENCY: GAP_OF_LATENCY,
+    Objective.REQUEST: GAP_OF_REQUEST,
+    Objective.TTFT: GAP_OF_TTFT,
+}
 OFFERED = ("memory", "source_memory")
 """Constraints for which streaming is offered if they are short."""
 UNKNOWN_POWER = "UNKNOWN_POWER"
@@ -93,7 +104,8 @@ def figure_of(outcome: Any, goal: Objective) -> float | None:
 
 
 def cost_of(outcome: Any, goal: Objective) -> float:
-    """Cost in an objective: seconds, or joules per token; of a throughput, the seconds a token takes."""
+    """Cost in an objective: seconds, or joules per token; of a throughput, the seconds a token
+    takes."""
     value = figure_of(outcome, goal)
     assert value is not None  # `plan` refuses nodes of unknown power
     return value if goal in _FIGURE_OF else 1.0 / value
@@ -118,7 +130,8 @@ class CutPrediction:
     throughput_tps: float
     slices: tuple[int, ...] = ()
     joules_per_token: float | None = None
-    """Joules that all nodes of the cut take in `request_s` for each token; None if a node's watts are unknown."""
+    """Joules that all nodes of the cut take in `request_s` for each token; None if a node's watts
+    are unknown."""
     sweep: int = 1
     """Micro-batches that go as one step if nodes stream."""
     together_tps: float | None = None
@@ -169,13 +182,15 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """A plan, or the reason why there is none (`shortage`). Every figure is of this placement under this load."""
+    """A plan, or the reason why there is none (`shortage`). Every figure is of this placement under
+    this load."""
 
     problem: PlanProblem
     stages: tuple[PlannedStage, ...] = ()
     prediction: CutPrediction | None = None
     gap: float | None = None
-    """How much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best."""
+    """How much better a solution could at most be, as a part of this one, in `gap_objective`; 0
+    when proven best."""
     gap_objective: str = GAP_OF_LATENCY
     alternatives: tuple[Alternative, ...] = ()
     shortage: Shortage | None = None
@@ -204,7 +219,9 @@ class PlanResult:
         return ",".join(f"{stage.node}={stage.layers}" for stage in self.stages)
 
 
-def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover | None = None) -> PlanResult:
+def plan(
+    problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover | None = None
+) -> PlanResult:
     """The best plan for a problem; one with rules needs a `prover`.
 
     Raises InvalidArgumentError naming the field of an impossible problem, with reason UNKNOWN_POWER
@@ -215,7 +232,8 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover 
     if problem.rules:
         return _under_rules(problem, alternatives, prover)
     if problem.is_steady and problem.allow_streaming:
-        # The sweeps of nodes that stream are rated together, so that both ways are compared by that rate.
+        # The sweeps of nodes that stream are rated together, so that both ways are compared by that
+        # rate.
         together = plan(replace(problem, rate=Rate.TOGETHER), alternatives)
         if together.streams or not together.feasible:
             return together
@@ -238,7 +256,9 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover 
     if problem.allow_streaming:
         result = _better(result, streaming_result(costs))
     elif result.shortage is not None and result.shortage.constraint in OFFERED:
-        result = replace(result, offer=streaming_result(Costs(replace(problem, rate=Rate.TOGETHER))))
+        result = replace(
+            result, offer=streaming_result(Costs(replace(problem, rate=Rate.TOGETHER)))
+        )
     result = _nearest(costs, result)
     if result.prediction is None or result.streams or alternatives < 1:
         return result
@@ -264,22 +284,28 @@ def _under_rules(problem: PlanProblem, alternatives: int, prover: Prover | None)
     spare = unusable(ruled.costs, problem.rules)
     fewer = replace(free, exclude=(*free.exclude, *spare))
     few = Ruled(Costs(fewer), problem.rules, prover)
-    start = Cut(tuple(few.costs.names.index(ruled.costs.names[node]) for node in answer.cut.nodes), answer.cut.ends)
+    start = Cut(
+        tuple(few.costs.names.index(ruled.costs.names[node]) for node in answer.cut.nodes),
+        answer.cut.ends,
+    )
     result = plan(fewer, 0) if spare else result
     assert result.prediction is not None  # `start` is a plan
     if not few.keeps(result.prediction.cut.nodes):
         result = _searched(few, start, answer.bound_s, result)
     result = replace(
-        _nearest(Costs(replace(fewer, packed_parts=problem.packed_parts)), result, few.keeps), problem=problem
+        _nearest(Costs(replace(fewer, packed_parts=problem.packed_parts)), result, few.keeps),
+        problem=problem,
     )
     if result.prediction is None or alternatives < 1:
         return result
-    return replace(result, alternatives=runner_ups(few.costs, result.prediction, alternatives, few.conditions))
+    return replace(
+        result, alternatives=runner_ups(few.costs, result.prediction, alternatives, few.conditions)
+    )
 
 
 def _searched(ruled: Ruled, start: Cut, quickest_s: float, free: PlanResult) -> PlanResult:
-    """The best plan under rules; `free` is that without them, which bounds it too. `start` has the least time per
-    token, which `quickest_s` bounds."""
+    """The best plan under rules; `free` is that without them, which bounds it too. `start` has the
+    least time per token, which `quickest_s` bounds."""
     costs, goal = ruled.costs, ruled.costs.problem.goal
     assert free.prediction is not None
     bound = free.prediction.cost(goal) * (1.0 - (free.gap or 0.0))
@@ -301,10 +327,12 @@ def _gap_objective(costs: Costs) -> str:
 
 
 def _rules_shortage(ruled: Ruled, proven: bool) -> Shortage:
-    """The rules that cannot hold together although there are plans without them, once that is proven."""
+    """The rules that cannot hold together although there are plans without them, once that is
+    proven."""
     if not proven:
         raise ResourceExhaustedError(
-            "rule: CP-SAT found neither a plan under these rules in its time nor that there is none; plan with "
+            "rule: CP-SAT found neither a plan under these rules in its time nor that there is "
+            "none; plan with "
             "fewer rules or nodes",
             field="rule",
             reason="CPSAT_EXHAUSTED",
@@ -314,7 +342,9 @@ def _rules_shortage(ruled: Ruled, proven: bool) -> Shortage:
         cut, _, proven = any_plan(Ruled(ruled.costs, conditions, ruled.prover))
         return cut is None and proven
 
-    return rules_conflict(conflicting(ruled.conditions, impossible), ruled.costs.problem.max_time_per_token_s)
+    return rules_conflict(
+        conflicting(ruled.conditions, impossible), ruled.costs.problem.max_time_per_token_s
+    )
 
 
 def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
@@ -353,7 +383,10 @@ def _steadily(costs: Costs, together: CutPrediction) -> CutPrediction:
 
 
 def result_of(
-    costs: Costs, prediction: CutPrediction, gap: float | None = None, gap_objective: str = GAP_OF_LATENCY
+    costs: Costs,
+    prediction: CutPrediction,
+    gap: float | None = None,
+    gap_objective: str = GAP_OF_LATENCY,
 ) -> PlanResult:
     """A prediction with the names, layers and memory of its stages."""
     cut, decode = prediction.cut, prediction.decode
@@ -375,7 +408,8 @@ def result_of(
 
 
 def streaming_result(costs: Costs) -> PlanResult | None:
-    """The best plan whose nodes may stream; None if there is none, or if none exceeds a plan without."""
+    """The best plan whose nodes may stream; None if there is none, or if none exceeds a plan
+    without."""
     tables = StreamTables(costs)
     if not tables.any_disk or costs.problem.goal is Objective.ENERGY:
         return None
@@ -395,14 +429,19 @@ def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | 
         return None
     result = result_of(costs, prediction, None, _GAPS.get(costs.problem.goal, GAP_OF_RATE))
     staged = tuple(
-        stage if one is None else replace(stage, streaming=one, memory=replace(stage.memory, weights=one.budget_bytes))
+        stage
+        if one is None
+        else replace(stage, streaming=one, memory=replace(stage.memory, weights=one.budget_bytes))
         for stage, one in zip(result.stages, tables.streaming(load.load, cut), strict=True)
     )
     return replace(result, stages=staged)
 
 
-def predict_streaming(tables: StreamTables, load: StreamedLoad, cut: Cut, pool: Load | None = None) -> CutPrediction:
-    """The figures of a cut whose nodes may stream, by the two-phase formula with sweeps for micro-batches.
+def predict_streaming(
+    tables: StreamTables, load: StreamedLoad, cut: Cut, pool: Load | None = None
+) -> CutPrediction:
+    """The figures of a cut whose nodes may stream, by the two-phase formula with sweeps for
+    micro-batches.
 
     `pool` is the load that memory was allotted to, if it is more than `load`.
     """
@@ -413,7 +452,9 @@ def predict_streaming(tables: StreamTables, load: StreamedLoad, cut: Cut, pool: 
     per_token = max(decode.round_s, flight * decode.bottleneck_s)
     seconds = ttft + (costs.problem.new_tokens - 1) * per_token
     rate = load.load.requests * costs.problem.new_tokens / seconds
-    return CutPrediction(cut, load.load, prefill, decode, ttft, per_token, seconds, rate, sweep=load.sweep)
+    return CutPrediction(
+        cut, load.load, prefill, decode, ttft, per_token, seconds, rate, sweep=load.sweep
+    )
 
 
 def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
@@ -432,7 +473,8 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
 def _nearest(
     costs: Costs, result: PlanResult, keeps: Callable[[Sequence[int]], bool] = lambda nodes: True
 ) -> PlanResult:
-    """The plan with the least to fetch and pack, among those nearly as good. Nodes that stream stay as they are.
+    """The plan with the least to fetch and pack, among those nearly as good. Nodes that stream stay
+    as they are.
 
     `keeps` returns whether the nodes of a cut keep the rules.
     """
@@ -457,7 +499,9 @@ def _nearest(
     gap = gap_of(least * (1.0 - (result.gap or 0.0)), most, _SAME_ENERGY)
     return replace(
         result_of(costs, prediction, gap, result.gap_objective),
-        locality=Locality(result.placement, max(0.0, most / least - 1.0), lacking.of(best.cut) - left, left),
+        locality=Locality(
+            result.placement, max(0.0, most / least - 1.0), lacking.of(best.cut) - left, left
+        ),
     )
 
 
@@ -486,7 +530,12 @@ def _throughput(costs: Costs) -> PlanResult:
     if answer.cut is None:
         return _none(costs, answer.fastest_s)
     best = predict(costs, answer.load, answer.cut)
-    return result_of(costs, best, gap_of(best.throughput_tps, answer.rate_bound, _ROUNDING), _gap_objective(costs))
+    return result_of(
+        costs,
+        best,
+        gap_of(best.throughput_tps, answer.rate_bound, _ROUNDING),
+        _gap_objective(costs),
+    )
 
 
 def _energy(costs: Costs) -> PlanResult:
@@ -495,7 +544,12 @@ def _energy(costs: Costs) -> PlanResult:
     if answer is None:
         return _none(costs, _fastest_s(costs))
     best = predict(costs, answer.load, answer.cut)
-    return result_of(costs, best, gap_of(answer.bound_j, best.cost(Objective.ENERGY), _SAME_ENERGY), GAP_OF_ENERGY)
+    return result_of(
+        costs,
+        best,
+        gap_of(answer.bound_j, best.cost(Objective.ENERGY), _SAME_ENERGY),
+        GAP_OF_ENERGY,
+    )
 
 
 def _fastest_s(costs: Costs) -> float | None:
@@ -522,7 +576,11 @@ def runner_ups(
     if problem.goal is not Objective.THROUGHPUT:
         solved = (solve_latency(costs.decode(load)), solve_latency(costs.prefill(load)))
         others += [solution.cut for solution in solved if solution is not None]
-    candidates = [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
+    candidates = [
+        (costs, predict(costs, load, cut))
+        for cut in others
+        if not violations(costs.decode(load), cut)
+    ]
     kinds = equal_kinds(costs.decode(load), _MANY_NODES)
     groups = kinds.members if kinds is not None else ()
     for excluded in _one_fewer(costs, best.cut, groups):
@@ -534,8 +592,15 @@ def runner_ups(
     kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
     candidates = [item for item in candidates if limit is None or item[1].time_per_token_s <= limit]
-    candidates = [item for item in candidates if not broken(rules, [item[0].names[node] for node in item[1].cut.nodes])]
-    distinct, best_key = dict[tuple[object, ...], Alternative](), _signature(costs, best.cut, kind_of)
+    candidates = [
+        item
+        for item in candidates
+        if not broken(rules, [item[0].names[node] for node in item[1].cut.nodes])
+    ]
+    distinct, best_key = (
+        dict[tuple[object, ...], Alternative](),
+        _signature(costs, best.cut, kind_of),
+    )
     for other, prediction in candidates:
         key = _signature(other, prediction.cut, kind_of)
         if key != best_key and key not in distinct:
@@ -545,12 +610,15 @@ def runner_ups(
 
 
 def _quick_solution(costs: Costs, load: Load) -> Solution | None:
-    """A good cut for the problem's goal by one solve: of one request with its prompt in one piece."""
+    """A good cut for the problem's goal by one solve: of one request with its prompt in one
+    piece."""
     goal = costs.problem.goal
     if goal is Objective.TTFT:
         return solve_latency(costs.prefill(load))
     if goal is Objective.REQUEST or (goal is Objective.ENERGY and load.requests == 1):
-        whole = with_tokens(costs.prefill(Load()), costs.decode(Load()), costs.problem.new_tokens - 1)
+        whole = with_tokens(
+            costs.prefill(Load()), costs.decode(Load()), costs.problem.new_tokens - 1
+        )
         return solve_latency(whole)
     return solve_throughput(costs.decode(load), load.micro_batches)
 
@@ -562,7 +630,8 @@ def _signature(costs: Costs, cut: Cut, kind_of: Mapping[str, int]) -> tuple[obje
 
 
 def _one_fewer(costs: Costs, cut: Cut, groups: Sequence[Sequence[int]]) -> list[tuple[str, ...]]:
-    """For each kind of node in use but the source: the nodes to exclude so that one fewer of it can be used."""
+    """For each kind of node in use but the source: the nodes to exclude so that one fewer of it can
+    be used."""
     choices = []
     for members in groups:
         used = [node for node in cut.nodes if node in members and node != costs.source]

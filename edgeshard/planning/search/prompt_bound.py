@@ -4,10 +4,10 @@ The floor of a prompt in slices (`prompt_floor`) is, for the station j that it w
 
     sum over stages of the lesser of first and last slice  +  [all slices on j, less that],
 
-a round R and a busiest station B of their own. The least R of the cuts whose B keeps a threshold falls as the
-threshold rises. So cuts are divided by ranges of B: one whose B is in (low, high] takes at least low and the least R
-under high. The search queries or halves the range with the lowest bound, until no cut can be better or the queries
-are spent.
+a round R and a busiest station B of their own. The least R of the cuts whose B keeps a threshold
+falls as the threshold rises. So cuts are divided by ranges of B: one whose B is in (low, high]
+takes at least low and the least R under high. The search queries or halves the range with the
+lowest bound, until no cut can be better or the queries are spent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _BY_SLICE = ("compute_s", "embed_s", "overhead_s", "hop_s")
 
 @dataclass(slots=True)
 class _Range:
-    """Cuts with B in (low, high], and a lower bound of their R; `is_solved` if it was queried under `high`."""
+    """Cuts with B in (low, high], and a lower bound of their R; `is_solved` if it was queried under
+    `high`."""
 
     low: float
     high: float
@@ -50,7 +51,8 @@ class _Range:
 
 
 class PromptBound:
-    """One search below a value that is known; `cuts` were found on the way, `bound_s` is a lower bound of all.
+    """One search below a value that is known; `cuts` were found on the way, `bound_s` is a lower
+    bound of all.
 
     No cut takes less than its R of `rounds` and its B of `stations` together.
     """
@@ -61,7 +63,9 @@ class PromptBound:
         self.stations = _beyond(floor.whole, least, decode)
         self._kinds = kinds
         few = len(kinds.members) <= classes.MOST_KINDS + 1
-        self._oracle = Oracle(self.rounds, kinds, classes.EFFORT if few else general.EFFORT_PER_THRESHOLD)
+        self._oracle = Oracle(
+            self.rounds, kinds, classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
+        )
         one = len(kinds.members) ** 2.5 * decode.layers
         self._left = min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
         self.cuts: list[Cut] = []
@@ -97,17 +101,24 @@ class PromptBound:
 
 
 def _lesser(one: Instance, other: Instance) -> Instance:
-    return replace(one, **{name: np.minimum(getattr(one, name), getattr(other, name)) for name in _BY_SLICE})
+    return replace(
+        one, **{name: np.minimum(getattr(one, name), getattr(other, name)) for name in _BY_SLICE}
+    )
 
 
 def _beyond(whole: Instance, least: Instance, memory: Instance) -> Instance:
-    """The stations' seconds beyond their part of a round; 0 for time that a round contains once anyway."""
+    """The stations' seconds beyond their part of a round; 0 for time that a round contains once
+    anyway."""
 
     def beyond(name: str) -> Floats:
         more, less = getattr(whole, name), getattr(least, name)
-        difference = np.subtract(more, less, out=np.full_like(more, INFINITY), where=np.isfinite(more))
+        difference = np.subtract(
+            more, less, out=np.full_like(more, INFINITY), where=np.isfinite(more)
+        )
         return np.asarray(np.maximum(0.0, difference))
 
-    once = {name: np.zeros_like(getattr(whole, name)) for name in ("head_s", "return_s", "latency_s")}
+    once = {
+        name: np.zeros_like(getattr(whole, name)) for name in ("head_s", "return_s", "latency_s")
+    }
     seconds: dict[str, Any] = once | {name: beyond(name) for name in _BY_SLICE}
     return replace(memory, **seconds)

@@ -1,4 +1,5 @@
-"""Cuts that may have the highest rate, and an upper bound of all rates, for more cuts than can be counted out. Pure.
+"""Cuts that may have the highest rate, and an upper bound of all rates, for more cuts than can be
+counted out. Pure.
 
 P and Q are the busiest stations of a prompt and of a token. Then the denominator of a cut's rate
 (`rate_scoring`) is
@@ -38,7 +39,8 @@ TOLERANCE = 1e-3
 QUESTIONS = (30, 400)
 """The fewest and the most; in between as many as make WORK."""
 WORK = 2_200_000
-"""Questions times kinds ** 2.5 times layers. With 12 kinds and 80 layers one takes 0.1 s, with 5 kinds 5 ms."""
+"""Questions times kinds ** 2.5 times layers. With 12 kinds and 80 layers one takes 0.1 s, with 5
+kinds 5 ms."""
 _STEPS = 5000
 """Questions and splits in all."""
 _OF_A_RANGE = 4
@@ -70,10 +72,11 @@ def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort
 
 @dataclass(slots=True)
 class _Rectangle:
-    """The cuts with P in (p_low, p_high] and Q in (q_low, q_high]: what their R and R_pre are at the least.
+    """The cuts with P in (p_low, p_high] and Q in (q_low, q_high]: what their R and R_pre are at
+    the least.
 
-    `is_solved` and `known_prefill` mean that another query would find no more; `cut` has the least R,
-    with its own P and Q.
+    `is_solved` and `known_prefill` mean that another query would find no more; `cut` has the least
+    R, with its own P and Q.
     """
 
     p_low: float = 0.0
@@ -96,7 +99,9 @@ class _Rectangle:
         else:
             self.q_high, upper.q_low = q, q
         # The least R of all is the least of the part that contains it.
-        self.is_solved = self.is_solved and (self.cut is None or (self.p <= self.p_high and self.q <= self.q_high))
+        self.is_solved = self.is_solved and (
+            self.cut is None or (self.p <= self.p_high and self.q <= self.q_high)
+        )
         self.known_prefill = False
         return upper
 
@@ -194,7 +199,11 @@ class RateBound:
         least = seconds.min(axis=0)
         rates = self._requests(region, m) * (self._more + 1) / least
         index = int(np.argmax(rates))
-        return float(rates[index]), region.low_m + index, region.rectangles[int(np.argmin(seconds[:, index]))]
+        return (
+            float(rates[index]),
+            region.low_m + index,
+            region.rectangles[int(np.argmin(seconds[:, index]))],
+        )
 
     def _at(self, region: _Region) -> _Phases:
         key = region.low_b, region.low_m
@@ -206,14 +215,17 @@ class RateBound:
         return self._phases[key]
 
     def _ask(self, region: _Region, rectangle: _Rectangle, ceiling_s: float) -> None:
-        """Learn the least R of a rectangle's cuts, as far as it is below the ceiling; offer the cut."""
+        """Learn the least R of a rectangle's cuts, as far as it is below the ceiling; offer the
+        cut."""
         phases = self._at(region)
         problem = self._restricted(phases, phases.whole, rectangle)
         answer = phases.whole_oracle.answer(problem, ceiling_s)
         self._count(region)
         rectangle.round_s = max(rectangle.round_s, answer.bound_s)
         rectangle.is_solved = (
-            answer.cut is not None or answer.bound_s < ceiling_s * (1 - SLACK) or ceiling_s == INFINITY
+            answer.cut is not None
+            or answer.bound_s < ceiling_s * (1 - SLACK)
+            or ceiling_s == INFINITY
         )
         rectangle.cut = answer.cut
         if answer.cut is not None:
@@ -232,19 +244,26 @@ class RateBound:
         self._pool.offer(answer.cut)
 
     def _raise(self, region: _Region, m: int, needed: float) -> None:
-        """The least P and the least Q of any cut, as far as it matters to a D of `needed` seconds at m."""
+        """The least P and the least Q of any cut, as far as it matters to a D of `needed` seconds
+        at m."""
         region.raised = True
         phases = self._at(region)
-        p, q = min(one.p_low for one in region.rectangles), min(one.q_low for one in region.rectangles)
+        p, q = (
+            min(one.p_low for one in region.rectangles),
+            min(one.q_low for one in region.rectangles),
+        )
         if m > 1:
             p = self._least_station(region, phases.prefill, p, self._near * needed / (m - 1))
         if self._more:
-            q = self._least_station(region, phases.decode, q, self._near * needed / (self._more * m))
+            q = self._least_station(
+                region, phases.decode, q, self._near * needed / (self._more * m)
+            )
         for rectangle in region.rectangles:
             rectangle.p_low, rectangle.q_low = max(rectangle.p_low, p), max(rectangle.q_low, q)
 
     def _least_station(self, region: _Region, phase: Instance, low: float, near: float) -> float:
-        """A proven lower bound of one phase's busiest station, to about `near`; the cuts found are offered."""
+        """A proven lower bound of one phase's busiest station, to about `near`; the cuts found are
+        offered."""
         best = self._pool.best.cut
         if best is None:
             return low
@@ -273,7 +292,10 @@ class RateBound:
 
     def _restricted(self, phases: _Phases, instance: Instance, rectangle: _Rectangle) -> Problem:
         problem = Problem(instance, self._kinds, INFINITY)
-        for phase, threshold in ((phases.prefill, rectangle.p_high), (phases.decode, rectangle.q_high)):
+        for phase, threshold in (
+            (phases.prefill, rectangle.p_high),
+            (phases.decode, rectangle.q_high),
+        ):
             if threshold < INFINITY:
                 problem.restrict(Problem(phase, self._kinds, threshold))
         return problem
@@ -286,7 +308,9 @@ class RateBound:
         steady = self._more * m
         p = q = INFINITY
         if m > 1:
-            p = (needed - max(rectangle.round_s, rectangle.prefill_s + steady * rectangle.q_low)) / (m - 1)
+            p = (
+                needed - max(rectangle.round_s, rectangle.prefill_s + steady * rectangle.q_low)
+            ) / (m - 1)
         if steady:
             q = (needed - rectangle.prefill_s - (m - 1) * rectangle.p_low) / steady
         if region.high_b > region.low_b and region.queries >= _OF_A_RANGE:
@@ -302,12 +326,15 @@ class RateBound:
         elif not rectangle.is_solved:
             self._ask(region, rectangle, needed - (m - 1) * rectangle.p_low)
         elif not rectangle.known_prefill and steady:
-            self._ask_prefill(region, rectangle, needed - (m - 1) * rectangle.p_low - steady * rectangle.q_low)
+            self._ask_prefill(
+                region, rectangle, needed - (m - 1) * rectangle.p_low - steady * rectangle.q_low
+            )
         elif not (rectangle.is_solved and self._split_memory(region, m, rectangle)):
             self._bisect(region, m, rectangle, needed)
 
     def _bisect(self, region: _Region, m: int, rectangle: _Rectangle, needed: float) -> None:
-        """Halve the rectangle along the side that matters most to D; if neither matters, the region is done."""
+        """Halve the rectangle along the side that matters most to D; if neither matters, the region
+        is done."""
         by_p = (m - 1) * (rectangle.p_high - rectangle.p_low) if m > 1 else 0.0
         by_q = self._more * m * (rectangle.q_high - rectangle.q_low) if self._more else 0.0
         if max(by_p, by_q) <= _THIN * TOLERANCE * needed:
@@ -327,7 +354,8 @@ class RateBound:
         region.high_b, region.queries = middle - 1, 0
 
     def _split_memory(self, region: _Region, m: int, rectangle: _Rectangle) -> bool:
-        """If the cut that keeps the bound up does not fit at m: the loads for which it does, and the others."""
+        """If the cut that keeps the bound up does not fit at m: the loads for which it does, and
+        the others."""
         if rectangle.cut is None:
             return False
         rates = self._pool.rates
@@ -335,21 +363,33 @@ class RateBound:
         most = max(region.low_m, int(figures.micro_batches[0]))
         if most >= m:
             return False
-        # Between loads that it fits and loads that it does not, so that few regions end where memory binds.
+        # Between loads that it fits and loads that it does not, so that few regions end where
+        # memory binds.
         middle = max(most + 1, ceil(sqrt((most + 1) * m)))
         self._regions.append(
-            _Region(region.low_b, region.high_b, middle, region.high_m, region.copies(), raised=self._few)
+            _Region(
+                region.low_b,
+                region.high_b,
+                middle,
+                region.high_m,
+                region.copies(),
+                raised=self._few,
+            )
         )
         region.high_m = middle - 1
         return True
 
     def _keep_time(self, region: _Region) -> None:
-        """With `max_time_per_token_s`: the most m for which any cut keeps it, by bisecting; 0 when none does."""
+        """With `max_time_per_token_s`: the most m for which any cut keeps it, by bisecting; 0 when
+        none does."""
         if self._limit_s is None:
             return
         decode = self._at(region).decode
         oracle = Oracle(decode, self._kinds, self._effort)
-        low, high = region.low_m - 1, region.high_m  # the part that is kept, and the part that may be
+        low, high = (
+            region.low_m - 1,
+            region.high_m,
+        )  # the part that is kept, and the part that may be
         m = region.low_m
         while low < high:
             self._left -= 1

@@ -1,4 +1,5 @@
-"""The rate of many cuts at once, by the two phases of a batch, each at the best load it can have. Pure.
+"""The rate of many cuts at once, by the two phases of a batch, each at the best load it can have.
+Pure.
 
     rate = m b G / [R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)]     tokens a second
 
@@ -35,7 +36,8 @@ def most_micro_batches(costs: Costs, batch: int) -> int:
 
 
 class CutTable:
-    """Cuts of one number of stages with the positions of their summands in flat tables; arrays are [S, K]."""
+    """Cuts of one number of stages with the positions of their summands in flat tables; arrays are
+    [S, K]."""
 
     def __init__(self, cuts: Cuts, instance: Instance) -> None:
         self.cuts = cuts
@@ -76,7 +78,8 @@ class CutTable:
         return round_s, station_s.max(axis=0)
 
     def stations(self, table: Table) -> tuple[Floats, Floats]:
-        """[K] R, and [stations, K] seconds at each station: nodes and links, or nodes with their outgoing links."""
+        """[K] R, and [stations, K] seconds at each station: nodes and links, or nodes with their
+        outgoing links."""
         stage = self.stages(table)
         if len(stage) == 1:
             return stage[0], stage
@@ -88,7 +91,8 @@ class CutTable:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One phase at one b, flat: `done` [M (N + 1)] seconds of a node's first blocks, links [M M]."""
+    """One phase at one b, flat: `done` [M (N + 1)] seconds of a node's first blocks, links [M
+    M]."""
 
     instance: Instance
     done: Floats
@@ -200,7 +204,10 @@ class CutRates:
         """The prompt's and a token's."""
         if batch not in self._tables:
             load = Load(batch)
-            self._tables[batch] = Table.of(self.costs.prefill(load)), Table.of(self.costs.decode(load))
+            self._tables[batch] = (
+                Table.of(self.costs.prefill(load)),
+                Table.of(self.costs.decode(load)),
+            )
         return self._tables[batch]
 
     def figures(self, places: CutTable, batch: int) -> Figures:
@@ -214,7 +221,14 @@ class CutRates:
             in_time -= in_time * busiest_s > limit_s
             most = np.where(round_s <= limit_s, np.minimum(most, in_time), 0)
         micro_batches = np.maximum(most, 0).astype(np.int64)
-        return Figures(batch, self.problem.new_tokens, self.problem.request_limit, *prompt, *token, micro_batches)
+        return Figures(
+            batch,
+            self.problem.new_tokens,
+            self.problem.request_limit,
+            *prompt,
+            *token,
+            micro_batches,
+        )
 
     def fitting(self, places: CutTable, batch: int) -> Floats:
         """[K] the most micro-batches that memory holds; below 1 if it holds none."""
@@ -248,7 +262,8 @@ class Best:
         return Load(self.batch, self.micro_batches)
 
     def look(self, rates: Scorer, groups: list[CutTable]) -> bool:
-        """Every cut at every b and m allowed; whether one was better. Cuts and ranges of b that cannot be are left."""
+        """Every cut at every b and m allowed; whether one was better. Cuts and ranges of b that
+        cannot be are left."""
         before = self.rate
         high = rates.problem.batch_limit
         self._range(rates, groups, high, high)
@@ -274,7 +289,9 @@ class Best:
                 left.append((places, figures.at_most(high)))
         if high == low:
             return
-        survivors = [places.take(np.flatnonzero(most > self.rate * (1 + SAME))) for places, most in left]
+        survivors = [
+            places.take(np.flatnonzero(most > self.rate * (1 + SAME))) for places, most in left
+        ]
         if any(len(places) for places in survivors):
             middle = (low + 2 + high) // 2
             self._range(rates, survivors, middle, high)

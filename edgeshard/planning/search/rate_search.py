@@ -42,7 +42,10 @@ def cuts_by_stages(instance: Instance, kinds: Kinds | None) -> Iterator[Cuts]:
     """Every cut that breaks no rule, all of one number of stages at once."""
     for _, group in groupby(every_cut(instance, kinds), key=lambda cuts: cuts.nodes.shape[1]):
         parts = list(group)
-        yield Cuts(np.concatenate([part.nodes for part in parts]), np.concatenate([part.ends for part in parts]))
+        yield Cuts(
+            np.concatenate([part.nodes for part in parts]),
+            np.concatenate([part.ends for part in parts]),
+        )
 
 
 class Pool:
@@ -73,7 +76,8 @@ class Pool:
         return own
 
     def climb(self) -> bool:
-        """Try the neighbours of the best cuts, and theirs, while they are better; whether the best changed."""
+        """Try the neighbours of the best cuts, and theirs, while they are better; whether the best
+        changed."""
         before = self.best.rate
         for cut in sorted(self._seen, key=lambda cut: -self._seen[cut])[:_CLIMBED]:
             if cut in self._climbed or self._seen[cut] <= 0:

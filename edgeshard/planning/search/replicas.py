@@ -6,8 +6,8 @@ micro-batch of b <= k, the b with the highest rate.
 
     rate of the replicas = max over k_1 + ... + k_n <= concurrency of sum_i rate_i(k_i)
 
-Each node takes its next request when it has finished one, so rates add up. The split is found by a DP over the nodes,
-exact whatever the shape of rate_i.
+Each node takes its next request when it has finished one, so rates add up. The split is found by a
+DP over the nodes, exact whatever the shape of rate_i.
 """
 
 from __future__ import annotations
@@ -67,9 +67,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """The model on each of several nodes. Times are the slowest node's, the rate is the sum of all nodes'.
+    """The model on each of several nodes. Times are the slowest node's, the rate is the sum of all
+    nodes'.
 
-    `left_out` are the nodes that cannot hold the model, or may not. There is no replica if no node can.
+    `left_out` are the nodes that cannot hold the model, or may not. There is no replica if no node
+    can.
     """
 
     layers: int
@@ -132,14 +134,20 @@ class ReplicaPlan:
 
 
 def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
-    """Every node that may be used, with the whole model on it; indistinguishable nodes are computed once."""
+    """Every node that may be used, with the whole model on it; indistinguishable nodes are computed
+    once."""
     alone_by_key: dict[tuple[object, ...], NodeAlone] = {}
     nodes = []
     for node in problem.cluster.nodes:
         if node.name in problem.exclude:
             continue
         limits = problem.reserve.get(node.name), problem.max_share.get(node.name)
-        key = (id(node.device), id(problem.times.get(node.name)), *limits, node.name == problem.cluster.source)
+        key = (
+            id(node.device),
+            id(problem.times.get(node.name)),
+            *limits,
+            node.name == problem.cluster.source,
+        )
         if key not in alone_by_key:
             alone_by_key[key] = _node_alone(problem, node)
         nodes.append(replace(alone_by_key[key], node=node.name))
@@ -147,7 +155,8 @@ def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
 
 
 def whole_fastest(problem: PlanProblem) -> PlanResult:
-    """The model whole on the node that is best for the objective. The result's problem has that node as its source."""
+    """The model whole on the node that is best for the objective. The result's problem has that
+    node as its source."""
     nodes = nodes_alone(problem)
     able = [node for node in nodes if node.figures]
     if not able:
@@ -176,14 +185,22 @@ def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> 
     else:
         rates = [[figure.throughput_tps for figure in node.figures] for node in able]
         split = shared_out(rates, problem.request_limit, problem.max_nodes)
-        plan_replicas = [Replica(node.node, node.figures[k - 1]) for node, k in zip(able, split, strict=True) if k]
+        plan_replicas = [
+            Replica(node.node, node.figures[k - 1])
+            for node, k in zip(able, split, strict=True)
+            if k
+        ]
     return ReplicaPlan(problem.model.layer_count, tuple(plan_replicas), left_out)
 
 
-def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_nodes: int | None = None) -> list[int]:
-    """The number of requests for each node, for the highest total rate; the fewest if more do not help.
+def shared_out(
+    rates: Sequence[Sequence[float]], requests: int | None, most_nodes: int | None = None
+) -> list[int]:
+    """The number of requests for each node, for the highest total rate; the fewest if more do not
+    help.
 
-    `rates[i][k - 1]` is node i's rate with at most k requests and rises with k; more than it lists add nothing.
+    `rates[i][k - 1]` is node i's rate with at most k requests and rises with k; more than it lists
+    add nothing.
     """
     total = sum(map(len, rates))
     requests = total if requests is None else min(requests, total)
@@ -212,7 +229,10 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_node
 
 def none_holds(nodes: Sequence[NodeAlone]) -> str:
     """The reasons why no node can serve the whole model, of nodes that lack least first."""
-    return f"no node can hold the whole model: {_reasons(sorted(nodes, key=lambda node: node.short_bytes))}"
+    return (
+        "no node can hold the whole model: "
+        f"{_reasons(sorted(nodes, key=lambda node: node.short_bytes))}"
+    )
 
 
 def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
@@ -223,7 +243,9 @@ def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
 
 def _problem_alone(problem: PlanProblem, node: ClusterNode) -> PlanProblem:
     """The same problem for only this node, at which its requests then arrive."""
-    cluster = replace(problem.cluster, nodes=(node,), source=node.name, cloud=None, links=MappingProxyType({}))
+    cluster = replace(
+        problem.cluster, nodes=(node,), source=node.name, cloud=None, links=MappingProxyType({})
+    )
     return replace(
         problem,
         cluster=cluster,
@@ -251,10 +273,17 @@ def _node_alone(problem: PlanProblem, node: ClusterNode) -> NodeAlone:
         prediction = predict(costs, load, cut)
         if limit_s is not None and prediction.time_per_token_s > limit_s:
             if not figures:
-                return NodeAlone(node.name, (), memory, f"needs {1000 * prediction.time_per_token_s:.1f} ms per token")
+                return NodeAlone(
+                    node.name,
+                    (),
+                    memory,
+                    f"needs {1000 * prediction.time_per_token_s:.1f} ms per token",
+                )
             break
         figures.append(
-            min(figures[-1], prediction, key=lambda item: item.cost(problem.goal)) if figures else prediction
+            min(figures[-1], prediction, key=lambda item: item.cost(problem.goal))
+            if figures
+            else prediction
         )
     while len(figures) > 1 and figures[-1] is figures[-2]:
         figures.pop()

@@ -1,4 +1,5 @@
-"""The cut that serves one request soonest: its first token (`ttft`), or its whole answer (`request`). Pure.
+"""The cut that serves one request soonest: its first token (`ttft`), or its whole answer
+(`request`). Pure.
 
     request = time to first token + (G - 1) time per token
 
@@ -44,7 +45,8 @@ _MANY = 1_000_000
 """So many micro-batches that max(R, m B) is m B."""
 _SLICES = (4, 16)
 _FEW_STAGES = (2, 3)
-"""Good cuts of few stages are far from good cuts of many: no change of one step leads from the one to the other."""
+"""Good cuts of few stages are far from good cuts of many: no change of one step leads from the one
+to the other."""
 _NEAR_ENOUGH = 0.01
 """With a smaller gap the search ends without looking for them."""
 _ROUNDING = 1e-9
@@ -52,7 +54,8 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BestCut:
-    """The best cut found; `value` is its cost in the objective, and `bound` a lower bound of all."""
+    """The best cut found; `value` is its cost in the objective, and `bound` a lower bound of
+    all."""
 
     cut: Cut
     value: float
@@ -64,7 +67,8 @@ class BestCut:
 
 
 def search_request(costs: Costs, objective: Objective) -> BestCut | None:
-    """The best cut of all nodes, without those that a plan cannot use. None if no cut keeps every limit."""
+    """The best cut of all nodes, without those that a plan cannot use. None if no cut keeps every
+    limit."""
     some, _, index = without_spare(costs, kinds_of(costs))
     best = RequestSearch(some, objective).run()
     if best is None:
@@ -75,7 +79,8 @@ def search_request(costs: Costs, objective: Objective) -> BestCut | None:
 class RequestSearch:
     """For a single request; `max_time_per_token` leaves out cuts whose time per token is longer.
 
-    `energy_alone` implements another objective of a single request by its values of a cut and of a bound.
+    `energy_alone` implements another objective of a single request by its values of a cut and of a
+    bound.
     """
 
     def __init__(self, costs: Costs, objective: Objective) -> None:
@@ -116,7 +121,10 @@ class RequestSearch:
     def _floor(self) -> PromptFloor:
         """The bounds of a prompt, including the closer ones if it goes in slices."""
         tables = StepTables(self._costs)
-        if self._costs.problem.sliced and slice_unit(self._prompt_tokens) * 2 <= self._prompt_tokens:
+        if (
+            self._costs.problem.sliced
+            and slice_unit(self._prompt_tokens) * 2 <= self._prompt_tokens
+        ):
             self._closer = CutFloor(tables)
         return PromptFloor.of(tables)
 
@@ -149,21 +157,27 @@ class RequestSearch:
                 best, value = cut, own
         return None if best is None else BestCut(best, value, value)
 
-    def _by_closer_bounds(self, floor: PromptFloor, rising: Iterable[tuple[float, Cut]]) -> Iterator[tuple[float, Cut]]:
-        """Cuts in the order of closer bounds, each made when no cut left over can have a lower one."""
+    def _by_closer_bounds(
+        self, floor: PromptFloor, rising: Iterable[tuple[float, Cut]]
+    ) -> Iterator[tuple[float, Cut]]:
+        """Cuts in the order of closer bounds, each made when no cut left over can have a lower
+        one."""
         waiting: list[tuple[float, int, Cut]] = []
         for number, (low, cut) in enumerate(rising):
             while waiting and waiting[0][0] <= low:
                 yield waiting[0][0], heappop(waiting)[2]
             if self._closer is not None and low < INFINITY and number < MOST_CLOSER:
-                request_s = self._closer.seconds(cut) + self._tokens * score(self._decode, cut).round_s
+                request_s = (
+                    self._closer.seconds(cut) + self._tokens * score(self._decode, cut).round_s
+                )
                 low = max(low, float(self._floors(floor, Cuts.of([cut]), np.array([request_s]))[0]))
             heappush(waiting, (low, number, cut))
         while waiting:
             yield waiting[0][0], heappop(waiting)[2]
 
     def _improved(self, floor: PromptFloor, kinds: Kinds) -> BestCut | None:
-        """The best of the solvers' candidates and of their changed forms, with a certified bound."""
+        """The best of the solvers' candidates and of their changed forms, with a certified
+        bound."""
         bound = self._bound(floor)
         candidates = dict.fromkeys(self._candidates(floor))
         values = {cut: self.value(cut) for cut in candidates}
@@ -182,7 +196,8 @@ class RequestSearch:
         return BestCut(best, values[best], min(bound, values[best]))
 
     def _climb(self, floor: PromptFloor, kinds: Kinds, start: Cut, values: dict[Cut, float]) -> Cut:
-        """The cut after changes step by step for the better; each cut on the way is added to `values`."""
+        """The cut after changes step by step for the better; each cut on the way is added to
+        `values`."""
         best, steps, improved = start, 0, True
         while improved and steps < MOST_STEPS:
             improved = False
@@ -207,7 +222,8 @@ class RequestSearch:
         return closer.bound_s
 
     def _bound(self, floor: PromptFloor) -> float:
-        """No cut is better: the slices' and the tokens' ways, or all slices on the busiest station."""
+        """No cut is better: the slices' and the tokens' ways, or all slices on the busiest
+        station."""
         both = solve_latency(with_tokens(floor.way, self._decode, self._tokens))
         stations = solve_throughput(floor.whole, _MANY)
         tokens = solve_latency(self._decode) if self._tokens else None
@@ -217,7 +233,9 @@ class RequestSearch:
         return max(both.bound_s, stations.bound_s / _MANY + tokens_s)
 
     def _candidates(self, floor: PromptFloor) -> Iterator[Cut]:
-        whole = with_tokens(floor.whole if floor.apart else self._prefill, self._decode, self._tokens)
+        whole = with_tokens(
+            floor.whole if floor.apart else self._prefill, self._decode, self._tokens
+        )
         for instance in (whole, self._decode):
             solution = solve_latency(instance)
             if solution is not None:
@@ -234,14 +252,19 @@ class RequestSearch:
     def _in_slices(self, max_nodes: int) -> Iterator[Cut]:
         """The best for a prompt in equal slices that do not grow with what is before them."""
         for count in _SLICES:
-            part = replace(self._prefill, compute_s=self._prefill.compute_s / count, hop_s=self._prefill.hop_s / count)
+            part = replace(
+                self._prefill,
+                compute_s=self._prefill.compute_s / count,
+                hop_s=self._prefill.hop_s / count,
+            )
             sliced = with_tokens(part, self._decode, self._tokens / count)
             solution = solve_throughput(replace(sliced, max_nodes=max_nodes), count)
             if solution is not None:
                 yield solution.cut
 
     def _near(self, floor: PromptFloor, kinds: Kinds, cut: Cut, value: float) -> Iterator[Cut]:
-        """Cuts one change away that may be used and whose bound is below the value, the lowest bound first."""
+        """Cuts one change away that may be used and whose bound is below the value, the lowest
+        bound first."""
         cuts_by_length: dict[int, list[Cut]] = {}
         for other in dict.fromkeys(neighbours(cut, kinds)):
             if not violations(self._decode, other):
@@ -251,7 +274,12 @@ class RequestSearch:
             cuts = Cuts.of(same)
             request_s = floor.seconds(cuts) + self._tokens * scores(self._decode, cuts)[0]
             bound = self._floors(floor, cuts, request_s)
-            bounded += [(float(low), index, other) for index, (low, other) in enumerate(zip(bound, same, strict=True))]
+            bounded += [
+                (float(low), index, other)
+                for index, (low, other) in enumerate(zip(bound, same, strict=True))
+            ]
         bounded.sort(key=lambda item: item[:2])
-        rising = self._by_closer_bounds(floor, ((low, other) for low, _, other in bounded if low < value))
+        rising = self._by_closer_bounds(
+            floor, ((low, other) for low, _, other in bounded if low < value)
+        )
         return (other for low, other in rising if low < value)

@@ -1,4 +1,5 @@
-"""The best cut whose nodes keep an operator's rules, by queries with a linear goal to a `Prover`. Pure.
+"""The best cut whose nodes keep an operator's rules, by queries with a linear goal to a `Prover`.
+Pure.
 
 Single request: the goal is the time per token, or a lower bound of the whole (`prompt_floor`). Its
 cuts are valued exactly one after the other until no other can be better. Rate: the search uses
@@ -31,7 +32,14 @@ from edgeshard.planning.costs.prompt_floor import PromptFloor
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.prompt_bound import PromptBound
 from edgeshard.planning.search.rate_bound import TOLERANCE
-from edgeshard.planning.search.rate_scoring import Best, CutRates, CutTable, Scored, Scorer, most_micro_batches
+from edgeshard.planning.search.rate_scoring import (
+    Best,
+    CutRates,
+    CutTable,
+    Scored,
+    Scorer,
+    most_micro_batches,
+)
 from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.request_search import BestCut, RequestSearch
 from edgeshard.planning.search.spare import kinds_of
@@ -39,7 +47,16 @@ from edgeshard.planning.search.steady_scoring import SteadyRates
 from edgeshard.planning.search.steady_search import SteadyBound, Walks
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
-from edgeshard.planning.solvers.linear import ROUNDING, GoalTerm, Linear, LinearAnswer, Prover, Question, Side, ones
+from edgeshard.planning.solvers.linear import (
+    ROUNDING,
+    GoalTerm,
+    Linear,
+    LinearAnswer,
+    Prover,
+    Question,
+    Side,
+    ones,
+)
 from edgeshard.planning.solvers.scoring import score
 from edgeshard.planning.solvers.thresholds import STRICTLY, ThresholdAnswer
 from edgeshard.planning.solvers.walks import Kinds, single_kinds
@@ -71,9 +88,15 @@ class Ruled:
     def quickest(self, any_will_do: bool = False) -> LinearAnswer:
         """The cut of the least time per token of a single request, or any cut that keeps all
         limits; or the answer that there is none."""
-        decode, most_s, without = self.costs.decode(Load()), self.costs.problem.max_time_per_token_s, list[Cut]()
+        decode, most_s, without = (
+            self.costs.decode(Load()),
+            self.costs.problem.max_time_per_token_s,
+            list[Cut](),
+        )
         while True:
-            answer = self.ask(Load(), ((GoalTerm(decode),),), without=without, any_will_do=any_will_do)
+            answer = self.ask(
+                Load(), ((GoalTerm(decode),),), without=without, any_will_do=any_will_do
+            )
             # A limit of time is kept there except for rounding.
             if answer.cut is None or most_s is None or score(decode, answer.cut).round_s <= most_s:
                 return answer
@@ -92,20 +115,27 @@ class Ruled:
         decode, most_s = self.costs.decode(load), self.costs.problem.max_time_per_token_s
         limits = []
         if most_s is not None:
-            limits = [(GoalTerm(decode), most_s), (GoalTerm(decode, load.micro_batches, busiest=True), most_s)]
-        question = Question(decode, sides, tuple(limits), self.linear, tuple(without), below, any_will_do)
+            limits = [
+                (GoalTerm(decode), most_s),
+                (GoalTerm(decode, load.micro_batches, busiest=True), most_s),
+            ]
+        question = Question(
+            decode, sides, tuple(limits), self.linear, tuple(without), below, any_will_do
+        )
         return self.prover.ask(question)
 
     @cached_property
     def kinds(self) -> Kinds | None:
-        """Groups of nodes that neither figures nor rules distinguish; None if there are too many groups."""
+        """Groups of nodes that neither figures nor rules distinguish; None if there are too many
+        groups."""
         groups = kinds_of(self.costs)
         weights = tuple(zip(*(linear.weights for linear in self.linear), strict=True))
         return groups if groups is None or not weights else groups.split(lambda node: weights[node])
 
 
 def linear_of(condition: RuleCondition, costs: Costs) -> list[Linear]:
-    """A condition by weights of the nodes that may be used. The groups of one have no node in common."""
+    """A condition by weights of the nodes that may be used. The groups of one have no node in
+    common."""
     names, nodes_count = costs.names, len(costs.names)
     place = {name: node for node, name in enumerate(names)}
     match condition.kind:
@@ -121,25 +151,36 @@ def linear_of(condition: RuleCondition, costs: Costs) -> list[Linear]:
                 return [Linear(ones(nodes, nodes_count), most=0.0)]
             pairs = pairwise(nodes)
             both = [
-                tuple(a - b for a, b in zip(ones([x], nodes_count), ones([y], nodes_count), strict=True))
+                tuple(
+                    a - b
+                    for a, b in zip(ones([x], nodes_count), ones([y], nodes_count), strict=True)
+                )
                 for x, y in pairs
             ]
             return [Linear(weights, 0.0, 0.0) for weights in both]
         case ConditionKind.ONE_GROUP:
             own = [group for group in condition.groups if names[costs.source] in group]
             allowed = own[0] if own else frozenset()
-            return [Linear(ones([place[name] for name in names if name not in allowed], nodes_count), most=0.0)]
+            return [
+                Linear(
+                    ones([place[name] for name in names if name not in allowed], nodes_count),
+                    most=0.0,
+                )
+            ]
 
 
 def unusable(costs: Costs, conditions: Sequence[RuleCondition]) -> tuple[str, ...]:
     """The nodes, except the source, that no cut can use under these conditions."""
     source, strict = costs.names[costs.source], [one for one in conditions if one.is_monotone]
     others = [name for name in costs.names if name != source]
-    return tuple(name for name in others if any(not condition.holds((source, name)) for condition in strict))
+    return tuple(
+        name for name in others if any(not condition.holds((source, name)) for condition in strict)
+    )
 
 
 def _up_to(bound: float, value: float) -> float:
-    """A bound as far as it is useful: no more than the value, and equal to it if only rounding separates them."""
+    """A bound as far as it is useful: no more than the value, and equal to it if only rounding
+    separates them."""
     return value if bound >= value * (1 - ROUNDING) else bound
 
 
@@ -169,8 +210,14 @@ class _RequestSearch(RequestSearch):
             if answer.cut not in values:
                 values[answer.cut] = self.value(answer.cut)
                 if len(without) <= 2 or values[answer.cut] < values[best]:
-                    best = min(best, self._climb(floor, kinds, answer.cut, values), key=values.__getitem__)
-            if bound >= values[best] * (1 - ROUNDING) or len(without) == MOST_ASKED or answer.is_out_of_time:
+                    best = min(
+                        best, self._climb(floor, kinds, answer.cut, values), key=values.__getitem__
+                    )
+            if (
+                bound >= values[best] * (1 - ROUNDING)
+                or len(without) == MOST_ASKED
+                or answer.is_out_of_time
+            ):
                 break
         return BestCut(best, values[best], _up_to(bound, values[best]))
 
@@ -196,14 +243,20 @@ class _Kept:
         self.problem, self.least = rates.problem, rates.least
 
     def places(self, cuts: Cuts) -> CutTable:
-        mask = np.fromiter((self._ruled.keeps(nodes) for nodes in cuts.nodes.tolist()), dtype=np.bool_, count=len(cuts))
+        mask = np.fromiter(
+            (self._ruled.keeps(nodes) for nodes in cuts.nodes.tolist()),
+            dtype=np.bool_,
+            count=len(cuts),
+        )
         return self._rates.places(cuts.take(mask))
 
     def figures(self, places: CutTable, batch: int) -> Scored:
         return self._rates.figures(places, batch)
 
 
-def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf, *, alone: bool = False) -> tuple[Best, float]:
+def search_rate(
+    ruled: Ruled, start: Cut, most_rate: float = inf, *, alone: bool = False
+) -> tuple[Best, float]:
     """The cut and load of the highest rate, and tokens a second that no other exceeds; `most_rate`
     is an upper limit from elsewhere. With `alone` only the prover is queried, and few cuts are not
     enumerated.
@@ -227,7 +280,8 @@ def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf, *, alone: bool
 
 
 def any_plan(ruled: Ruled) -> tuple[Cut | None, Load, bool]:
-    """A cut and a load that keep rules and limits; or None, and whether it is proven that there are none."""
+    """A cut and a load that keep rules and limits; or None, and whether it is proven that there are
+    none."""
     problem = ruled.costs.problem
     answer = ruled.quickest(any_will_do=True)
     if answer.cut is None or not problem.is_steady or problem.max_time_per_token_s is None:
@@ -267,19 +321,33 @@ class _RuledLeast:
                 return walk_answer
             low_s = walk_answer.bound_s
         self._asked += 1
-        limits = tuple((GoalTerm(other, busiest=True), most_s) for other, most_s in station_limits if most_s < inf)
+        limits = tuple(
+            (GoalTerm(other, busiest=True), most_s)
+            for other, most_s in station_limits
+            if most_s < inf
+        )
         known_cuts, linear = tuple(self._pool.known), self._ruled.linear
-        question = Question(instance, ((GoalTerm(instance),),), limits, linear, known_cuts, ceiling_s)
+        question = Question(
+            instance, ((GoalTerm(instance),),), limits, linear, known_cuts, ceiling_s
+        )
         answer = self._ruled.prover.ask(question)
         self._spent = answer.is_out_of_time
         return ThresholdAnswer(answer.cut, min(ceiling_s, max(low_s, answer.bound_s)))
 
 
 def batch_sides(costs: Costs, batch: int, micro_batches: float) -> tuple[Side, ...]:
-    """The seconds of a batch of m micro-batches of b requests, from its prompts to its last tokens."""
-    prefill, decode, tokens = costs.prefill(Load(batch)), costs.decode(Load(batch)), costs.problem.new_tokens - 1
+    """The seconds of a batch of m micro-batches of b requests, from its prompts to its last
+    tokens."""
+    prefill, decode, tokens = (
+        costs.prefill(Load(batch)),
+        costs.decode(Load(batch)),
+        costs.problem.new_tokens - 1,
+    )
     prompts = (GoalTerm(prefill), GoalTerm(prefill, micro_batches - 1, busiest=True))
-    waits = (*prompts, GoalTerm(decode, tokens)), (*prompts, GoalTerm(decode, tokens * micro_batches, busiest=True))
+    waits = (
+        (*prompts, GoalTerm(decode, tokens)),
+        (*prompts, GoalTerm(decode, tokens * micro_batches, busiest=True)),
+    )
     return tuple(tuple(part for part in side if part.weight) for side in waits)
 
 
@@ -304,7 +372,10 @@ class _Region:
         if self.low == self.high:
             return []
         middle = fitting if self.low <= fitting < self.high else (self.low + self.high) // 2
-        return [_Region(self.first, self.last, self.low, middle), _Region(self.first, self.last, middle + 1, self.high)]
+        return [
+            _Region(self.first, self.last, self.low, middle),
+            _Region(self.first, self.last, middle + 1, self.high),
+        ]
 
 
 class _RateSearch:
@@ -345,25 +416,36 @@ class _RateSearch:
         ends = list(range(1, min(limit, _EVERY_BATCH) + 1))
         while ends[-1] < limit:
             ends.append(min(limit, 2 * ends[-1]))
-        regions = [_Region(before + 1, end, 1, 1 << 30) for before, end in zip([0, *ends[:-1]], ends, strict=True)]
+        regions = [
+            _Region(before + 1, end, 1, 1 << 30)
+            for before, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
         return self._allowed(regions[::-1])
 
     def _allowed(self, regions: Sequence[_Region]) -> list[_Region]:
         """Regions without the m that the number of requests does not allow."""
         cut = [
-            _Region(one.first, one.last, one.low, min(one.high, most_micro_batches(self._costs, one.first)))
+            _Region(
+                one.first,
+                one.last,
+                one.low,
+                min(one.high, most_micro_batches(self._costs, one.first)),
+            )
             for one in regions
         ]
         return [one for one in cut if one.low <= one.high]
 
     def _ask(self, region: _Region) -> tuple[float, int]:
-        """An upper bound of the region's rates above the best one, and the most m that the cut found may have."""
+        """An upper bound of the region's rates above the best one, and the most m that the cut
+        found may have."""
         most = region.last * region.high
         requests = most if self._limit is None else min(most, self._limit)
         m = min(max(requests / region.last, region.low), region.high)
         tokens = requests * self._costs.problem.new_tokens
         below = tokens / self._best_rate if self._best_rate > 0 else inf
-        answer = self._ruled.ask(Load(region.first, region.low), batch_sides(self._costs, region.first, m), below)
+        answer = self._ruled.ask(
+            Load(region.first, region.low), batch_sides(self._costs, region.first, m), below
+        )
         fitting, self._spent = region.high, answer.is_out_of_time
         if answer.cut is not None:
             self._pool.offer(answer.cut)

@@ -19,7 +19,8 @@ def kinds_of(costs: Costs) -> Kinds | None:
     groups = equal_kinds(instance, MOST_KINDS if instance.nodes > _FEW_NODES else instance.nodes)
     if groups is None:
         return None
-    # Links that are equal for one size are for all; times that are equal at one load may be so by chance.
+    # Links that are equal for one size are for all; times that are equal at one load may be so by
+    # chance.
     distinct: list[ComputeTimes] = []
 
     def number(node: int) -> int:
@@ -35,7 +36,8 @@ def kinds_of(costs: Costs) -> Kinds | None:
 
 
 def without_spare(costs: Costs, kinds: Kinds | None) -> tuple[Costs, Kinds | None, tuple[int, ...]]:
-    """The problem with no more nodes of a kind than a plan has stages, its kinds, and each node's index in `costs`."""
+    """The problem with no more nodes of a kind than a plan has stages, its kinds, and each node's
+    index in `costs`."""
     most = costs.problem.model.layer_count
     if kinds is None or max(map(len, kinds.members)) <= most:
         return costs, kinds, tuple(range(len(costs.nodes)))

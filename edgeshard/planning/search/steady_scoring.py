@@ -1,7 +1,7 @@
 """The steady rate of many cuts at once, each at the best load it can have (`costs.steady`). Pure.
 
-For one cut and one b the rate never falls with m, so the best m is the largest allowed. The times at one b, with the
-requests of a larger one, bound the rates at all between them.
+For one cut and one b the rate never falls with m, so the best m is the largest allowed. The times
+at one b, with the requests of a larger one, bound the rates at all between them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,35 @@ import numpy as np
 
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
-from edgeshard.planning.costs.steady import MOST_TOGETHER, Most, PromptChunks, Steady, SteadyTimes, steady
+from edgeshard.planning.costs.steady import (
+    MOST_TOGETHER,
+    Most,
+    PromptChunks,
+    Steady,
+    SteadyTimes,
+    steady,
+)
 from edgeshard.planning.costs.step_budget import chunk_room, link_tokens
-from edgeshard.planning.search.rate_scoring import SAME, CutRates, CutTable, Table, most_micro_batches
+from edgeshard.planning.search.rate_scoring import (
+    SAME,
+    CutRates,
+    CutTable,
+    Table,
+    most_micro_batches,
+)
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Floats
 from edgeshard.planning.solvers.walks import Integers
 
 NEARLY = 1e-3
-"""Fewer micro-batches are taken if that costs no more than this part of the rate: more of them hold memory."""
+"""Fewer micro-batches are taken if that costs no more than this part of the rate: more of them hold
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyFigures:
-    """[K] times at one b, the room that a step has for a prompt, and the most micro-batches allowed, 0 for none."""
+    """[K] times at one b, the room that a step has for a prompt, and the most micro-batches
+    allowed, 0 for none."""
 
     costs: Costs
     places: CutTable
@@ -39,37 +54,64 @@ class SteadyFigures:
     micro_batches: Integers
 
     def steady(
-        self, micro_batches: Floats, most: Most | None = None, high: int | None = None, sharing: int | None = None
+        self,
+        micro_batches: Floats,
+        most: Most | None = None,
+        high: int | None = None,
+        sharing: int | None = None,
     ) -> Steady:
-        """[K] the steady state; with `most` and `high`, a bound for all b from this one to `high` that share steps
-        between prompts as b = `sharing` does."""
+        """[K] the steady state; with `most` and `high`, a bound for all b from this one to `high`
+        that share steps between prompts as b = `sharing` does."""
         problem, batch = self.costs.problem, high or self.batch
         limit, rounds = problem.request_limit, problem.new_tokens - 1
         requests = batch * micro_batches
         if limit is not None:
             requests = np.minimum(requests, limit)
-        chunks = PromptChunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, sharing or batch)
+        chunks = PromptChunks.of(
+            problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, sharing or batch
+        )
         decodes = np.maximum(0.0, rounds / batch - chunks.full - chunks.rest)
         with np.errstate(invalid="ignore"):  # without a link
-            station_s = chunks.full * self.full_s + chunks.rest * self.rest_s + decodes * self.decode_s
-            together_s = self.times.together_s if most is not None else self._together_s(micro_batches, chunks)
+            station_s = (
+                chunks.full * self.full_s + chunks.rest * self.rest_s + decodes * self.decode_s
+            )
+            together_s = (
+                self.times.together_s
+                if most is not None
+                else self._together_s(micro_batches, chunks)
+            )
         times = replace(self.times, station_s=station_s.max(axis=0), together_s=together_s)
         return steady(times, requests, micro_batches, len(self.places.nodes), chunks, rounds, most)
 
     def _together_s(self, micro_batches: Floats, chunks: PromptChunks) -> Floats:
         """[J, K] seconds that k rounds with 1 to J prompts take the busiest station; J is 1 if no
         prompt is one chunk."""
-        steps = micro_batches * (1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes)))
-        prompt_s, parts = chunks.full * self.full_s + chunks.rest * self.rest_s, chunks.full + chunks.rest
+        steps = micro_batches * (
+            1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes))
+        )
+        prompt_s, parts = (
+            chunks.full * self.full_s + chunks.rest * self.rest_s,
+            chunks.full + chunks.rest,
+        )
         numbers = range(1, (MOST_TOGETHER if chunks.single.any() else 1) + 1)
-        seconds = [number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s for number in numbers]
+        seconds = [
+            number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s
+            for number in numbers
+        ]
         return np.stack([one.max(axis=0) for one in seconds])
 
     def _rates(
-        self, micro_batches: Floats, most: Most | None = None, high: int | None = None, sharing: int | None = None
+        self,
+        micro_batches: Floats,
+        most: Most | None = None,
+        high: int | None = None,
+        sharing: int | None = None,
     ) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
-            rates = self.costs.problem.new_tokens / self.steady(micro_batches, most, high, sharing).between_s
+            rates = (
+                self.costs.problem.new_tokens
+                / self.steady(micro_batches, most, high, sharing).between_s
+            )
         return np.where((micro_batches >= 1) & np.isfinite(rates), rates, 0.0)
 
     def rates(self) -> Floats:
@@ -90,10 +132,20 @@ class SteadyFigures:
         return int(np.argmax(rates >= rates[-1] * (1 - NEARLY))) + 1
 
     def take(self, index: Integers) -> SteadyFigures:
-        times = SteadyTimes(*(getattr(self.times, field.name)[..., index] for field in fields(SteadyTimes)))
-        stations = {name: getattr(self, name)[:, index] for name in ("decode_s", "full_s", "rest_s")}
-        places, budget, most = self.places.take(index), self.budget[index], self.micro_batches[index]
-        return replace(self, places=places, budget=budget, times=times, micro_batches=most, **stations)
+        times = SteadyTimes(
+            *(getattr(self.times, field.name)[..., index] for field in fields(SteadyTimes))
+        )
+        stations = {
+            name: getattr(self, name)[:, index] for name in ("decode_s", "full_s", "rest_s")
+        }
+        places, budget, most = (
+            self.places.take(index),
+            self.budget[index],
+            self.micro_batches[index],
+        )
+        return replace(
+            self, places=places, budget=budget, times=times, micro_batches=most, **stations
+        )
 
     def at_most(self, batch: int) -> Floats:
         """[K] an upper bound for any b from this one to `batch`."""
@@ -103,7 +155,9 @@ class SteadyFigures:
         below = m if limit is None else np.minimum(m, limit // batch)
         above = m if limit is None else np.minimum(m, below + 1)
         tries = [(some, sharing) for some in (below, above) for sharing in (self.batch, batch)]
-        bounds = np.max([self._rates(some, most, batch, sharing) for some, sharing in tries], axis=0)
+        bounds = np.max(
+            [self._rates(some, most, batch, sharing) for some, sharing in tries], axis=0
+        )
         # Over the slowest links a larger b may leave more room to a chunk: nothing is known then.
         grows = chunk_room(self.budget, batch) > chunk_room(self.budget, self.batch)
         return np.where(grows | (self.budget < batch + KV_BLOCK_TOKENS), np.inf, bounds)
@@ -144,7 +198,9 @@ class SteadyRates:
             np.zeros(len(places)),
             np.zeros((1, len(places))),
         )
-        most = np.minimum(self._memory.fitting(places, batch), most_micro_batches(self.costs, batch))
+        most = np.minimum(
+            self._memory.fitting(places, batch), most_micro_batches(self.costs, batch)
+        )
         micro_batches = np.maximum(most, 0).astype(np.int64)
         return self._in_time(
             SteadyFigures(

@@ -38,8 +38,11 @@ _NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
 """A single load that may have better cuts is queried for cuts that are better by these parts."""
 
 
-def search_steady(costs: Costs, kinds: Kinds | None, target: float | None = None) -> tuple[Best, float]:
-    """The best, and tokens a second that no cut exceeds; with a target, once it is known whether a cut exceeds it."""
+def search_steady(
+    costs: Costs, kinds: Kinds | None, target: float | None = None
+) -> tuple[Best, float]:
+    """The best, and tokens a second that no cut exceeds; with a target, once it is known whether a
+    cut exceeds it."""
     rates = SteadyRates(costs)
     best = count_out(rates, kinds)
     if best is not None:
@@ -65,7 +68,8 @@ class Least(Protocol):
     def ask(
         self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float
     ) -> ThresholdAnswer:
-        """The least R below the ceiling of an instance, of the cuts whose stations keep the thresholds of others."""
+        """The least R below the ceiling of an instance, of the cuts whose stations keep the
+        thresholds of others."""
         ...
 
 
@@ -95,8 +99,8 @@ class Walks:
 
 @dataclass(slots=True)
 class _Region:
-    """Loads from (low_b, low_m) to (high_b, high_m), and links that carry `budgets` tokens in a step; no cut of it has
-    a higher rate than `most`."""
+    """Loads from (low_b, low_m) to (high_b, high_m), and links that carry `budgets` tokens in a
+    step; no cut of it has a higher rate than `most`."""
 
     low_b: int
     high_b: int
@@ -129,14 +133,18 @@ class SteadyBound:
         self._costs, self._pool, self._asked, self._target = costs, pool, least, target
         self._most_rate, self._tolerance = most_rate, tolerance
         self._rounds = costs.problem.new_tokens - 1
-        self._most_stages = min(len(costs.nodes), pool.rates.least.layers, pool.rates.least.max_nodes)
+        self._most_stages = min(
+            len(costs.nodes), pool.rates.least.layers, pool.rates.least.max_nodes
+        )
         self._link_tokens = link_tokens(costs)
         self._others = ~np.eye(len(costs.nodes), dtype=bool)
 
     def run(self) -> float:
         """Tokens a second that no cut exceeds at any load."""
         regions = self._first()
-        if self._costs.problem.max_time_per_token_s is not None:  # if any cut is in time, the quickest of a request is
+        if (
+            self._costs.problem.max_time_per_token_s is not None
+        ):  # if any cut is in time, the quickest of a request is
             self._answer(self._costs.decode(Load()), (), INFINITY)
         while not self._asked.is_spent:
             region = max(regions, key=lambda one: one.most)
@@ -194,7 +202,9 @@ class SteadyBound:
         decodes = self._rounds / region.high_b - many
         decode = self._costs.decode(Load(region.low_b, region.low_m))
         prompt = self._prompt(region, rooms, decode, alone=True)
-        prompt_instance = prompt if decodes >= 0 else self._prompt(region, rooms, decode, alone=False)
+        prompt_instance = (
+            prompt if decodes >= 0 else self._prompt(region, rooms, decode, alone=False)
+        )
         stations = with_tokens(prompt_instance, decode, max(0.0, decodes))
         # T >= the rounds of all chunks together (1 / n + (1 - 1 / n) / w), since the full ones are
         # the longest. And T >= the time all chunks take a slow link, plus one round. Either is a
@@ -212,7 +222,9 @@ class SteadyBound:
         ceiling_s = min((most_s - beyond_s) / part for beyond_s, part in parts)
         for _ in range(2):  # the second time with the bound on a decode's stations from the first
             answer = self._least(slow, prompt, station_limits, ceiling_s)
-            prompt_s, beyond_s, part = max((beyond + share * answer.bound_s, beyond, share) for beyond, share in parts)
+            prompt_s, beyond_s, part = max(
+                (beyond + share * answer.bound_s, beyond, share) for beyond, share in parts
+            )
             decoding = requests - prompt_s / threshold_s if prompt_s < INFINITY else 0.0
             if decoding <= 0:
                 return threshold_s
@@ -226,7 +238,10 @@ class SteadyBound:
             if answer.cut is not None and within(score(decode, answer.cut).bottleneck_s, busiest_s):
                 break  # it would be found again
         joint = self._least(
-            slow, with_tokens(prompt, decode, more / part), station_limits, (threshold_s - beyond_s) / part
+            slow,
+            with_tokens(prompt, decode, more / part),
+            station_limits,
+            (threshold_s - beyond_s) / part,
         )
         return min(threshold_s, beyond_s + part * joint.bound_s)
 
@@ -250,7 +265,8 @@ class SteadyBound:
             return self._answer(instance, station_limits, ceiling_s)
         if any(_quickest_s(other, slow) > threshold_s for other, threshold_s in station_limits):
             return ThresholdAnswer(None, ceiling_s)
-        # The least extra cost of one of these links over all others is paid here, and by no link again.
+        # The least extra cost of one of these links over all others is paid here, and by no link
+        # again.
         paid_s = _quickest_s(instance, slow) - _quickest_s(instance, self._others & ~slow)
         if not 0 < paid_s < INFINITY:
             return self._answer(instance, station_limits, ceiling_s)
@@ -274,7 +290,9 @@ class SteadyBound:
         rooms = [chunk_room(budgets, batch) for batch in range(region.low_b, region.high_b + 1)]
         return [int(room) for room in np.unique(np.concatenate(rooms))]
 
-    def _prompt(self, region: _Region, rooms: Sequence[int], decode: Instance, *, alone: bool) -> Instance:
+    def _prompt(
+        self, region: _Region, rooms: Sequence[int], decode: Instance, *, alone: bool
+    ) -> Instance:
         """The least time of the steps of a whole prompt together, with any of these budgets and
         without links slower than the region's. Unless `alone`, its rest may go with another
         prompt."""
@@ -286,7 +304,9 @@ class SteadyBound:
             for name in STEP_TIMES:
                 one = getattr(full, name)
                 # A missing link takes for ever, and no full chunk over it would be no number.
-                value = getattr(rest, name) + (count - 1) * one if count > 1 else getattr(rest, name)
+                value = (
+                    getattr(rest, name) + (count - 1) * one if count > 1 else getattr(rest, name)
+                )
                 value = value if alone else np.minimum(value, tokens / room * one)
                 times[name] = np.minimum(times.get(name, value), value)
         times["hop_s"] = np.where(self._link_tokens < region.budgets[0], INFINITY, times["hop_s"])
@@ -302,7 +322,11 @@ class SteadyBound:
             return [upper]
         if region.high_b > region.low_b:
             middle = (region.low_b + region.high_b + 1) // 2
-            upper = replace(region, low_b=middle, high_m=min(region.high_m, most_micro_batches(self._costs, middle)))
+            upper = replace(
+                region,
+                low_b=middle,
+                high_m=min(region.high_m, most_micro_batches(self._costs, middle)),
+            )
             region.high_b = middle - 1
             return [upper] if upper.high_m >= upper.low_m else []
         if region.high_m > region.low_m:

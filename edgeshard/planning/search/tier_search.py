@@ -1,4 +1,5 @@
-"""The best plan if nodes may stream: nodes, cuts, load and sweep, chosen together with the streaming nodes. Pure.
+"""The best plan if nodes may stream: nodes, cuts, load and sweep, chosen together with the
+streaming nodes. Pure.
 
 A stage stays in memory whenever it fits, because streaming the same stage is never quicker; so the
 cuts decide which nodes stream. A sweep of k micro-batches is one step of the pipeline, and m / k
@@ -33,7 +34,8 @@ from edgeshard.planning.solvers.walks import Kinds, single_kinds
 MOST_COUNTED = 30_000
 """Most cuts that are all examined under each load."""
 MOST_LOADS = 256
-"""Up to this many loads, all are tried; if there are more, micro-batches and sweeps grow in steps."""
+"""Up to this many loads, all are tried; if there are more, micro-batches and sweeps grow in
+steps."""
 _FEW_NODES = 8
 """Up to this many nodes, the DP over subsets proposes cuts."""
 _CLIMBS = 40
@@ -54,7 +56,8 @@ class StreamedLoad:
 
 @dataclass(frozen=True, slots=True)
 class StreamedCut:
-    """The best cut, and under what load; `cost` as the goal minimises it, and a lower bound of all cuts."""
+    """The best cut, and under what load; `cost` as the goal minimises it, and a lower bound of all
+    cuts."""
 
     cut: Cut
     load: StreamedLoad
@@ -84,7 +87,10 @@ class StreamSearch:
         if self._best is None:
             return None
         cost, cut, load = self._best
-        all_loads = self._problem.request_limit is not None and len(list(_loads(self._costs, every=True))) <= MOST_LOADS
+        all_loads = (
+            self._problem.request_limit is not None
+            and len(list(_loads(self._costs, every=True))) <= MOST_LOADS
+        )
         bound = cost if exact and all_loads else min(cost, self._bound())
         return StreamedCut(cut, load, cost, bound)
 
@@ -93,12 +99,17 @@ class StreamSearch:
             if len(cuts):
                 values = self.values(cuts, load)
                 index = int(np.argmin(values))
-                if np.isfinite(values[index]) and (self._best is None or values[index] < self._best[0] * (1 - SAME)):
+                if np.isfinite(values[index]) and (
+                    self._best is None or values[index] < self._best[0] * (1 - SAME)
+                ):
                     self._best = float(values[index]), cuts.cut(index), load
 
     def values(self, cuts: Cuts, load: StreamedLoad) -> Floats:
-        """[K] costs in the goal, infinite if a cut is impossible: seconds, or seconds for each token."""
-        prefill, decode = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
+        """[K] costs in the goal, infinite if a cut is impossible: seconds, or seconds for each
+        token."""
+        prefill, decode = (
+            self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False)
+        )
         with np.errstate(invalid="ignore"):
             prompt_round, prompt_busiest = scores(prefill, cuts)
             round_s, busiest_s = scores(decode, cuts)
@@ -133,8 +144,14 @@ class StreamSearch:
             if self._best[0] >= before:
                 return
 
-    def _offer(self, cuts: Sequence[Cut], loads: Sequence[StreamedLoad], tried_cuts: set[Cut]) -> None:
-        new = [cut for cut in dict.fromkeys(cuts) if cut not in tried_cuts and not violations(self._least, cut)]
+    def _offer(
+        self, cuts: Sequence[Cut], loads: Sequence[StreamedLoad], tried_cuts: set[Cut]
+    ) -> None:
+        new = [
+            cut
+            for cut in dict.fromkeys(cuts)
+            if cut not in tried_cuts and not violations(self._least, cut)
+        ]
         tried_cuts.update(new)
         for count in sorted({len(cut.nodes) for cut in new}):
             self._look(Cuts.of([cut for cut in new if len(cut.nodes) == count]), loads)
@@ -143,22 +160,30 @@ class StreamSearch:
         layers, source = self._least.layers, self._least.source
         if self._least.min_nodes <= 1:
             yield Cut((source,), (layers,))
-        others = sorted(self._least.others, key=lambda node: -float(self._least.capacity_bytes[node]))
+        others = sorted(
+            self._least.others, key=lambda node: -float(self._least.capacity_bytes[node])
+        )
         for count in range(1, min(len(others), layers - 1, self._least.max_nodes - 1) + 1):
             nodes = (source, *others[:count])
             room = np.cumsum([max(1.0, float(self._least.capacity_bytes[node])) for node in nodes])
-            ends = np.maximum.accumulate(np.maximum(np.arange(1, count + 2), np.rint(layers * room / room[-1])))
+            ends = np.maximum.accumulate(
+                np.maximum(np.arange(1, count + 2), np.rint(layers * room / room[-1]))
+            )
             ends = np.minimum(ends, layers - np.arange(count, -1, -1)).astype(int)
             yield Cut(nodes, tuple(ends.tolist()))
         if self._least.nodes <= _FEW_NODES:
             for load in {loads[0], loads[-1]}:
-                phases = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
+                phases = (
+                    self._tables.instance(load.load, load.sweep, prefill=phase)
+                    for phase in (True, False)
+                )
                 solution = subset.solve_throughput(self._sum(*phases), load.in_flight)
                 if solution is not None:
                     yield solution.cut
 
     def _sum(self, prefill: Instance, decode: Instance) -> Instance:
-        """The instance whose round is what the goal is about: a token's, a prompt's, or a prompt's and its answer's."""
+        """The instance whose round is what the goal is about: a token's, a prompt's, or a prompt's
+        and its answer's."""
         match self._problem.goal:
             case Objective.LATENCY:
                 return decode
@@ -208,7 +233,10 @@ def _counts(most: int, every: bool) -> list[int]:
 
 def _kinds_of(costs: Costs, least: Instance) -> Kinds:
     """Groups of indistinguishable nodes, compared by their disks, too."""
-    kinds, disks = kinds_of(costs), [(node.device.disk_bytes_per_s, node.device.disk_bytes) for node in costs.nodes]
+    kinds, disks = (
+        kinds_of(costs),
+        [(node.device.disk_bytes_per_s, node.device.disk_bytes) for node in costs.nodes],
+    )
     return single_kinds(least) if kinds is None else kinds.split(disks.__getitem__)
 
 
@@ -219,5 +247,10 @@ def _without_limits(costs: Costs) -> Costs:
         replace(node, device=replace(node.device, memory_bytes=1e18, system_bytes=0.0))
         for node in problem.cluster.nodes
     )
-    free = replace(problem, cluster=replace(problem.cluster, nodes=nodes), max_time_per_token_s=None, reserve={})
+    free = replace(
+        problem,
+        cluster=replace(problem.cluster, nodes=nodes),
+        max_time_per_token_s=None,
+        reserve={},
+    )
     return Costs(free)

@@ -1,4 +1,5 @@
-"""Check a plan by another method than the one that found it: a `Prover` solves the same problem. Pure.
+"""Check a plan by another method than the one that found it: a `Prover` solves the same problem.
+Pure.
 
 It shares the times and memory of cuts with the planner (`planning.costs`) and, for the steady rate,
 the loads to query. It shares none of the planner's solvers.
@@ -39,19 +40,26 @@ class Verified:
         if self.better:
             return f"not the best: {self.better} is better by {100 * self.cheaper:.2g} %"
         if self.gap is None:
-            return "CP-SAT proved that there is no plan" if self.proven else "CP-SAT found no plan in its time either"
+            return (
+                "CP-SAT proved that there is no plan"
+                if self.proven
+                else "CP-SAT found no plan in its time either"
+            )
         if not self.gap:
             return "CP-SAT proved that no plan is better"
         return f"CP-SAT found no better plan; bound, gap {100 * self.gap:.2g} %"
 
 
 def verify(result: PlanResult, prover: Prover) -> Verified:
-    """Whether a plan is the best, or there is none. Raises InvalidArgumentError for one that cannot be checked."""
+    """Whether a plan is the best, or there is none. Raises InvalidArgumentError for one that cannot
+    be checked."""
     problem = replace(result.problem, rules=(), packed_parts={})
     if problem.allow_streaming:
         raise invalid("verify", "is not for plans with allow_streaming; leave one of them out")
     if problem.objective is Objective.ENERGY:
-        raise invalid("verify", "is not for the objective energy; leave it out, or use another objective")
+        raise invalid(
+            "verify", "is not for the objective energy; leave it out, or use another objective"
+        )
     costs = Costs(problem)
     ruled = Ruled(costs, result.problem.rules, prover)
     if result.prediction is None:
@@ -62,10 +70,14 @@ def verify(result: PlanResult, prover: Prover) -> Verified:
     best, bound = _best(ruled, result.prediction)
     # A plan chosen for the parts that its nodes hold must be as good as the best one, minus the
     # price of that choice.
-    plan_cost = result.prediction.cost(problem.goal) / (1.0 + (result.locality.slower if result.locality else 0.0))
+    plan_cost = result.prediction.cost(problem.goal) / (
+        1.0 + (result.locality.slower if result.locality else 0.0)
+    )
     cost = best.cost(problem.goal)
     if cost < plan_cost * (1 - SAME):
-        return Verified(result_of(costs, best).placement, 1.0 - cost / plan_cost, gap_of(bound, plan_cost))
+        return Verified(
+            result_of(costs, best).placement, 1.0 - cost / plan_cost, gap_of(bound, plan_cost)
+        )
     return Verified(gap=gap_of(bound, plan_cost, SAME), proven=bound >= plan_cost * (1 - SAME))
 
 
@@ -75,9 +87,13 @@ def _best(ruled: Ruled, prediction: CutPrediction) -> tuple[CutPrediction, float
     if goal is Objective.THROUGHPUT:
         rated, most = search_rate(ruled, prediction.cut, alone=True)
         # A plan that was given may be one that has no load in time.
-        return (prediction if rated.cut is None else predict(costs, rated.load, rated.cut)), 1.0 / most
+        return (
+            prediction if rated.cut is None else predict(costs, rated.load, rated.cut)
+        ), 1.0 / most
     if goal is Objective.LATENCY:
         answer = ruled.quickest()
-        return (prediction if answer.cut is None else predict(costs, Load(), answer.cut)), answer.bound_s
+        return (
+            prediction if answer.cut is None else predict(costs, Load(), answer.cut)
+        ), answer.bound_s
     best = search_request(ruled, goal, prediction.cut)
     return predict(costs, Load(), best.cut), best.bound

@@ -1,4 +1,5 @@
-"""A plan under load: the latencies of its requests, and how busy its nodes are, by simulation. Pure.
+"""A plan under load: the latencies of its requests, and how busy its nodes are, by simulation.
+Pure.
 
 `forecast` serves requests that arrive one after another, in the steps that the head of the plan
 would form; `together` runs the batch that the plan's own figures describe; `steady_rate`
@@ -18,8 +19,19 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.search.plan import PlanResult
-from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve
-from edgeshard.planning.simulation.simulated_pipeline import head_schedule, ring, serving_ring, traffic
+from edgeshard.planning.simulation.serving import (
+    Schedule,
+    ServedRequest,
+    Serving,
+    percentile,
+    serve,
+)
+from edgeshard.planning.simulation.simulated_pipeline import (
+    head_schedule,
+    ring,
+    serving_ring,
+    traffic,
+)
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Visit
 
@@ -29,14 +41,18 @@ _GOLDEN = 0.6180339887498949
 """Steps of this size move around the circle without returning close to earlier positions."""
 
 
-def saturating(running: int, prompt_tokens: int, new_tokens: int, waves: int = WAVES) -> list[ServedRequest]:
+def saturating(
+    running: int, prompt_tokens: int, new_tokens: int, waves: int = WAVES
+) -> list[ServedRequest]:
     """Requests that are all there at the start, for a plan of which `running` run at once.
 
     The answers of the first running requests end one after another, as if they had been running for
     a while; the following ones are whole.
     """
     shares = [total % 1.0 for total in accumulate(repeat(_GOLDEN, running))]
-    first = [ServedRequest(0.0, prompt_tokens, max(1, round(share * new_tokens))) for share in shares]
+    first = [
+        ServedRequest(0.0, prompt_tokens, max(1, round(share * new_tokens))) for share in shares
+    ]
     return first + [ServedRequest(0.0, prompt_tokens, new_tokens)] * (waves * running)
 
 
@@ -57,7 +73,8 @@ def steady_rate(token_s: Sequence[Sequence[float]], running: int) -> float:
 
 ASSUMPTIONS = (
     "nodes and links take the measured times: no jitter, no lost frames, no other load",
-    "all requests are of one client and priority, stop at their length, share no prefix, and no latency is promised",
+    "all requests are of one client and priority, stop at their length, share no prefix, and no "
+    "latency is promised",
     "the client's own link, the coordinator and the tokeniser take no time",
 )
 
@@ -81,7 +98,8 @@ class ForecastSpread:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """A stage's node: the shares of the run that it computes, and that its link to `receiver` is sent on."""
+    """A stage's node: the shares of the run that it computes, and that its link to `receiver` is
+    sent on."""
 
     node: str
     layers: LayerRange
@@ -110,7 +128,8 @@ class Forecast:
     bubble_share: float
     """Share of the run that a node does not compute, the mean over nodes."""
     waiting: int
-    """Requests that waited for a place when the last one arrived; many of them mean that the load is too high."""
+    """Requests that waited for a place when the last one arrived; many of them mean that the load
+    is too high."""
     token_budget: int | None
     """Most tokens of a step; None if all requests start together as a batch."""
     visits: tuple[Visit, ...] = field(repr=False)
@@ -124,8 +143,8 @@ class Forecast:
 def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
     """Serve the requests on a feasible plan.
 
-    Raises InvalidArgumentError naming the request that the plan holds no memory for, or `head_on_source`, which is
-    simulated `together` only.
+    Raises InvalidArgumentError naming the request that the plan holds no memory for, or
+    `head_on_source`, which is simulated `together` only.
     """
     assert result.prediction is not None
     for index, request in enumerate(requests):
@@ -140,11 +159,15 @@ def saturated(result: PlanResult) -> Forecast:
     run as it holds. Raises InvalidArgumentError for `head_on_source`."""
     assert result.prediction is not None
     running, problem = result.prediction.load.requests, result.problem
-    outcome, token_s = _served(result, saturating(running, problem.prompt_tokens, problem.new_tokens))
+    outcome, token_s = _served(
+        result, saturating(running, problem.prompt_tokens, problem.new_tokens)
+    )
     return replace(outcome, tokens_per_s=steady_rate(token_s, running))
 
 
-def _served(result: PlanResult, requests: Sequence[ServedRequest]) -> tuple[Forecast, Sequence[Sequence[float]]]:
+def _served(
+    result: PlanResult, requests: Sequence[ServedRequest]
+) -> tuple[Forecast, Sequence[Sequence[float]]]:
     """The outcome, and the times of each request's tokens."""
     assert result.prediction is not None
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
@@ -162,7 +185,8 @@ def _served(result: PlanResult, requests: Sequence[ServedRequest]) -> tuple[Fore
 
 
 def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
-    """Run the batch that a feasible plan's figures are of: all its requests there at the start, all of one length.
+    """Run the batch that a feasible plan's figures are of: all its requests there at the start, all
+    of one length.
 
     The prompt of a single request goes in the plan's slices.
     """
@@ -183,7 +207,8 @@ def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
 def most_held(problem: PlanProblem) -> str:
     """The longest request, and the remedy for longer ones."""
     return (
-        f"the plan holds {problem.held_tokens} for a request: plan with more prompt_tokens or new_tokens, or simulate "
+        f"the plan holds {problem.held_tokens} for a request: plan with more prompt_tokens or "
+        "new_tokens, or simulate "
         "shorter ones"
     )
 
@@ -208,7 +233,9 @@ def _forecast(
         requests=len(token_s),
         tokens=tokens,
         ttft_s=ForecastSpread.of([times[0] - arrival for arrival, times in arrived]),
-        inter_token_s=ForecastSpread.of([later - earlier for times in token_s for earlier, later in pairwise(times)]),
+        inter_token_s=ForecastSpread.of(
+            [later - earlier for times in token_s for earlier, later in pairwise(times)]
+        ),
         time_per_token_s=ForecastSpread.of(
             [(times[-1] - times[0]) / (len(times) - 1) for times in token_s if len(times) > 1]
         ),
@@ -244,5 +271,9 @@ def _visits(result: PlanResult, served: Serving, schedule: Schedule) -> list[Vis
             visits.append(Visit(node, turn, kind, number, start, end))
         for index, (start, end) in enumerate(step.hop_s):
             link = f"{names[index]} -> {names[(index + 1) % len(names)]}"
-            visits.append(Visit(link, turn, "return" if index == len(names) - 1 else "send", number, start, end))
+            visits.append(
+                Visit(
+                    link, turn, "return" if index == len(names) - 1 else "send", number, start, end
+                )
+            )
     return sorted(visits, key=lambda visit: visit.start_s)

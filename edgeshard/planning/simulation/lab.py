@@ -1,4 +1,5 @@
-"""The lab's file as a value: emulated nodes and links, the model they pretend to run, and the runs to measure. Pure."""
+"""The lab's file as a value: emulated nodes and links, the model they pretend to run, and the runs
+to measure. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class LabRun:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Emulated nodes and links (`cluster`), the emulated model and its dtype, and the runs that the file lists."""
+    """Emulated nodes and links (`cluster`), the emulated model and its dtype, and the runs that the
+    file lists."""
 
     cluster: Cluster
     model: ModelSpec
@@ -48,7 +50,8 @@ class Lab:
         return Costs(self.problem()).times[self.cluster.index(name, "name")]
 
     def problem(self, **changes: Any) -> PlanProblem:
-        """The planning problem of this lab's workload, planned with one sequence in each micro-batch."""
+        """The planning problem of this lab's workload, planned with one sequence in each
+        micro-batch."""
         work = self.cluster.workload
         base = PlanProblem(
             model=self.model,
@@ -62,8 +65,9 @@ class Lab:
         return replace(base, **changes)
 
     def predict(self, run: LabRun) -> CutPrediction:
-        """The planner's prediction of a run: with its streams in as many equal micro-batches as serve them fastest.
-        Prompts follow each other one by one, however many requests are decoded at once."""
+        """The planner's prediction of a run: with its streams in as many equal micro-batches as
+        serve them fastest. Prompts follow each other one by one, however many requests are decoded
+        at once."""
         costs = Costs(self.problem())
         nodes = tuple(costs.names.index(stage.node) for stage in run.stages)
         cut = Cut(nodes, tuple(stage.layers.end for stage in run.stages))

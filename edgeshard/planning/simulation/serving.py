@@ -1,4 +1,5 @@
-"""Mixed serving, event by event: prompts that arrive while other requests generate. Pure: arrivals are values.
+"""Mixed serving, event by event: prompts that arrive while other requests generate. Pure: arrivals
+are values.
 
 The head forms a step as soon as one may begin. Decodes are first, each micro-batch an equal share
 of them; then chunks of prompts in the order of their arrival until the step's token budget is spent
@@ -50,9 +51,9 @@ StepSeconds = Callable[[Sequence[StepSpan]], float]
 class ServingRing:
     """A ring for steps of mixed spans.
 
-    stages  seconds of a step at each stage; the last stage's include norm, head and sampling
-    hops    hop s leads from stage s to s+1, the last one back to the first; empty for a single stage. Sending overlaps
-    computing.
+    stages seconds of a step at each stage; the last stage's include norm, head and sampling hops
+    hop s leads from stage s to s+1, the last one back to the first; empty for a single stage.
+    Sending overlaps computing.
     """
 
     stages: tuple[StepSeconds, ...]
@@ -82,7 +83,10 @@ class Schedule:
         for name in ("batch", "micro_batches", "token_budget", "slice_budget"):
             check_count(getattr(self, name), name)
         if self.token_budget < self.batch:
-            raise invalid("token_budget", f"is {self.token_budget}; a step of {self.batch} decodes needs as many")
+            raise invalid(
+                "token_budget",
+                f"is {self.token_budget}; a step of {self.batch} decodes needs as many",
+            )
         if self.window is not None and check_count(self.window, "window") < self.micro_batches:
             raise invalid("window", f"is {self.window}, below micro_batches {self.micro_batches}")
 
@@ -93,7 +97,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ServedStep:
-    """A step: its spans, the `decodes` first; when it was formed, and when its tokens were back at the head.
+    """A step: its spans, the `decodes` first; when it was formed, and when its tokens were back at
+    the head.
 
     `stage_s` and `hop_s` are its (start, end) at each stage and on each hop.
     """
@@ -128,7 +133,8 @@ class Serving:
 
 
 def serve(ring: ServingRing, requests: Sequence[ServedRequest], schedule: Schedule) -> Serving:
-    """Run the requests through the ring. Raises InvalidArgumentError naming the field that cannot be."""
+    """Run the requests through the ring. Raises InvalidArgumentError naming the field that cannot
+    be."""
     check_hops(len(ring.stages), ring.hops)
     schedule.check()
     if not requests:
@@ -145,14 +151,18 @@ def serve(ring: ServingRing, requests: Sequence[ServedRequest], schedule: Schedu
 class _Run:
     """The head's queues, and the time from which each station is free.
 
-    A request waits, then is prefilling until its last chunk is handed out, then decoding until its last token is back.
+    A request waits, then is prefilling until its last chunk is handed out, then decoding until its
+    last token is back.
     """
 
-    def __init__(self, ring: ServingRing, requests: Sequence[ServedRequest], schedule: Schedule) -> None:
+    def __init__(
+        self, ring: ServingRing, requests: Sequence[ServedRequest], schedule: Schedule
+    ) -> None:
         self._ring = ring
         self._requests = requests
         self._schedule = schedule
-        # (time, number, request that arrives or step that returns); the number keeps the order of equal times.
+        # (time, number, request that arrives or step that returns); the number keeps the order of
+        # equal times.
         self._events: list[tuple[float, int, int | ServedStep]] = [
             (request.arrival_s, index, index) for index, request in enumerate(requests)
         ]
@@ -234,7 +244,8 @@ class _Run:
         return spans
 
     def _slice(self, request: int, left: int) -> tuple[int, int]:
-        """The end of a prompt's next slice, and the most tokens the slice may have; a short prompt is one slice."""
+        """The end of a prompt's next slice, and the most tokens the slice may have; a short prompt
+        is one slice."""
         schedule, whole = self._schedule, self._requests[request].prompt_tokens
         slices = () if schedule.slices is None else schedule.slices(whole)
         if len(slices) < 2:
@@ -250,7 +261,9 @@ class _Run:
         tokens, sampled = sum(span.tokens for span in spans), sum(span.sample for span in spans)
         for index, stage in enumerate(self._ring.stages):
             start = max(time, self._stage_free_s[index])
-            time = self._stage_free_s[index] = start + checked_seconds(stage(spans), f"stages[{index}]")
+            time = self._stage_free_s[index] = start + checked_seconds(
+                stage(spans), f"stages[{index}]"
+            )
             stage_s.append((start, time))
             if hops:
                 carried = tokens if index < len(hops) - 1 else sampled
@@ -282,8 +295,13 @@ def _result(run: _Run, requests: Sequence[ServedRequest]) -> Serving:
     busy = _shares([step.stage_s for step in run.steps], span_s)
     return Serving(
         token_s=tuple(map(tuple, run.token_s)),
-        ttft_s=tuple(times[0] - request.arrival_s for times, request in zip(run.token_s, requests, strict=True)),
-        inter_token_s=tuple(later - earlier for times in run.token_s for earlier, later in pairwise(times)),
+        ttft_s=tuple(
+            times[0] - request.arrival_s
+            for times, request in zip(run.token_s, requests, strict=True)
+        ),
+        inter_token_s=tuple(
+            later - earlier for times in run.token_s for earlier, later in pairwise(times)
+        ),
         span_s=span_s,
         tokens_per_s=tokens / span_s if span_s else float("inf"),
         node_utilisation=busy,

@@ -1,4 +1,5 @@
-"""From a plan's cut and costs to the ring that the simulator runs: times by tokens and context. Pure."""
+"""From a plan's cut and costs to the ring that the simulator runs: times by tokens and context.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
-from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens, with_rest
+from edgeshard.planning.costs.step_budget import (
+    prompt_slices,
+    rounded_prompt,
+    stage_costs,
+    step_tokens,
+    with_rest,
+)
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.simulation.serving import Schedule, ServingRing, StepSeconds, StepSpan
 from edgeshard.planning.simulation.timing import HopTimes, Pipeline, SimulatedTraffic, StageTimes
@@ -23,7 +30,8 @@ Stage = tuple[int, int, int]
 
 
 def ring(costs: Costs, cut: Cut, batch: int) -> Pipeline:
-    """The ring of a cut, for micro-batches of `batch` sequences. Nodes are indices of `costs.nodes`."""
+    """The ring of a cut, for micro-batches of `batch` sequences. Nodes are indices of
+    `costs.nodes`."""
     problem = costs.problem
     head_apart = problem.head_on_source and len(cut.nodes) > 1
     ring_stages = [
@@ -35,17 +43,26 @@ def ring(costs: Costs, cut: Cut, batch: int) -> Pipeline:
         stages=tuple(ring_stages),
         hops=_hops(costs, cut),
         asynchronous=problem.asynchronous,
-        head_s=(lambda sequences: times.head_s(StepShape(sequences, 1, middle, middle))) if head_apart else None,
+        head_s=(lambda sequences: times.head_s(StepShape(sequences, 1, middle, middle)))
+        if head_apart
+        else None,
         names=tuple(costs.names[node] for node in cut.nodes),
     )
 
 
 def serving_ring(costs: Costs, cut: Cut) -> ServingRing:
-    """The ring of a cut for steps that mix decodes and chunks of prompts. The head is with the last stage."""
+    """The ring of a cut for steps that mix decodes and chunks of prompts. The head is with the last
+    stage."""
     if costs.problem.head_on_source:
-        why = "is set, but arrivals are simulated with the head on the last node; leave it out, or simulate together"
+        why = (
+            "is set, but arrivals are simulated with the head on the last node; leave it out, or "
+            "simulate together"
+        )
         raise invalid("head_on_source", why)
-    ring_stages = [_mixed_stage(costs, stage, costs.has_head(cut, index)) for index, stage in enumerate(stages(cut))]
+    ring_stages = [
+        _mixed_stage(costs, stage, costs.has_head(cut, index))
+        for index, stage in enumerate(stages(cut))
+    ]
     return ServingRing(tuple(ring_stages), _hops(costs, cut))
 
 
@@ -72,7 +89,9 @@ def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
     return lengths
 
 
-def traffic(problem: PlanProblem, batch: int, micro_batches: int, slices: tuple[int, ...] = ()) -> SimulatedTraffic:
+def traffic(
+    problem: PlanProblem, batch: int, micro_batches: int, slices: tuple[int, ...] = ()
+) -> SimulatedTraffic:
     """The problem's prompts and answers, in `micro_batches` groups of `batch`."""
     return SimulatedTraffic(batch, micro_batches, problem.prompt_tokens, problem.new_tokens, slices)
 
@@ -84,10 +103,13 @@ def _stage(costs: Costs, stage: Stage, batch: int, headed: bool) -> StageTimes:
         return work_s(phase) + (times.head_s(phase) if headed and sampled else 0.0)
 
     def prefill_s(tokens: int, context: int) -> float:
-        # Causal: the slice's queries see the context and half of the slice on average. Only the last is sampled from.
+        # Causal: the slice's queries see the context and half of the slice on average. Only the
+        # last is sampled from.
         length = tokens // batch
         is_last = context + length >= prompt
-        return seconds(StepShape(batch, length, context + (length + 1) / 2, context + length), is_last)
+        return seconds(
+            StepShape(batch, length, context + (length + 1) / 2, context + length), is_last
+        )
 
     def decode_s(sequences: int, context: int) -> float:
         return seconds(StepShape(sequences, 1, context + 1, context + 1), sampled=True)
@@ -101,7 +123,9 @@ def _mixed_stage(costs: Costs, stage: Stage, headed: bool) -> StepSeconds:
     def seconds(spans: Sequence[StepSpan]) -> float:
         phase = StepShape.of_spans([(span.tokens, span.context) for span in spans])
         sampled = sum(span.sample for span in spans) if headed else 0
-        return work_s(phase) + (times.head_s(replace(phase, batch=sampled, tokens=1)) if sampled else 0.0)
+        return work_s(phase) + (
+            times.head_s(replace(phase, batch=sampled, tokens=1)) if sampled else 0.0
+        )
 
     return seconds
 
@@ -113,7 +137,9 @@ def _work(costs: Costs, stage: Stage) -> Callable[[StepShape], float]:
     blocks = Counter(costs.problem.model.blocks[first:end])
 
     def seconds(phase: StepShape) -> float:
-        total = times.step_s(phase.step_tokens * width) + (times.embedding_s(phase) if first == 0 else 0.0)
+        total = times.step_s(phase.step_tokens * width) + (
+            times.embedding_s(phase) if first == 0 else 0.0
+        )
         return total + sum(number * times.block_s(block, phase) for block, number in blocks.items())
 
     return seconds
@@ -123,7 +149,9 @@ def _hops(costs: Costs, cut: Cut) -> tuple[HopTimes, ...]:
     count, hops = len(cut.nodes), list[HopTimes]()
     for index, sender in enumerate(cut.nodes if count > 1 else ()):
         receiver = cut.nodes[(index + 1) % count]
-        station_s = partial(_station_s, costs, float(costs.bandwidth_bps[sender, receiver]), index == count - 1)
+        station_s = partial(
+            _station_s, costs, float(costs.bandwidth_bps[sender, receiver]), index == count - 1
+        )
         hops.append(HopTimes(station_s, float(costs.delay_s[sender, receiver])))
     return tuple(hops)
 

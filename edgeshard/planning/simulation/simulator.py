@@ -1,4 +1,5 @@
-"""A discrete-event simulation of a pipeline ring: from stage and hop times to the latencies of users. Pure.
+"""A discrete-event simulation of a pipeline ring: from stage and hop times to the latencies of
+users. Pure.
 
 A step passes compute, link, compute, ..., return in order. Each is a station that serves one step
 at a time, first come first served; after a link's station the frame travels for the pure latency.
@@ -21,7 +22,8 @@ from edgeshard.domain.deployments.placement import Mode
 from edgeshard.planning.simulation.timing import Pipeline, SimulatedTraffic, Visit, checked_seconds
 
 _ARRIVAL, _WAKE = 0, 1
-"""At equal times arrivals precede a station's choice of its next step, so that it sees all that wait."""
+"""At equal times arrivals precede a station's choice of its next step, so that it sees all that
+wait."""
 
 
 class _Raw(NamedTuple):
@@ -70,8 +72,11 @@ class Simulation:
         return sorted(self._path.named(self._visits), key=lambda visit: visit.start_s)
 
 
-def simulate(pipeline: Pipeline, traffic: SimulatedTraffic, mode: Mode = Mode.NO_BUBBLES) -> Simulation:
-    """Run the traffic through the ring. Raises InvalidArgumentError naming the field that cannot be."""
+def simulate(
+    pipeline: Pipeline, traffic: SimulatedTraffic, mode: Mode = Mode.NO_BUBBLES
+) -> Simulation:
+    """Run the traffic through the ring. Raises InvalidArgumentError naming the field that cannot
+    be."""
     pipeline.check()
     traffic.check()
     path = _Path.build(pipeline, traffic)
@@ -82,7 +87,8 @@ def simulate(pipeline: Pipeline, traffic: SimulatedTraffic, mode: Mode = Mode.NO
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The stations a step passes, one position after the other, with the seconds of every kind of step at each.
+    """The stations a step passes, one position after the other, with the seconds of every kind of
+    step at each.
 
     hold_s[row][position] is the time that the station is occupied. Row k < slices is the prompt's
     slice k, row slices + t the decode step t. send_s is the sending part of it (all of it on a
@@ -133,18 +139,22 @@ class _Path:
             send_s=send,
             pieces=0 if traffic.decode_only else len(traffic.pieces),
             decode_only=traffic.decode_only,
-            last_stage=max(at for at, index in enumerate(stage) if index == count - 1 and not headed[at]),
+            last_stage=max(
+                at for at, index in enumerate(stage) if index == count - 1 and not headed[at]
+            ),
             shared=pipeline.head_s is not None,
         )
 
     def row(self, token: int, piece: int) -> int:
-        """Row of the tables. Token 0 is made by the prompt's last slice, unless nothing is prefilled."""
+        """Row of the tables. Token 0 is made by the prompt's last slice, unless nothing is
+        prefilled."""
         if self.decode_only:
             return token
         return piece if token == 0 else self.pieces + token - 1
 
     def named(self, visits: list[_Raw]) -> list[Visit]:
-        """Visits with the names of stations. A node that sends itself has two: its compute, then its send."""
+        """Visits with the names of stations. A node that sends itself has two: its compute, then
+        its send."""
         station_visits = []
         for position, micro_batch, token, piece, start, end in visits:
             stage, link = self.stage[position], self.link[position]
@@ -156,13 +166,23 @@ class _Path:
                 kind = "head" if self.is_head[position] else kind
                 name = self.nodes[stage]
                 station_visits.append(
-                    Visit(name, micro_batch, kind, token, start, split if link is not None else end, piece)
+                    Visit(
+                        name,
+                        micro_batch,
+                        kind,
+                        token,
+                        start,
+                        split if link is not None else end,
+                        piece,
+                    )
                 )
             returns = link is not None and link == len(self.links) - 1
             if link is None or (returns and self.pieces and token == 0 and piece < self.pieces - 1):
                 continue
             name = self.stations[self.station[position]]
-            station_visits.append(Visit(name, micro_batch, "return" if returns else "send", token, split, end, piece))
+            station_visits.append(
+                Visit(name, micro_batch, "return" if returns else "send", token, split, end, piece)
+            )
         return station_visits
 
 
@@ -180,15 +200,23 @@ def _tables(
 
     def row(phase: str, tokens: int, context: int, returns: bool) -> None:
         computed = [
-            checked_seconds(getattr(item, phase)(tokens, context) + item.overhead_s, f"stages[{index}].{phase}")
+            checked_seconds(
+                getattr(item, phase)(tokens, context) + item.overhead_s, f"stages[{index}].{phase}"
+            )
             for index, item in enumerate(pipeline.stages)
         ]
         # A slice that does not return never gets to the last link and the head.
         send_s = [
-            0.0 if index is None or (index == last_link and not returns) else _hop_s(pipeline, index, tokens, batch)
+            0.0
+            if index is None or (index == last_link and not returns)
+            else _hop_s(pipeline, index, tokens, batch)
             for index in link
         ]
-        head = 0.0 if pipeline.head_s is None or not returns else checked_seconds(pipeline.head_s(batch), "head_s")
+        head = (
+            0.0
+            if pipeline.head_s is None or not returns
+            else checked_seconds(pipeline.head_s(batch), "head_s")
+        )
         work = [
             head if is_head else (0.0 if index is None else computed[index])
             for index, is_head in zip(stage, headed, strict=True)
@@ -207,13 +235,15 @@ def _tables(
 
 
 def _hop_s(pipeline: Pipeline, index: int, tokens: int, batch: int) -> float:
-    """Seconds on a link. The return carries one position of each sequence, however long the step was."""
+    """Seconds on a link. The return carries one position of each sequence, however long the step
+    was."""
     carried = batch if index == len(pipeline.hops) - 1 else tokens
     return checked_seconds(pipeline.hops[index].station_s(carried), f"hops[{index}].station_s")
 
 
 class _Run:
-    """The event loop. An event is (time, arrival or wake, number, position, micro-batch, token, piece)."""
+    """The event loop. An event is (time, arrival or wake, number, position, micro-batch, token,
+    piece)."""
 
     def __init__(self, path: _Path, traffic: SimulatedTraffic, mode: Mode) -> None:
         self._path = path
@@ -222,7 +252,10 @@ class _Run:
         self._events: list[tuple[float, int, int, int, int, int, int]] = []
         self._number = 0
         self._free_s = [0.0] * len(path.stations)
-        self._waiting: tuple[deque[tuple[int, int, int, int]], deque[tuple[int, int, int, int]]] = (deque(), deque())
+        self._waiting: tuple[deque[tuple[int, int, int, int]], deque[tuple[int, int, int, int]]] = (
+            deque(),
+            deque(),
+        )
         self._awake = False
         self._back = 0
         self.visits: list[_Raw] = []
@@ -251,7 +284,9 @@ class _Run:
         for piece in range(max(1, self._path.pieces) if token == 0 else 1):
             self._push(now, _ARRIVAL, 0, micro_batch, token, piece)
 
-    def _push(self, time: float, kind: int, position: int, micro_batch: int, token: int, piece: int) -> None:
+    def _push(
+        self, time: float, kind: int, position: int, micro_batch: int, token: int, piece: int
+    ) -> None:
         self._number += 1
         heappush(self._events, (time, kind, self._number, position, micro_batch, token, piece))
 
@@ -282,7 +317,9 @@ class _Run:
         elif self._mode is Mode.SEQUENTIAL and micro_batch + 1 < count:
             self._begin(now, micro_batch + 1, 0)
 
-    def _queue_shared(self, now: float, position: int, micro_batch: int, token: int, piece: int) -> None:
+    def _queue_shared(
+        self, now: float, position: int, micro_batch: int, token: int, piece: int
+    ) -> None:
         self._waiting[self._path.is_head[position]].append((position, micro_batch, token, piece))
         if not self._awake:
             self._awake = True

@@ -1,4 +1,5 @@
-"""The simulator's input: seconds of the stages and hops of one ring, and the requests to generate for. Pure."""
+"""The simulator's input: seconds of the stages and hops of one ring, and the requests to generate
+for. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from edgeshard.domain.errors import invalid
 from edgeshard.planning.inputs.table_fields import check_count, check_number
 
 PrefillSeconds = Callable[[int, int], float]
-"""(tokens of the step, all sequences together; tokens of each sequence already in the KV cache) -> seconds."""
+"""(tokens of the step, all sequences together; tokens of each sequence already in the KV cache) ->
+seconds."""
 DecodeSeconds = Callable[[int, int], float]
 """(sequences; tokens of each already in the KV cache) -> seconds."""
 
@@ -27,7 +29,8 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class HopTimes:
-    """A hop: `station_s(tokens)` seconds on the link, one frame after the other, then `latency_s` of pure delay."""
+    """A hop: `station_s(tokens)` seconds on the link, one frame after the other, then `latency_s`
+    of pure delay."""
 
     station_s: Callable[[int], float]
     latency_s: float = 0.0
@@ -41,7 +44,8 @@ class Pipeline:
     hops: tuple[HopTimes, ...] = ()
     """Hop s leads from stage s to s+1, the last one back to the first; empty for a single stage."""
     asynchronous: bool = True
-    """Whether sending overlaps computing; otherwise a node's compute and its sends are one station."""
+    """Whether sending overlaps computing; otherwise a node's compute and its sends are one
+    station."""
     head_s: Callable[[int], float] | None = None
     """(sequences) -> seconds of norm, head and sampling if the first stage's node does them once
     hidden states have returned (`head_on_source`); None if the last stage's times include them."""
@@ -64,12 +68,16 @@ class Pipeline:
     @property
     def link_names(self) -> tuple[str, ...]:
         nodes = self.node_names
-        return tuple(f"{nodes[index]} -> {nodes[(index + 1) % len(nodes)]}" for index in range(len(self.hops)))
+        return tuple(
+            f"{nodes[index]} -> {nodes[(index + 1) % len(nodes)]}"
+            for index in range(len(self.hops))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTraffic:
-    """`micro_batches` groups of `batch` sequences that are all there at the start, each I tokens in and G tokens out.
+    """`micro_batches` groups of `batch` sequences that are all there at the start, each I tokens in
+    and G tokens out.
 
     slices       lengths of the pieces a prompt is prefilled in, in order; one piece if empty
     decode_only  the prompts are in the KV cache already: all G tokens are decode steps
@@ -89,7 +97,10 @@ class SimulatedTraffic:
         for index, length in enumerate(self.slices):
             check_count(length, f"slices[{index}]")
         if self.slices and sum(self.slices) != self.prompt_tokens:
-            raise invalid("slices", f"sum to {sum(self.slices)}, not to the prompt's {self.prompt_tokens} tokens")
+            raise invalid(
+                "slices",
+                f"sum to {sum(self.slices)}, not to the prompt's {self.prompt_tokens} tokens",
+            )
 
     @property
     def pieces(self) -> tuple[int, ...]:
@@ -107,20 +118,25 @@ def check_hops(stages: int, hops: Sequence[HopTimes]) -> None:
         raise invalid("stages", "is empty; a pipeline has at least one stage")
     hop_count = 0 if stages == 1 else stages
     if len(hops) != hop_count:
-        raise invalid("hops", f"are {len(hops)} for {stages} stages; there must be {hop_count}, the return included")
+        raise invalid(
+            "hops",
+            f"are {len(hops)} for {stages} stages; there must be {hop_count}, the return included",
+        )
     for index, hop in enumerate(hops):
         check_number(hop.latency_s, f"hops[{index}].latency_s", 0.0)
 
 
 def checked_seconds(value: float, what: str) -> float:
-    """`value` if it can be a duration. A table or a profile gone wrong must not become a plausible prediction."""
+    """`value` if it can be a duration. A table or a profile gone wrong must not become a plausible
+    prediction."""
     if not math.isfinite(value) or value < 0:
         raise invalid(what, f"gave {value} seconds; it must be finite and not negative")
     return value
 
 
 class Visit(NamedTuple):
-    """One service. `kind` is "prefill", "decode", "head", "send" or "return"; `piece` is the prompt's slice."""
+    """One service. `kind` is "prefill", "decode", "head", "send" or "return"; `piece` is the
+    prompt's slice."""
 
     station: str
     micro_batch: int

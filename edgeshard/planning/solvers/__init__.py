@@ -1,1 +1,2 @@
-"""Placements for one load: instances, and solvers that find the best placement. Pure. `solve.py` chooses the solver."""
+"""Placements for one load: instances, and solvers that find the best placement. Pure. `solve.py`
+chooses the solver."""

@@ -1,4 +1,5 @@
-"""Every cut of a small instance, as arrays: ordered distinct nodes from the source on, and where each stage ends. Pure.
+"""Every cut of a small instance, as arrays: ordered distinct nodes from the source on, and where
+each stage ends. Pure.
 
     for cuts in every_cut(instance):        # in parts, those that break a rule left out
         round_s, bottleneck_s = scores(instance, cuts)
@@ -27,7 +28,8 @@ PART = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """K cuts of S stages each: node `nodes[k, s]` ([K, S]) holds blocks up to `ends[k, s]` ([K, S])."""
+    """K cuts of S stages each: node `nodes[k, s]` ([K, S]) holds blocks up to `ends[k, s]` ([K,
+    S])."""
 
     nodes: Integers
     ends: Integers
@@ -59,7 +61,8 @@ class Cuts:
 
 
 def kinds_of_all(instances: Sequence[Instance]) -> Kinds:
-    """Nodes that may be swapped without changing any of these instances, as kinds; kind 0 is only the source."""
+    """Nodes that may be swapped without changing any of these instances, as kinds; kind 0 is only
+    the source."""
     marks: list[tuple[int, ...]] = [()] * instances[0].nodes
     for instance in instances:
         kinds = equal_kinds(instance, instance.nodes)
@@ -100,7 +103,8 @@ def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) 
 
 
 def allowed(instance: Instance, cuts: Cuts) -> Booleans:
-    """[K] whether a cut keeps the limits of memory, layers, links and stages; order and ends are taken as sound."""
+    """[K] whether a cut keeps the limits of memory, layers, links and stages; order and ends are
+    taken as sound."""
     nodes, starts, ends = cuts.nodes, cuts.starts, cuts.ends
     if instance.stage_s is not None:
         room = np.isfinite(instance.stage_s[nodes, starts, ends])
@@ -126,7 +130,9 @@ def scores(instance: Instance, cuts: Cuts) -> tuple[Floats, Floats]:
     if instance.stage_s is not None:
         stage = instance.stage_s[nodes, cuts.starts, cuts.ends]
     else:
-        done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+        done = np.concatenate(
+            [np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1
+        )
         stage = instance.overhead_s[nodes] + (done[nodes, cuts.ends] - done[nodes, cuts.starts])
         head = 0 if instance.head_on_source else nodes.shape[1] - 1
         stage[:, 0] += instance.embed_s[nodes[:, 0]]
@@ -194,7 +200,9 @@ def _splits(layers: int, stages: int) -> Integers:
     return np.array(rows, dtype=np.int64).reshape(-1, stages)
 
 
-def _crossed(instance: Instance, orders: Sequence[tuple[int, ...]], splits: Integers) -> Iterator[Cuts]:
+def _crossed(
+    instance: Instance, orders: Sequence[tuple[int, ...]], splits: Integers
+) -> Iterator[Cuts]:
     """Every order with every split, without those that break a limit."""
     nodes = np.repeat(np.array(orders, dtype=np.int64), len(splits), axis=0)
     cuts = Cuts(nodes, np.tile(splits, (len(orders), 1)))

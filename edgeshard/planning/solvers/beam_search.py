@@ -1,4 +1,5 @@
-"""The label search: plans in the making, extended layer by layer, pruned by the relaxation's bound. Pure.
+"""The label search: plans in the making, extended layer by layer, pruned by the relaxation's bound.
+Pure.
 
 A label is (layers done, last kind, how often each kind was used, seconds so far). If labels agree
 in the first three, the quickest is kept, which loses nothing. A label whose priced time plus the
@@ -25,7 +26,8 @@ Words = npt.NDArray[np.uint64]
 
 
 class Counters:
-    """How often each kind was used, packed into 64-bit words; kinds that can never run out take no bits.
+    """How often each kind was used, packed into 64-bit words; kinds that can never run out take no
+    bits.
 
     The last field counts stages, when their number is limited.
     """
@@ -35,7 +37,9 @@ class Counters:
         # Every stage holds a layer, so no kind is used more often than there are layers.
         most = [0 if size >= problem.layers else int(size) for size in problem.sizes]
         most[0] = 0
-        self.limited = instance.min_nodes > 1 or instance.max_nodes < min(problem.layers, instance.nodes)
+        self.limited = instance.min_nodes > 1 or instance.max_nodes < min(
+            problem.layers, instance.nodes
+        )
         fields = [*most, min(instance.nodes, instance.max_nodes - 1) if self.limited else 0]
         places: list[tuple[int, int, int, int]] = []
         word, used = 0, 0
@@ -49,7 +53,10 @@ class Counters:
         words, shifts, masks, units = zip(*places, strict=True)
         self.limits = np.array([limit or 1 for limit in fields], dtype=np.uint64)
         self._word = np.array(words)
-        self._shift, self._mask = np.array(shifts, dtype=np.uint64), np.array(masks, dtype=np.uint64)
+        self._shift, self._mask = (
+            np.array(shifts, dtype=np.uint64),
+            np.array(masks, dtype=np.uint64),
+        )
         self.units = np.zeros((len(fields), self.words), dtype=np.uint64)
         self.units[np.arange(len(fields)), self._word] = np.array(units, dtype=np.uint64)
 
@@ -64,16 +71,21 @@ class Counters:
 
     def stages(self, keys: Words) -> Integers:
         """Stages after the source's; meaningful only when `limited`."""
-        return np.asarray((keys[:, self._word[-1]] >> self._shift[-1]) & self._mask[-1]).astype(np.int64)
+        return np.asarray((keys[:, self._word[-1]] >> self._shift[-1]) & self._mask[-1]).astype(
+            np.int64
+        )
 
     def used(self, keys: Words, kind: int) -> Floats:
         """How often every label used this kind; 0 for a kind that cannot run out."""
-        return np.asarray((keys[:, self._word[kind]] >> self._shift[kind]) & self._mask[kind]).astype(np.float64)
+        return np.asarray(
+            (keys[:, self._word[kind]] >> self._shift[kind]) & self._mask[kind]
+        ).astype(np.float64)
 
 
 @dataclass(slots=True)
 class Labels:
-    """Arrays over labels: seconds so far, prices paid, the last stage's own time, kind, counters, origin."""
+    """Arrays over labels: seconds so far, prices paid, the last stage's own time, kind, counters,
+    origin."""
 
     cost: Floats
     price: Floats
@@ -145,8 +157,8 @@ def join(parts: list[Labels]) -> Labels:
 class BeamResult:
     """`stages` = (kind, end) from the source on, empty when nothing was found below the ceiling.
 
-    `dropped_s` is the least bound of what a width or the effort dropped: nothing undiscovered is below
-    min(value, dropped).
+    `dropped_s` is the least bound of what a width or the effort dropped: nothing undiscovered is
+    below min(value, dropped).
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -155,10 +167,16 @@ class BeamResult:
 
 
 class Search:
-    """One search. `ceiling_s`: only plans of R below it count. `effort`: most labels extended in all."""
+    """One search. `ceiling_s`: only plans of R below it count. `effort`: most labels extended in
+    all."""
 
     def __init__(
-        self, problem: Problem, relaxed: Relaxed, ceiling_s: float, width: int | None, effort: int = 4_000_000
+        self,
+        problem: Problem,
+        relaxed: Relaxed,
+        ceiling_s: float,
+        width: int | None,
+        effort: int = 4_000_000,
     ) -> None:
         self._problem, self._relaxed, self._width, self._left = problem, relaxed, width, effort
         self._ceiling = ceiling_s
@@ -191,7 +209,9 @@ class Search:
             cost = problem.first[[end]]
             zero, kind = np.zeros(1), np.zeros(1, dtype=np.int64)
             keys = np.zeros((1, self._counters.words), dtype=np.uint64)
-            self._waiting[end].append(Labels(cost, zero, cost, kind, keys, np.full(1, -1, dtype=np.int64)))
+            self._waiting[end].append(
+                Labels(cost, zero, cost, kind, keys, np.full(1, -1, dtype=np.int64))
+            )
 
     def _bound(self, labels: Labels, to_go: Floats) -> Floats:
         return np.asarray(labels.cost + labels.price + to_go[labels.kind] - self._relaxed.paid)
@@ -208,7 +228,9 @@ class Search:
 
     def _keep(self, labels: Labels, start: int, arrived: bool) -> Labels:
         """The labels without hopeless ones, doubles, and those beyond the width."""
-        bound = self._bound(labels, self._relaxed.arrived[start] if arrived else self._relaxed.worked[start])
+        bound = self._bound(
+            labels, self._relaxed.arrived[start] if arrived else self._relaxed.worked[start]
+        )
         alive = np.flatnonzero(bound < self._ceiling)
         labels, bound = labels.take(alive), bound[alive]
         if len(labels):
@@ -230,7 +252,8 @@ class Search:
         self._next += len(worked)
 
     def _distinct(self, labels: Labels) -> Integers:
-        """The quickest of the labels that agree in kind and counters; also those whose last stage is shorter."""
+        """The quickest of the labels that agree in kind and counters; also those whose last stage
+        is shorter."""
         keys = [labels.keys[:, word] for word in range(self._counters.words)]
         order = np.lexsort((labels.station, labels.cost, *keys, labels.kind))
         kind, words = labels.kind[order], labels.keys[order]
@@ -249,7 +272,9 @@ class Search:
         width = self._width
         if width is None and self._left >= len(kind):
             return np.arange(len(kind))
-        width = width if width is not None else max(1, self._left // max(1, len(self._problem.sizes)))
+        width = (
+            width if width is not None else max(1, self._left // max(1, len(self._problem.sizes)))
+        )
         order = np.lexsort((bound, kind))
         ordered = kind[order]
         first = np.searchsorted(ordered, ordered)
@@ -261,7 +286,10 @@ class Search:
     def _hop(self, labels: Labels, start: int) -> Labels:
         problem, prices = self._problem, self._relaxed.prices
         cost = labels.cost[:, None] + problem.hop[labels.kind]
-        bound = cost + (labels.price[:, None] + (prices + self._relaxed.arrived[start] - self._relaxed.paid)[None])
+        bound = cost + (
+            labels.price[:, None]
+            + (prices + self._relaxed.arrived[start] - self._relaxed.paid)[None]
+        )
         ok = (bound < self._ceiling) & self._counters.free(labels.keys)
         if self._stations_count:
             ok &= labels.station[:, None] + problem.occupied[labels.kind] <= problem.limit
@@ -278,7 +306,8 @@ class Search:
         )
 
     def _thin(self, ok: Booleans, bound: Floats) -> None:
-        """Before doubles are sought, keep four widths per kind: sorting all of them is most of the work otherwise."""
+        """Before doubles are sought, keep four widths per kind: sorting all of them is most of the
+        work otherwise."""
         assert self._width is not None
         masked = np.where(ok, bound, INFINITY)
         limit = np.partition(masked, 4 * self._width, axis=0)[4 * self._width]
@@ -298,7 +327,10 @@ class Search:
         index = int(np.argmin(total))
         if total[index] < self._ceiling:
             self._ceiling = float(total[index]) * (1 - SLACK)
-            stages = (*self._trace(int(arrived.parent[index])), (int(arrived.kind[index]), self._problem.layers))
+            stages = (
+                *self._trace(int(arrived.parent[index])),
+                (int(arrived.kind[index]), self._problem.layers),
+            )
             self._best = (stages, float(total[index]))
 
     def _work(self, arrived: Labels, start: int) -> None:

@@ -1,4 +1,5 @@
-"""Bound and search together: one `Oracle` answers "least R with every station <= T" for a set of kinds. Pure.
+"""Bound and search together: one `Oracle` answers "least R with every station <= T" for a set of
+kinds. Pure.
 
 Prices rise on kinds that the relaxed walk uses too often (subgradient steps towards the best plan's
 R). Between rounds of steps a label search steered by those prices looks for a better plan. It ends
@@ -22,7 +23,8 @@ from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Subgradient steps, then a search: all that may still win if `width` is None, up to `labels`; none if it is 0."""
+    """Subgradient steps, then a search: all that may still win if `width` is None, up to `labels`;
+    none if it is 0."""
 
     steps: int
     width: int | None
@@ -33,7 +35,8 @@ Effort = tuple[Round, ...]
 
 
 class Oracle:
-    """Answers for one instance; keeps the prices from one threshold to the next, which are close to each other."""
+    """Answers for one instance; keeps the prices from one threshold to the next, which are close to
+    each other."""
 
     def __init__(self, instance: Instance, kinds: Kinds, effort: Effort) -> None:
         self._instance, self._kinds, self._effort = instance, kinds, effort
@@ -55,7 +58,9 @@ class Oracle:
 class _Question:
     """One threshold: the best plan so far and the best bound so far, brought together."""
 
-    def __init__(self, problem: Problem, ceiling_s: float, prices: Floats, stage_price: float) -> None:
+    def __init__(
+        self, problem: Problem, ceiling_s: float, prices: Floats, stage_price: float
+    ) -> None:
         instance = problem.instance
         self._instance, self._kinds, self._problem = instance, problem.kinds, problem
         self.cut: Cut | None = None
@@ -82,16 +87,20 @@ class _Question:
             if round_.width == 0:
                 continue
             assert self._best is not None
-            answer = Search(self._problem, self._best, self.value, round_.width, round_.labels).run()
+            answer = Search(
+                self._problem, self._best, self.value, round_.width, round_.labels
+            ).run()
             if answer.stages:
                 self._offer(self._expand(answer.stages))
-            # A plan not found yet costs at least the bound of the dropped labels, or the search's ceiling.
+            # A plan not found yet costs at least the bound of the dropped labels, or the search's
+            # ceiling.
             self.bound = max(self.bound, min(answer.dropped_s, self.value))
             if self._closed:
                 break
 
     def _offer(self, cut: Cut) -> None:
-        """Keep the plan if it is allowed and the best: scored as every plan is, never by the solver's own sums."""
+        """Keep the plan if it is allowed and the best: scored as every plan is, never by the
+        solver's own sums."""
         if violations(self._instance, cut):
             return
         result = score(self._instance, cut)
@@ -135,7 +144,11 @@ class _Question:
             if idle >= 8:
                 self._scale, idle = max(self._scale / 2, 1e-3), 0
                 prices, stage_price = self.prices, self.stage_price
-            target = self.value if np.isfinite(self.value) else max(relaxed.bound * 1.5, self.bound * 1.2)
+            target = (
+                self.value
+                if np.isfinite(self.value)
+                else max(relaxed.bound * 1.5, self.bound * 1.2)
+            )
             direction = np.where((over > 0) | (prices > 0), over, 0.0)
             direction[0] = 0.0
             stage_direction = too_many if too_many > 0 or stage_price > 0 else 0.0

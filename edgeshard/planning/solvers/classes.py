@@ -1,8 +1,9 @@
 """Class DP: exact when the nodes form few kinds of equal nodes, however many nodes there are. Pure.
 
 The state is (layers done, last kind, how many of every kind were used), with two savings that lose
-nothing. A kind with more nodes than a plan can have stages needs no counter. A state that provably ends above the
-best plan is dropped, by a bound that is exact if no counter binds. Blocks may differ. (docs/papers.md#class-dp)
+nothing. A kind with more nodes than a plan can have stages needs no counter. A state that provably
+ends above the best plan is dropped, by a bound that is exact if no counter binds. Blocks may
+differ. (docs/papers.md#class-dp)
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ def kinds_of(instance: Instance) -> Kinds | None:
     return equal_kinds(instance, MOST_KINDS)
 
 
-def solve_round(instance: Instance, threshold_s: float = float("inf"), kinds: Kinds | None = None) -> Solution | None:
+def solve_round(
+    instance: Instance, threshold_s: float = float("inf"), kinds: Kinds | None = None
+) -> Solution | None:
     """The plan of least R with every station <= `threshold_s`; None when there is none."""
     return least_round(instance, oracle(instance, kinds), threshold_s)
 
 
-def solve_throughput(instance: Instance, micro_batches: int, kinds: Kinds | None = None) -> Solution | None:
+def solve_throughput(
+    instance: Instance, micro_batches: int, kinds: Kinds | None = None
+) -> Solution | None:
     """The plan of least max(R, m B)."""
     return least_value(instance, oracle(instance, kinds), micro_batches)
 

@@ -1,8 +1,9 @@
-"""Label DP with a Lagrangian bound: any link matrix, about a hundred nodes, and a certified gap in the answer. Pure.
+"""Label DP with a Lagrangian bound: any link matrix, about a hundred nodes, and a certified gap in
+the answer. Pure.
 
-Every node is its own kind. A search keeps only the most promising labels of every (layers done, node), so the plan may
-miss the optimum, by at most what the answer states. The problem is strongly NP-hard.
-(docs/papers.md#label-search-with-a-lagrangian-bound)
+Every node is its own kind. A search keeps only the most promising labels of every (layers done,
+node), so the plan may miss the optimum, by at most what the answer states. The problem is strongly
+NP-hard. (docs/papers.md#label-search-with-a-lagrangian-bound)
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PROOF = (Round(60, 0),)
 
 
 def solve_round(instance: Instance, threshold_s: float = float("inf")) -> Solution | None:
-    """The plan of least R with every station <= `threshold_s` found, with its bound; None when none was found."""
+    """The plan of least R with every station <= `threshold_s` found, with its bound; None when none
+    was found."""
     return least_round(instance, Oracle(instance, single_kinds(instance), EFFORT), threshold_s)
 
 

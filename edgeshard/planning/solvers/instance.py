@@ -1,8 +1,9 @@
 """A solver's input: one placement problem at one (batch, micro-batches in flight), as arrays. Pure.
 
-Everything about models, devices and profiles has been turned into seconds and bytes before (`planning.costs.costs`).
-Layers are 0..N-1 (decoder blocks); the embedding is glued to the first stage, final norm and head to the last (or, with
-`head_on_source`, to the source). Nodes are 0..M-1; `source` holds layer 0. A missing link is an infinite hop.
+Everything about models, devices and profiles has been turned into seconds and bytes before
+(`planning.costs.costs`). Layers are 0..N-1 (decoder blocks); the embedding is glued to the first
+stage, final norm and head to the last (or, with `head_on_source`, to the source). Nodes are 0..M-1;
+`source` holds layer 0. A missing link is an infinite hop.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Instance:
     overhead_s: Floats
     """[M] seconds that a step costs a node whatever its layers."""
     hop_s: Floats
-    """[M, M] seconds for which one hop's activations occupy the link k -> j (its serial station), without latency."""
+    """[M, M] seconds for which one hop's activations occupy the link k -> j (its serial station),
+    without latency."""
     return_s: Floats
     """[M, M] the same for the last stage's answer to the source."""
     latency_s: Floats
@@ -40,7 +42,8 @@ class Instance:
     head_bytes: float
     """Memory of norm and head."""
     tied_bytes: float
-    """Memory that is saved when embedding and head are on one node: a tied tensor, room to load the second one."""
+    """Memory that is saved when embedding and head are on one node: a tied tensor, room to load the
+    second one."""
     stage_bytes: float
     """Memory that a stage takes whatever its layers (workspace, resend buffer)."""
     capacity_bytes: Floats
@@ -49,10 +52,11 @@ class Instance:
     """[M] most blocks that a node may hold (N when unlimited)."""
     source: int = 0
     asynchronous: bool = True
-    """Whether sending overlaps computing: then compute, uplink and downlink are stations of their own; otherwise a
-    node's compute and its sends are one station."""
+    """Whether sending overlaps computing: then compute, uplink and downlink are stations of their
+    own; otherwise a node's compute and its sends are one station."""
     head_on_source: bool = False
-    """Whether the source computes norm and head: then hidden states return, and its station serves both."""
+    """Whether the source computes norm and head: then hidden states return, and its station serves
+    both."""
     min_nodes: int = 1
     """Least number of stages."""
     max_nodes: int = 1 << 30
@@ -84,16 +88,20 @@ STEP_TIMES = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s
 
 
 def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
-    """The seconds of a prompt and `tokens` tokens after it, over one cut, under the memory of `token`."""
+    """The seconds of a prompt and `tokens` tokens after it, over one cut, under the memory of
+    `token`."""
     names = [*STEP_TIMES, *([] if token.stage_s is None else ["stage_s"])]
     if not tokens:  # a missing link takes for ever, and no tokens over it would be no number
         return replace(token, **{name: getattr(prompt, name) for name in names})
-    return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})
+    return replace(
+        token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names}
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A placement: node `nodes[s]` holds blocks [ends[s-1], ends[s]), the last end is N; the source is first."""
+    """A placement: node `nodes[s]` holds blocks [ends[s-1], ends[s]), the last end is N; the source
+    is first."""
 
     nodes: tuple[int, ...]
     ends: tuple[int, ...]
@@ -101,7 +109,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """R: seconds once around the ring; B: seconds of the busiest station, `bottleneck` its name in words.
+    """R: seconds once around the ring; B: seconds of the busiest station, `bottleneck` its name in
+    words.
 
     `stage_s` and `hop_s` are per stage and per hop (the return is the last hop).
     """
@@ -115,7 +124,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`value_s` is the minimum that the solver found; `bound_s` a proven lower bound of it (equal when exact)."""
+    """`value_s` is the minimum that the solver found; `bound_s` a proven lower bound of it (equal
+    when exact)."""
 
     cut: Cut
     score: Score
@@ -129,6 +139,7 @@ class Solution:
 
 
 def gap_of(bound: float, value: float, rounding: float = 0.0) -> float:
-    """How much a value is above its bound, as a part of the value; 0 if that is no more than rounding."""
+    """How much a value is above its bound, as a part of the value; 0 if that is no more than
+    rounding."""
     gap = 1.0 - bound / value if value > 0 else 0.0
     return gap if gap > rounding else 0.0

@@ -1,9 +1,11 @@
-"""The walk relaxation: a plan that may visit a node again, at a price. Its optimum is a certified lower bound. Pure.
+"""The walk relaxation: a plan that may visit a node again, at a price. Its optimum is a certified
+lower bound. Pure.
 
-With a price mu_c >= 0 for every visit of kind c, L(mu) = (cheapest priced walk) - sum mu_c size_c is at most the best
-R for every mu: a plan visits kind c at most size_c times. Prices per visit imply prices per layer, since one visit
-holds at most what the node's memory holds. So this bound is at least as high. Subgradient steps find the maximum of L.
-The least cost that remains from every (layers done, kind) steers and prunes the label search.
+With a price mu_c >= 0 for every visit of kind c, L(mu) = (cheapest priced walk) - sum mu_c size_c
+is at most the best R for every mu: a plan visits kind c at most size_c times. Prices per visit
+imply prices per layer, since one visit holds at most what the node's memory holds. So this bound is
+at least as high. Subgradient steps find the maximum of L. The least cost that remains from every
+(layers done, kind) steers and prunes the label search.
 (docs/papers.md#label-search-with-a-lagrangian-bound)
 """
 
@@ -39,7 +41,8 @@ class Relaxed:
 def relax(problem: Problem, prices: Floats, stage_price: float = 0.0) -> Relaxed:
     """Solve the priced walk problem.
 
-    prices [C] are per visit of a kind; `stage_price` is for any stage but the first, and holds the walk to max_nodes.
+    prices [C] are per visit of a kind; `stage_price` is for any stage but the first, and holds the
+    walk to max_nodes.
     """
     layers, count = problem.layers, problem.count
     arrived = np.full((layers + 1, count), INFINITY)
@@ -59,7 +62,9 @@ def relax(problem: Problem, prices: Floats, stage_price: float = 0.0) -> Relaxed
     end = int(np.argmin(totals))
     paid = float(prices @ problem.sizes) + stage_price * (problem.instance.max_nodes - 1)
     if not np.isfinite(totals[end]):
-        return Relaxed(charged, paid, arrived, worked, INFINITY, (), np.zeros(count, dtype=np.int64))
+        return Relaxed(
+            charged, paid, arrived, worked, INFINITY, (), np.zeros(count, dtype=np.int64)
+        )
     walk, visits = _trace(problem, arrived, worked, priced, end)
     return Relaxed(charged, paid, arrived, worked, float(totals[end]) - paid, walk, visits)
 

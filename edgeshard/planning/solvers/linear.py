@@ -1,11 +1,14 @@
-"""Questions about all cuts whose goal and limits are linear, with conditions on the nodes that hold stages. Pure.
+"""Questions about all cuts whose goal and limits are linear, with conditions on the nodes that hold
+stages. Pure.
 
-A *side* is a weighted sum of rounds R and busiest stations B, each of one instance (`planning.solvers.instance`); the
-goal is the largest of its sides. So one question holds both phases of a batch:
+A *side* is a weighted sum of rounds R and busiest stations B, each of one instance
+(`planning.solvers.instance`); the goal is the largest of its sides. So one question holds both
+phases of a batch:
 
     R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)
 
-has the sides with R_dec and with m B_dec. A search takes the solver as a `Prover`; `edgeshard.cpsat` is one.
+has the sides with R_dec and with m B_dec. A search takes the solver as a `Prover`;
+`edgeshard.cpsat` is one.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.scoring import score
 
 ROUNDING = 1e-6
-"""Largest part by which a `Prover` may take a value for less than it is: it counts in whole units of time."""
+"""Largest part by which a `Prover` may take a value for less than it is: it counts in whole units
+of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ Side = tuple[GoalTerm, ...]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`least` <= the sum of `weights` over the nodes that hold stages <= `most`; None if an end is open."""
+    """`least` <= the sum of `weights` over the nodes that hold stages <= `most`; None if an end is
+    open."""
 
     weights: tuple[float, ...]
     """One for each node."""

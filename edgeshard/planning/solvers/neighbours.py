@@ -1,4 +1,5 @@
-"""Cuts one step away from a cut, for a search that climbs. They may break limits of memory, layers or links. Pure."""
+"""Cuts one step away from a cut, for a search that climbs. They may break limits of memory, layers
+or links. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ _Stages = tuple[list[int], list[int]]
 
 
 def neighbours(cut: Cut, kinds: Kinds) -> list[Cut]:
-    """Layers moved; a node dropped, added, swapped with another, or replaced by an unused one of each kind."""
+    """Layers moved; a node dropped, added, swapped with another, or replaced by an unused one of
+    each kind."""
     nodes = list(cut.nodes)
     shares = [end - start for start, end in zip((0, *cut.ends), cut.ends, strict=False)]
-    spare = [next((node for node in members if node not in cut.nodes), None) for members in kinds.members[1:]]
+    spare = [
+        next((node for node in members if node not in cut.nodes), None)
+        for members in kinds.members[1:]
+    ]
     unused = [node for node in spare if node is not None]
     variants = [
         *_moved(nodes, shares),

@@ -1,4 +1,5 @@
-"""The paper's own Algorithms 1 and 2 (EdgeShard, IEEE IoT-J 2025), to compare with the exact solvers. Pure.
+"""The paper's own Algorithms 1 and 2 (EdgeShard, IEEE IoT-J 2025), to compare with the exact
+solvers. Pure.
 
 Algorithm 1 chooses for every layer its node: DP(i, j) = min_k DP(i-1, k) + t_comm(i-1, k, j) +
 t_comp(i, j), and the return after the last layer. Its state forgets how much memory the path to it
@@ -36,7 +37,8 @@ class MemoryModel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A node per layer, and the algorithm's own time for it. `cut` is None if it returns to a node."""
+    """A node per layer, and the algorithm's own time for it. `cut` is None if it returns to a
+    node."""
 
     nodes: tuple[int, ...]
     value_s: float
@@ -44,7 +46,9 @@ class Assignment:
     @property
     def cut(self) -> Cut | None:
         nodes, ends = [self.nodes[0]], []
-        for layer, (before, node) in enumerate(zip(self.nodes[:-1], self.nodes[1:], strict=True), start=1):
+        for layer, (before, node) in enumerate(
+            zip(self.nodes[:-1], self.nodes[1:], strict=True), start=1
+        ):
             if node != before:
                 nodes.append(node)
                 ends.append(layer)
@@ -55,16 +59,21 @@ class Assignment:
 def algorithm_1(instance: Instance, memory: MemoryModel = MemoryModel.LITERAL) -> Assignment | None:
     """The paper's latency DP; None when it finds nothing. Time N M^2."""
     costs = _Costs(instance)
-    return _literal(costs) if memory is MemoryModel.LITERAL else _tracked(costs, memory is MemoryModel.DISTINCT)
+    return (
+        _literal(costs)
+        if memory is MemoryModel.LITERAL
+        else _tracked(costs, memory is MemoryModel.DISTINCT)
+    )
 
 
 def algorithm_2(instance: Instance, start_cut: Cut | None = None) -> Cut | None:
-    """The paper's throughput DP: the cut of least bottleneck, the return left out; None when nothing fits.
+    """The paper's throughput DP: the cut of least bottleneck, the return left out; None when
+    nothing fits.
 
     The paper's table over sets of nodes costs N^2 2^M M^2. Bisecting the bottleneck T with "least R
     with every station <= T" finds the same optimum. Of the plans of that bottleneck it is one of
-    least R, which the paper leaves open. `start_cut`, a cut of a similar instance, saves some of that
-    if it is allowed here.
+    least R, which the paper leaves open. `start_cut`, a cut of a similar instance, saves some of
+    that if it is allowed here.
     """
     nothing = np.zeros_like(instance.hop_s)
     open_ring = replace(instance, return_s=nothing, latency_s=nothing, asynchronous=True)
@@ -113,7 +122,9 @@ def _literal(costs: _Costs) -> Assignment | None:
     for layer in range(1, layers):
         for node in range(nodes):
             for before in range(nodes):
-                total = value[layer - 1, before] + costs.hop[before, node] + costs.compute[node, layer]
+                total = (
+                    value[layer - 1, before] + costs.hop[before, node] + costs.compute[node, layer]
+                )
                 if layer == layers - 1:
                     total += costs.back[node]
                 if total < value[layer, node] and within(costs.need[layer], room[node]):
@@ -129,7 +140,8 @@ def _literal(costs: _Costs) -> Assignment | None:
 
 
 def _tracked(costs: _Costs, distinct: bool) -> Assignment | None:
-    """Every state keeps the way that led to it and the memory that this way has used on every node."""
+    """Every state keeps the way that led to it and the memory that this way has used on every
+    node."""
     layers, nodes, source, most = costs.layers, costs.nodes, costs.source, costs.instance.max_layers
     if not within(costs.need[0], costs.room[source]) or most[source] < 1:
         return None
@@ -156,4 +168,8 @@ def _tracked(costs: _Costs, distinct: bool) -> Assignment | None:
         count[everyone, everyone] += 1
         way[:, layer] = everyone
     last = int(np.argmin(value))
-    return Assignment(tuple(way[last].tolist()), float(value[last])) if np.isfinite(value[last]) else None
+    return (
+        Assignment(tuple(way[last].tolist()), float(value[last]))
+        if np.isfinite(value[last])
+        else None
+    )

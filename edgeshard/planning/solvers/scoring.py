@@ -1,8 +1,10 @@
-"""Costs of cuts, and whether they may be used at all. Pure; every solver's answer is scored here, never by the solver.
+"""Costs of cuts, and whether they may be used at all. Pure; every solver's answer is scored here,
+never by the solver.
 
-R, the round, is the time a micro-batch needs once around the ring: stages, hops, delays and the return to the source.
-B, the bottleneck, is the time of the busiest *station*, what serves one micro-batch at a time: a node's compute, a
-link. A link's pure delay is part of R only. (docs/papers.md#the-placement-problem)
+R, the round, is the time a micro-batch needs once around the ring: stages, hops, delays and the
+return to the source. B, the bottleneck, is the time of the busiest *station*, what serves one
+micro-batch at a time: a node's compute, a link. A link's pure delay is part of R only.
+(docs/papers.md#the-placement-problem)
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import numpy as np
 
 from edgeshard.planning.solvers.instance import Cut, Instance, Score
 
-# Relative slack when a sum of floats meets a limit: two orders of adding the same numbers must not decide feasibility.
+# Relative slack when a sum of floats meets a limit: two orders of adding the same numbers must not
+# decide feasibility.
 SLACK = 1e-9
 
 
@@ -31,7 +34,8 @@ def stages(cut: Cut) -> tuple[tuple[int, int, int], ...]:
 def score(instance: Instance, cut: Cut, names: Sequence[str] | None = None) -> Score:
     """R, B and the bottleneck in words. `names` are the nodes' names, else "node 3".
 
-    It does not check whether the cut is allowed: `violations` does. A missing link makes R and B infinite.
+    It does not check whether the cut is allowed: `violations` does. A missing link makes R and B
+    infinite.
     """
     title = names if names is not None else [f"node {node}" for node in range(instance.nodes)]
     source, count = instance.source, len(cut.nodes)
@@ -77,11 +81,23 @@ def _hops(instance: Instance, cut: Cut) -> list[tuple[int, int, float, float]]:
     if len(cut.nodes) == 1:
         return []
     hops = [
-        (sender, receiver, float(instance.hop_s[sender, receiver]), float(instance.latency_s[sender, receiver]))
+        (
+            sender,
+            receiver,
+            float(instance.hop_s[sender, receiver]),
+            float(instance.latency_s[sender, receiver]),
+        )
         for sender, receiver in zip(cut.nodes[:-1], cut.nodes[1:], strict=True)
     ]
     last, source = cut.nodes[-1], cut.nodes[0]
-    hops.append((last, source, float(instance.return_s[last, source]), float(instance.latency_s[last, source])))
+    hops.append(
+        (
+            last,
+            source,
+            float(instance.return_s[last, source]),
+            float(instance.latency_s[last, source]),
+        )
+    )
     return hops
 
 
@@ -91,7 +107,11 @@ def stage_bytes(instance: Instance, cut: Cut) -> tuple[float, ...]:
     for index, (_, start, end) in enumerate(stages(cut)):
         first, head = index == 0, _carries_head(instance, cut, index)
         need = instance.stage_bytes + float(instance.layer_bytes[start:end].sum())
-        need += instance.embed_bytes * first + instance.head_bytes * head - instance.tied_bytes * (first and head)
+        need += (
+            instance.embed_bytes * first
+            + instance.head_bytes * head
+            - instance.tied_bytes * (first and head)
+        )
         needs.append(need)
     return tuple(needs)
 
@@ -112,19 +132,26 @@ def violations(instance: Instance, cut: Cut) -> tuple[str, ...]:
         if end <= start:
             faults.append(f"node {node} has no layers")
         if end - start > instance.max_layers[node]:
-            faults.append(f"node {node} has {end - start} layers, more than its {instance.max_layers[node]}")
+            faults.append(
+                f"node {node} has {end - start} layers, more than its {instance.max_layers[node]}"
+            )
         if instance.stage_s is not None:
             if not np.isfinite(instance.stage_s[node, start, end]):
-                faults.append(f"node {node} cannot hold {end - start} layers, not even streaming them")
+                faults.append(
+                    f"node {node} cannot hold {end - start} layers, not even streaming them"
+                )
         elif not within(need, float(instance.capacity_bytes[node])):
-            faults.append(f"node {node} needs {need:.0f} bytes of its {instance.capacity_bytes[node]:.0f}")
+            faults.append(
+                f"node {node} needs {need:.0f} bytes of its {instance.capacity_bytes[node]:.0f}"
+            )
     if not np.isfinite(score(instance, cut).round_s):
         faults.append("two neighbours have no link")
     return tuple(faults)
 
 
 def _shape_violations(instance: Instance, cut: Cut) -> list[str]:
-    """Reasons why it is no cut of this instance at all; the other rules cannot be checked otherwise."""
+    """Reasons why it is no cut of this instance at all; the other rules cannot be checked
+    otherwise."""
     if not cut.nodes or len(cut.nodes) != len(cut.ends):
         return [f"{len(cut.nodes)} nodes for {len(cut.ends)} ends"]
     unknown = [node for node in cut.nodes if not 0 <= node < instance.nodes]

@@ -1,6 +1,8 @@
-"""One interface to the solvers: the exact one that suits the instance, or the one that certifies a gap. Pure.
+"""One interface to the solvers: the exact one that suits the instance, or the one that certifies a
+gap. Pure.
 
-Few kinds of equal nodes: `classes`, exact. Few nodes: `subset`, exact. Otherwise `general`, with a gap in the answer.
+Few kinds of equal nodes: `classes`, exact. Few nodes: `subset`, exact. Otherwise `general`, with a
+gap in the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def solve_round(instance: Instance, threshold_s: float = float("inf")) -> Soluti
 
 
 def round_oracle(instance: Instance) -> thresholds.Oracle:
-    """Answers `solve_round`'s question for one threshold after another, each quicker for the last."""
+    """Answers `solve_round`'s question for one threshold after another, each quicker for the
+    last."""
     if (kinds := classes.kinds_of(instance)) is not None:
         return classes.oracle(instance, kinds)
     if not _is_small(instance):

@@ -1,8 +1,9 @@
-"""Subset DP: exact for any instance of up to about a dozen nodes; the reference of the other solvers. Pure.
+"""Subset DP: exact for any instance of up to about a dozen nodes; the reference of the other
+solvers. Pure.
 
-g[S, j, n] is the least time until n layers are done and node j, the last of the set S, is about to start. The state
-holds what was used, so no memory is forgotten, as the paper's Algorithm 1 does. Time 2^M M^2 N^2, memory 2^M M N, both
-spent inside numpy. (docs/papers.md#subset-dp)
+g[S, j, n] is the least time until n layers are done and node j, the last of the set S, is about to
+start. The state holds what was used, so no memory is forgotten, as the paper's Algorithm 1 does.
+Time 2^M M^2 N^2, memory 2^M M N, both spent inside numpy. (docs/papers.md#subset-dp)
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def solve_throughput(instance: Instance, micro_batches: int) -> Solution | None:
     values = _station_values(instance)
     cut, value = best.cut, value_of(instance, best.cut, micro_batches)
     low, high = 0, int(np.searchsorted(values, value / micro_batches, side="right"))
-    # Below `low` no plan has R <= the best value; from `high` on, m B is no better than the best value.
+    # Below `low` no plan has R <= the best value; from `high` on, m B is no better than the best
+    # value.
     while low < high:
         middle = (low + high) // 2
         answer = solve_round(instance, float(values[middle]))
@@ -42,7 +44,10 @@ def solve_throughput(instance: Instance, micro_batches: int) -> Solution | None:
             low = middle + 1
         else:
             high = middle
-        if answer is not None and (challenger := value_of(instance, answer.cut, micro_batches)) < value:
+        if (
+            answer is not None
+            and (challenger := value_of(instance, answer.cut, micro_batches)) < value
+        ):
             cut, value = answer.cut, challenger
     return solution(instance, cut, value, value)
 
@@ -66,7 +71,8 @@ def _station_values(instance: Instance) -> Floats:
 class _Tables:
     """Seconds per possible stage, infinite if memory forbids it.
 
-    first [N+1] by end, for the source; middle [M, N+1, N+1] by start and end; last [M, N+1] by start; single: a number.
+    first [N+1] by end, for the source; middle [M, N+1, N+1] by start and end; last [M, N+1] by
+    start; single: a number.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -75,9 +81,15 @@ class _Tables:
         few = (end - start)[None] <= instance.max_layers[:, None, None]
         if instance.stage_s is not None:  # of whole stages, memory and all
             middle = np.where(few, instance.stage_s, np.inf)
-            first, last, single = middle[source, 0].copy(), middle[:, :, layers].copy(), middle[source, 0, layers]
+            first, last, single = (
+                middle[source, 0].copy(),
+                middle[:, :, layers].copy(),
+                middle[source, 0, layers],
+            )
         else:
-            done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+            done = np.concatenate(
+                [np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1
+            )
             layer_sums = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
             seconds = instance.overhead_s[:, None, None] + done[:, None, :] - done[:, :, None]
             need = instance.stage_bytes + layer_sums[None, :] - layer_sums[:, None]
@@ -87,11 +99,21 @@ class _Tables:
                 return np.where((need[None] + extra <= limit) & few, seconds, np.inf)
 
             embed, head = instance.embed_bytes, instance.head_bytes
-            both, embed_s, head_s = embed + head - instance.tied_bytes, instance.embed_s[source], instance.head_s
+            both, embed_s, head_s = (
+                embed + head - instance.tied_bytes,
+                instance.embed_s[source],
+                instance.head_s,
+            )
             at_source = instance.head_on_source
             middle = fitting(0.0)
-            first = fitting(both if at_source else embed)[source, 0] + embed_s + (head_s[source] if at_source else 0.0)
-            last = fitting(0.0 if at_source else head)[:, :, layers] + (0.0 if at_source else head_s[:, None])
+            first = (
+                fitting(both if at_source else embed)[source, 0]
+                + embed_s
+                + (head_s[source] if at_source else 0.0)
+            )
+            last = fitting(0.0 if at_source else head)[:, :, layers] + (
+                0.0 if at_source else head_s[:, None]
+            )
             single = fitting(both)[source, 0, layers] + embed_s + head_s[source]
         inner = (end > start) & (start >= 1) & (end < layers)
         self.first, self.last, self.single = first, last, float(single)
@@ -119,7 +141,9 @@ class _Search:
         tables = _Tables(instance)
         self._tables = tables
         self._others = instance.others
-        self._arrive = np.full((1 << len(self._others), instance.nodes, instance.layers + 1), np.inf)
+        self._arrive = np.full(
+            (1 << len(self._others), instance.nodes, instance.layers + 1), np.inf
+        )
         hop = instance.hop_s + instance.latency_s
         allowed = instance.hop_s <= self._limit
         self._hop = np.where(allowed & ~np.eye(instance.nodes, dtype=bool), hop, np.inf)
@@ -142,7 +166,11 @@ class _Search:
         if not candidates:
             return None
         end_of_best = min(candidates, key=lambda one: one[0])[1]
-        cut = Cut((self._source,), (self._layers,)) if end_of_best is None else self._trace(end_of_best)
+        cut = (
+            Cut((self._source,), (self._layers,))
+            if end_of_best is None
+            else self._trace(end_of_best)
+        )
         assert not violations(instance, cut), violations(instance, cut)
         return cut
 
@@ -156,16 +184,28 @@ class _Search:
     def _start(self) -> None:
         first = self._tables.first
         for bit, node in enumerate(self._others):
-            station = first if self._instance.asynchronous else first + self._instance.hop_s[self._source, node]
+            station = (
+                first
+                if self._instance.asynchronous
+                else first + self._instance.hop_s[self._source, node]
+            )
             ok = station <= self._limit
-            self._arrive[1 << bit, node] = np.where(ok, first + self._hop[self._source, node], np.inf)
+            self._arrive[1 << bit, node] = np.where(
+                ok, first + self._hop[self._source, node], np.inf
+            )
 
     def _step(self, node: int, following: int) -> Floats:
         """[N+1, N+1] seconds of a stage of `node` and its hop to `following`, by start and end."""
         if (node, following) not in self._steps:
             stage = self._tables.middle[node]
-            station = stage if self._instance.asynchronous else stage + self._instance.hop_s[node, following]
-            self._steps[node, following] = np.where(station <= self._limit, stage + self._hop[node, following], np.inf)
+            station = (
+                stage
+                if self._instance.asynchronous
+                else stage + self._instance.hop_s[node, following]
+            )
+            self._steps[node, following] = np.where(
+                station <= self._limit, stage + self._hop[node, following], np.inf
+            )
         return self._steps[node, following]
 
     def _grow(self, sets: npt.NDArray[np.int64]) -> None:
@@ -183,7 +223,9 @@ class _Search:
                 if self._instance.asynchronous:
                     value = worked[free] + self._hop[node, following]
                 else:
-                    value = self._least(self._arrive[inside[free], node], self._step(node, following))
+                    value = self._least(
+                        self._arrive[inside[free], node], self._step(node, following)
+                    )
                 grown = inside[free] | (1 << next_bit)
                 self._arrive[grown, following] = np.minimum(self._arrive[grown, following], value)
 
@@ -206,7 +248,9 @@ class _Search:
         back = instance.return_s[:, self._source]
         station = self._tables.last + (0.0 if instance.asynchronous else back[:, None])
         ok = (station <= self._limit) & (back <= self._limit)[:, None]
-        finish = np.where(ok, self._tables.last + (back + instance.latency_s[:, self._source])[:, None], np.inf)
+        finish = np.where(
+            ok, self._tables.last + (back + instance.latency_s[:, self._source])[:, None], np.inf
+        )
         total = self._arrive[sets] + finish[None]
         index = int(np.argmin(total))
         row, node, start = np.unravel_index(index, total.shape)

@@ -18,22 +18,24 @@ from edgeshard.planning.solvers.scoring import SLACK, score
 class ThresholdAnswer:
     """One question "least R with every station <= T and R <= `ceiling`".
 
-    `cut` is the best plan found, None if none; `bound_s` a proven lower bound of R over the plans that keep T: above
-    the ceiling when none was found and the search was complete.
+    `cut` is the best plan found, None if none; `bound_s` a proven lower bound of R over the plans
+    that keep T: above the ceiling when none was found and the search was complete.
     """
 
     cut: Cut | None
     bound_s: float
 
 
-# "Strictly below" a value: further than SLACK, by which a station may pass a threshold, and nearer than any other plan.
+# "Strictly below" a value: further than SLACK, by which a station may pass a threshold, and nearer
+# than any other plan.
 STRICTLY = 1 - 5 * SLACK
 
 # Each halves what bisecting may leave of a gap.
 NARROWING_STEPS = 5
 
 _NEAR = 0.02
-"""If a plan's bottleneck is within this part of the least one, the search queries for a better plan."""
+"""If a plan's bottleneck is within this part of the least one, the search queries for a better
+plan."""
 
 Oracle = Callable[[float, float], ThresholdAnswer]
 
@@ -50,8 +52,11 @@ def solution(instance: Instance, cut: Cut, value_s: float, bound_s: float) -> So
     return Solution(cut, score(instance, cut), value_s, bound_s)
 
 
-def least_value(instance: Instance, oracle: Oracle, micro_batches: int, prove: Oracle | None = None) -> Solution | None:
-    """The plan of least max(R, m B), by bisecting V with `oracle(threshold_s, ceiling_s)`. None: no plan at all.
+def least_value(
+    instance: Instance, oracle: Oracle, micro_batches: int, prove: Oracle | None = None
+) -> Solution | None:
+    """The plan of least max(R, m B), by bisecting V with `oracle(threshold_s, ceiling_s)`. None: no
+    plan at all.
 
     After halving finds a plan, it queries strictly below that plan's value. The values are finite,
     so "none" proves the optimum, and bisecting needs no tolerance. An oracle that stops early
@@ -72,7 +77,8 @@ def least_value(instance: Instance, oracle: Oracle, micro_batches: int, prove: O
             best, high, strict = answer.cut or best, value, not strict
             continue
         low = target
-        # A plan above the threshold costs more than the target anyway, one that keeps it at least the answer's bound.
+        # A plan above the threshold costs more than the target anyway, one that keeps it at least
+        # the answer's bound.
         bound = max(bound, min(target, answer.bound_s))
         strict = not strict
     if prove is not None and bound < high * STRICTLY:
@@ -103,7 +109,9 @@ def least_round(instance: Instance, oracle: Oracle, threshold_s: float) -> Solut
     return solution(instance, answer.cut, score(instance, answer.cut).round_s, answer.bound_s)
 
 
-def least_bottleneck(instance: Instance, oracle: Oracle, start_cut: Cut | None = None) -> Cut | None:
+def least_bottleneck(
+    instance: Instance, oracle: Oracle, start_cut: Cut | None = None
+) -> Cut | None:
     """The plan of least B, and among those one of least R: below this value no threshold leaves a
     plan. None: no plan at all. A plan that is `start_cut` already saves queries."""
     infinity = float("inf")
@@ -114,7 +122,8 @@ def least_bottleneck(instance: Instance, oracle: Oracle, start_cut: Cut | None =
         return None
     low, high = 0.0, score(instance, best).bottleneck_s
     while low < high * STRICTLY:
-        # The absence of a plan shows quickly if stages have no memory for all layers, so thresholds are low ones.
+        # The absence of a plan shows quickly if stages have no memory for all layers, so thresholds
+        # are low ones.
         target = low + (high - low) / 4 if high - low > _NEAR * high else high * STRICTLY
         cut = oracle(target, infinity).cut
         if cut is None:

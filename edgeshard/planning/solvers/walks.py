@@ -1,4 +1,5 @@
-"""The instance as the walk solvers see it: *kinds* of nodes instead of nodes, and windows instead of memory. Pure.
+"""The instance as the walk solvers see it: *kinds* of nodes instead of nodes, and windows instead
+of memory. Pure.
 
 A kind is a set of indistinguishable nodes (`classes`), or one node (`general`). A plan is a walk
 over (layers done, kind) that visits a kind at most as often as it has nodes. Compute and memory
@@ -50,7 +51,8 @@ def single_kinds(instance: Instance) -> Kinds:
 
 
 def equal_kinds(instance: Instance, most: int) -> Kinds | None:
-    """Nodes that may be swapped without changing anything, as kinds; None when there are more than `most`."""
+    """Nodes that may be swapped without changing anything, as kinds; None when there are more than
+    `most`."""
     members: list[tuple[int, ...]] = [(instance.source,)]
     remaining = np.array(instance.others, dtype=np.int64)
     while remaining.size:
@@ -63,9 +65,16 @@ def equal_kinds(instance: Instance, most: int) -> Kinds | None:
 
 
 def _swappable(instance: Instance, one: int, others: Integers) -> Booleans:
-    """Which of `others` may be swapped with node `one`: equal in themselves and towards every third node."""
+    """Which of `others` may be swapped with node `one`: equal in themselves and towards every third
+    node."""
     same = np.ones(len(others), dtype=bool)
-    for table in (instance.embed_s, instance.head_s, instance.overhead_s, instance.capacity_bytes, instance.max_layers):
+    for table in (
+        instance.embed_s,
+        instance.head_s,
+        instance.overhead_s,
+        instance.capacity_bytes,
+        instance.max_layers,
+    ):
         same &= table[others] == table[one]
     same &= (instance.compute_s[others] == instance.compute_s[one]).all(axis=1)
     peers, rows = others[same], np.flatnonzero(same)
@@ -74,7 +83,9 @@ def _swappable(instance: Instance, one: int, others: Integers) -> Booleans:
     for table in (instance.hop_s, instance.latency_s):
         for links in (table, table.T):
             different = links[peers] != links[one]
-            count = different.sum(axis=1) - different[:, one] - different[np.arange(len(peers)), peers]
+            count = (
+                different.sum(axis=1) - different[:, one] - different[np.arange(len(peers)), peers]
+            )
             equal &= (count == 0) & ((links[peers, one] == links[one, peers]) | (peers == one))
     equal[peers == one] = True
     same[rows[~equal]] = False
@@ -84,11 +95,12 @@ def _swappable(instance: Instance, one: int, others: Integers) -> Booleans:
 class Problem:
     """One question: least R with every station <= `threshold_s`, over kinds.
 
-    Arrays over kinds C and layers N: `done` [C, N+1] compute of the first n layers; `reach` [C, N+1] the last end of a
-    middle stage that starts at n, at most n when it can hold none; `finish` [C, N+1] seconds of a last stage that
-    starts at n, with the return, infinite when impossible; `first` [N+1] the source's stage by its end; `occupied`
-    [C, C] seconds on a link and `hop` [C, C] the same with its delay, infinite when not allowed; `alone` the seconds of
-    the source with everything.
+    Arrays over kinds C and layers N: `done` [C, N+1] compute of the first n layers; `reach` [C,
+    N+1] the last end of a middle stage that starts at n, at most n when it can hold none; `finish`
+    [C, N+1] seconds of a last stage that starts at n, with the return, infinite when impossible;
+    `first` [N+1] the source's stage by its end; `occupied` [C, C] seconds on a link and `hop` [C,
+    C] the same with its delay, infinite when not allowed; `alone` the seconds of the source with
+    everything.
     """
 
     def __init__(self, instance: Instance, kinds: Kinds, threshold_s: float) -> None:
@@ -107,7 +119,8 @@ class Problem:
         self._stages()
 
     def _links(self) -> None:
-        """Between kinds; inside a kind, the link of two of its members. Nothing ever returns to the source by a hop."""
+        """Between kinds; inside a kind, the link of two of its members. Nothing ever returns to the
+        source by a hop."""
         instance = self.instance
         second = np.array([nodes[min(1, len(nodes) - 1)] for nodes in self.kinds.members])
         occupied = instance.hop_s[np.ix_(self.representative, self.representative)].copy()
@@ -129,7 +142,8 @@ class Problem:
         source, at_source = instance.source, instance.head_on_source
         capacity = instance.capacity_bytes[self.representative] * (1 + SLACK)
         most = instance.max_layers[self.representative]
-        # When sending is part of the station, a stage leaves room for at least its quickest way out.
+        # When sending is part of the station, a stage leaves room for at least its quickest way
+        # out.
         out = np.zeros(self.count)
         if not instance.asynchronous:
             out = np.minimum(self.occupied.min(axis=1), self._back_station)
@@ -142,7 +156,10 @@ class Problem:
         self.reach: Integers = np.empty((self.count, layers + 1), dtype=np.int64)
         for kind in range(self.count):
             by_bytes = np.searchsorted(self._held, self._held + room[kind], side="right") - 1
-            by_time = np.searchsorted(self.done[kind], self.done[kind] + time_left[kind], side="right") - 1
+            by_time = (
+                np.searchsorted(self.done[kind], self.done[kind] + time_left[kind], side="right")
+                - 1
+            )
             reach = np.minimum(np.minimum(by_bytes, by_time), starts + most[kind])
             self.reach[kind] = np.maximum(np.minimum(reach, layers - 1), starts - 1)
         self.reach[0] = starts - 1
@@ -151,14 +168,20 @@ class Problem:
         seconds = self.overhead[:, None] + self.done[:, -1:] - self.done + head_s
         station = seconds if instance.asynchronous else seconds + self._back_station[:, None]
         need = self._held[-1] - self._held + head_bytes
-        ok = (need[None] <= room[:, None]) & (station <= self.limit) & (layers - starts[None] <= most[:, None])
+        ok = (
+            (need[None] <= room[:, None])
+            & (station <= self.limit)
+            & (layers - starts[None] <= most[:, None])
+        )
         ok[:, [0, layers]] = False
         ok[0] = False
         self.finish: Floats = np.where(ok, seconds + self._back[:, None], INFINITY)
         both = instance.embed_bytes + instance.head_bytes - instance.tied_bytes
         seconds_first = self.overhead[0] + instance.embed_s[source] + self.done[0]
         first_s = seconds_first + (instance.head_s[source] if at_source else 0.0)
-        fits = (self._held + (both if at_source else instance.embed_bytes) <= room[0]) & (starts <= most[0])
+        fits = (self._held + (both if at_source else instance.embed_bytes) <= room[0]) & (
+            starts <= most[0]
+        )
         fits &= (first_s + out[0] <= self.limit) & can_send[0]
         fits[[0, layers]] = False
         self.first: Floats = np.where(fits, first_s, INFINITY)
@@ -168,9 +191,11 @@ class Problem:
         self.alone = alone if allowed else INFINITY
 
     def restrict(self, other: Problem) -> None:
-        """Leave out the stages and links that another problem of the same nodes, layers and memory does not have.
+        """Leave out the stages and links that another problem of the same nodes, layers and memory
+        does not have.
 
-        If sending is part of a station, the remainder may be more than the other problem allows, never less.
+        If sending is part of a station, the remainder may be more than the other problem allows,
+        never less.
         """
         self.reach = np.minimum(self.reach, other.reach)
         missing = np.isinf(other.occupied)
@@ -182,8 +207,8 @@ class Problem:
 
     @property
     def has_room(self) -> bool:
-        """Whether all nodes together have room for the layers, each at its best place; without that there is no walk of
-        several stages."""
+        """Whether all nodes together have room for the layers, each at its best place; without that
+        there is no walk of several stages."""
         return float(self.most_layers @ self.sizes) >= self.layers
 
     @cached_property
@@ -202,7 +227,8 @@ class Problem:
 
     @cached_property
     def windows(self) -> Floats:
-        """[N, widest, C] seconds of a middle stage by start, layers - 1 and kind; infinite outside its window."""
+        """[N, widest, C] seconds of a middle stage by start, layers - 1 and kind; infinite outside
+        its window."""
         table = np.full((self.layers, max(1, self.widest), self.count), INFINITY)
         starts = np.arange(self.layers)
         for width in range(1, self.widest + 1):

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, HeadActivated, StageBroke, StageLoaded
+from edgeshard_agent.core.events import (
+    ActionStarted,
+    CommandReceived,
+    Event,
+    HeadActivated,
+    StageBroke,
+    StageLoaded,
+)
 from edgeshard_agent.core.node_actions import SendResults
 from edgeshard_agent.core.node_state import AgentState, SlotPhase, apply, reconcile
 from edgeshard_agent.measuring import facts as probe
@@ -20,7 +27,11 @@ from tests.agent.core.nodes import STARTED
 NAME, EPOCH = DeploymentName("tales"), Epoch(1)
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
 PREPARE = PrepareStage(
-    DeploymentSpec(name=NAME, model="m", source="a"), Placement((STAGE,), 16, 4, 1, 1), 0, EPOCH, Digest("0" * 64)
+    DeploymentSpec(name=NAME, model="m", source="a"),
+    Placement((STAGE,), 16, 4, 1, 1),
+    0,
+    EPOCH,
+    Digest("0" * 64),
 )
 LOADED = StageLoaded(NAME, EPOCH, StageStatus(NAME, EPOCH, 0, LayerRange(0, 4), StagePhase.READY))
 
@@ -33,7 +44,9 @@ def run(*events: Event) -> tuple[AgentState, dict[str, str | None]]:
         for action in reconcile(state):
             state = apply(state, ActionStarted(action))
             if isinstance(action, SendResults):
-                answers |= {r.operation_id: r.failure.reason if r.failure else None for r in action.results}
+                answers |= {
+                    r.operation_id: r.failure.reason if r.failure else None for r in action.results
+                }
     return state, answers
 
 
@@ -47,16 +60,22 @@ READY = (command("p", PREPARE), LOADED)
 
 def test_a_stage_that_breaks_while_its_head_opens_answers_the_activate() -> None:
     state, answers = run(*READY, command("a", ACTIVATE), StageBroke(NAME, EPOCH))
-    assert answers == {"p": None, "a": "STAGE_FAILED"} and state.slots[NAME].phase is SlotPhase.BROKEN
+    assert (
+        answers == {"p": None, "a": "STAGE_FAILED"} and state.slots[NAME].phase is SlotPhase.BROKEN
+    )
 
 
 def test_a_head_that_opens_after_its_stage_broke_does_not_make_it_whole() -> None:
-    state, _ = run(*READY, command("a", ACTIVATE), StageBroke(NAME, EPOCH), HeadActivated(NAME, EPOCH))
+    state, _ = run(
+        *READY, command("a", ACTIVATE), StageBroke(NAME, EPOCH), HeadActivated(NAME, EPOCH)
+    )
     assert state.slots[NAME].phase is SlotPhase.BROKEN
 
 
 def test_a_broken_stage_answers_what_comes_at_its_epoch() -> None:
-    _, answers = run(*READY, StageBroke(NAME, EPOCH), command("a", ACTIVATE), command("again", PREPARE))
+    _, answers = run(
+        *READY, StageBroke(NAME, EPOCH), command("a", ACTIVATE), command("again", PREPARE)
+    )
     assert answers == {"p": None, "a": "STAGE_FAILED", "again": "STAGE_FAILED"}
 
 

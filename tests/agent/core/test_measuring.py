@@ -1,5 +1,5 @@
-"""Commands to measure, in the pure core: one at a time, never while a stage loads, answered once, ended when in the
-way."""
+"""Commands to measure, in the pure core: one at a time, never while a stage loads, answered once,
+ended when in the way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, StageClosed, StageLoaded
+from edgeshard_agent.core.events import (
+    ActionStarted,
+    CommandReceived,
+    Event,
+    StageClosed,
+    StageLoaded,
+)
 from edgeshard_agent.core.measuring import (
     ControlLost,
     MeasuringCommand,
@@ -20,7 +26,14 @@ from edgeshard_agent.core.measuring import (
 from edgeshard_agent.core.node_actions import Action, CloseStage, LoadStage, SendResults
 from edgeshard_agent.core.node_state import apply, reconcile
 
-from edgeshard.domain.control.commands import Command, MeasureCompute, Peer, PrepareStage, ProbeLinks, ReleaseStage
+from edgeshard.domain.control.commands import (
+    Command,
+    MeasureCompute,
+    Peer,
+    PrepareStage,
+    ProbeLinks,
+    ReleaseStage,
+)
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import UnavailableError
@@ -34,16 +47,23 @@ from tests.agent.core.nodes import STARTED
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
 PREPARE = PrepareStage(
-    DeploymentSpec(name=NAME, model="m", source="a"), Placement((STAGE,), 16, 4, 1, 1), 0, Epoch(1), Digest("0" * 64)
+    DeploymentSpec(name=NAME, model="m", source="a"),
+    Placement((STAGE,), 16, 4, 1, 1),
+    0,
+    Epoch(1),
+    Digest("0" * 64),
 )
 RELEASE = ReleaseStage(NAME, Epoch(1))
-LOADED = StageLoaded(NAME, Epoch(1), StageStatus(NAME, Epoch(1), 0, LayerRange(0, 4), StagePhase.READY))
+LOADED = StageLoaded(
+    NAME, Epoch(1), StageStatus(NAME, Epoch(1), 0, LayerRange(0, 4), StagePhase.READY)
+)
 MEASURE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, effort=Effort.QUICK, again=False)
 PROBE = ProbeLinks((Peer(NodeId("p"), NodeName("p"), "127.0.0.1:2"),))
 
 
 class Node:
-    """Runs the core: `started` are the actions it received, `answers` the reason of each answer's failure."""
+    """Runs the core: `started` are the actions it received, `answers` the reason of each answer's
+    failure."""
 
     def __init__(self) -> None:
         self.state = STARTED
@@ -56,7 +76,9 @@ class Node:
         for action in reconcile(self.state):
             self.state = apply(self.state, ActionStarted(action))
             if isinstance(action, SendResults):
-                self.answers |= {r.operation_id: r.failure.reason if r.failure else None for r in action.results}
+                self.answers |= {
+                    r.operation_id: r.failure.reason if r.failure else None for r in action.results
+                }
                 self.answered += [r.operation_id for r in action.results]
             else:
                 self.started.append(action)
@@ -86,7 +108,9 @@ def test_a_measurement_is_started_once_and_its_end_is_the_answer(
     node.post(MeasuringEnded(task("m", command), error))
     assert node.answers == {"m": error.reason if error else None}
     node.command("m", command)
-    assert not node.take() and node.answered == ["m", "m"], "a repeated command is answered and not repeated"
+    assert not node.take() and node.answered == ["m", "m"], (
+        "a repeated command is answered and not repeated"
+    )
 
 
 def test_a_second_measurement_is_refused_while_one_runs() -> None:
@@ -137,7 +161,9 @@ def test_a_stage_ends_a_measurement_and_waits_for_its_memory() -> None:
     node.command("m", MEASURE)
     node.command("p", PREPARE)
     assert node.answers == {"m": "STAGE_CAME"}
-    assert node.take() == [StartMeasuring(task("m")), StopMeasuring()], "the stage is loaded before the memory is free"
+    assert node.take() == [StartMeasuring(task("m")), StopMeasuring()], (
+        "the stage is loaded before the memory is free"
+    )
     node.post(MeasuringStopped())
     assert node.take() == [LoadStage(PREPARE)]
 
@@ -146,11 +172,16 @@ def test_a_stage_does_not_end_a_probe() -> None:
     node = Node()
     node.command("links", PROBE)
     node.command("p", PREPARE)
-    assert node.take() == [StartMeasuring(task("links", PROBE)), LoadStage(PREPARE)] and not node.answers
+    assert (
+        node.take() == [StartMeasuring(task("links", PROBE)), LoadStage(PREPARE)]
+        and not node.answers
+    )
 
 
 @pytest.mark.parametrize("command", [MEASURE, PROBE])
-def test_a_lost_control_stream_ends_it_and_the_same_command_begins_anew(command: MeasuringCommand) -> None:
+def test_a_lost_control_stream_ends_it_and_the_same_command_begins_anew(
+    command: MeasuringCommand,
+) -> None:
     node = Node()
     node.command("m", command)
     node.post(ControlLost())
@@ -172,7 +203,8 @@ def test_a_lost_control_stream_is_nothing_to_a_node_that_measures_nothing() -> N
 
 
 class Executor:
-    """Carries out actions when the test calls it, and checks that the core's actions are possible."""
+    """Carries out actions when the test calls it, and checks that the core's actions are
+    possible."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -185,7 +217,9 @@ class Executor:
             match action:
                 case StartMeasuring():
                     assert self.running is None and not self.stopping
-                    loads = self.todo and isinstance(self.todo[-1], LoadStage)  # whose end a newer action would be
+                    loads = self.todo and isinstance(
+                        self.todo[-1], LoadStage
+                    )  # whose end a newer action would be
                     assert not loads or isinstance(action.task.command, ProbeLinks)
                     self.running = action.task
                 case StopMeasuring():

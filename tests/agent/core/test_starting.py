@@ -1,4 +1,5 @@
-"""Commands that wait while a node starts or its layers are measured, and commands that do not: in the pure core."""
+"""Commands that wait while a node starts or its layers are measured, and commands that do not: in
+the pure core."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def received(operation: str, command: Command) -> CommandReceived:
 
 
 def test_a_stage_that_goes_before_it_could_load_is_closed_at_once() -> None:
-    _, actions = post(AgentState(), received("p", PREPARE), received("r", ReleaseStage(NAME, Epoch(1))))
+    _, actions = post(
+        AgentState(), received("p", PREPARE), received("r", ReleaseStage(NAME, Epoch(1)))
+    )
     assert actions == [CloseStage(NAME)]
 
 
@@ -84,15 +87,26 @@ def test_a_standby_waits_for_the_memory_that_a_measurement_has() -> None:
 def test_a_measurement_waits_for_the_start() -> None:
     state, actions = post(AgentState(), received("m", ProbeLinks(())))
     assert not actions
-    assert StartMeasuring(MeasuringTask(OperationId("m"), ProbeLinks(()))) in post(state, Started(FACTS))[1]
+    assert (
+        StartMeasuring(MeasuringTask(OperationId("m"), ProbeLinks(())))
+        in post(state, Started(FACTS))[1]
+    )
 
 
 @pytest.mark.parametrize("broke", [False, True])
 def test_the_former_stage_answers_for_no_later_epoch(broke: bool) -> None:
-    loaded = StageLoaded(NAME, Epoch(1), StageStatus(NAME, Epoch(1), 0, LayerRange(0, 4), StagePhase.READY))
+    loaded = StageLoaded(
+        NAME, Epoch(1), StageStatus(NAME, Epoch(1), 0, LayerRange(0, 4), StagePhase.READY)
+    )
     active = (received("p", PREPARE), loaded, received("a", ActivateHead(NAME, Epoch(1))))
-    state, _ = post(STARTED, *active, HeadActivated(NAME, Epoch(1)), *(StageBroke(NAME, Epoch(1)),) * broke)
+    state, _ = post(
+        STARTED, *active, HeadActivated(NAME, Epoch(1)), *(StageBroke(NAME, Epoch(1)),) * broke
+    )
     again = replace(PREPARE, epoch=Epoch(2))
-    for command in (received("p2", again), received("p3", again), received("a2", ActivateHead(NAME, Epoch(2)))):
+    for command in (
+        received("p2", again),
+        received("p3", again),
+        received("a2", ActivateHead(NAME, Epoch(2))),
+    ):
         state = apply(state, command)  # before the executor has begun to load
     assert not state.unsent

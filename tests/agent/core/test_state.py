@@ -20,11 +20,31 @@ from edgeshard_agent.core.events import (
     StageLoadFailed,
     Started,
 )
-from edgeshard_agent.core.node_actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
-from edgeshard_agent.core.node_state import AgentState, SlotPhase, apply, machine, reconcile, worth_keeping
+from edgeshard_agent.core.node_actions import (
+    Action,
+    CloseStage,
+    LoadStage,
+    OpenHead,
+    ReportStarted,
+    SendResults,
+)
+from edgeshard_agent.core.node_state import (
+    AgentState,
+    SlotPhase,
+    apply,
+    machine,
+    reconcile,
+    worth_keeping,
+)
 
 from edgeshard.debugging.ring import EventRing
-from edgeshard.domain.control.commands import ActivateHead, Command, CommandResult, PrepareStage, ReleaseStage
+from edgeshard.domain.control.commands import (
+    ActivateHead,
+    Command,
+    CommandResult,
+    PrepareStage,
+    ReleaseStage,
+)
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import InternalError
@@ -41,8 +61,14 @@ LATER_STAGE = frozenset({5, 9})
 
 def prepare(epoch: int) -> PrepareStage:
     spec = DeploymentSpec(name=NAME, model="m", source="a")
-    stages = (replace(STAGE, node_id=NodeId("other")), replace(STAGE, index=1)) if epoch in LATER_STAGE else (STAGE,)
-    return PrepareStage(spec, Placement(stages, 16, 4, 1, 1), len(stages) - 1, Epoch(epoch), Digest("0" * 64))
+    stages = (
+        (replace(STAGE, node_id=NodeId("other")), replace(STAGE, index=1))
+        if epoch in LATER_STAGE
+        else (STAGE,)
+    )
+    return PrepareStage(
+        spec, Placement(stages, 16, 4, 1, 1), len(stages) - 1, Epoch(epoch), Digest("0" * 64)
+    )
 
 
 def status(epoch: int) -> StageStatus:
@@ -66,7 +92,9 @@ class Node:
                 self.answers += action.results
             else:
                 self.todo.append(action)
-        assert all(isinstance(a, SendResults) is False for a in reconcile(self.state)), "an action is named twice"
+        assert all(isinstance(a, SendResults) is False for a in reconcile(self.state)), (
+            "an action is named twice"
+        )
         assert not reconcile(self.state)
 
     def apply(self, event: Event) -> None:
@@ -75,7 +103,9 @@ class Node:
 
     def check_replays(self) -> None:
         """A dump taken now, as text, leads to the state there is."""
-        document = json.loads(json.dumps(machine().document(self.state, self.ring.view(self.state))))
+        document = json.loads(
+            json.dumps(machine().document(self.state, self.ring.view(self.state)))
+        )
         assert machine().state.decode(document["state"]) == self.state
         assert not machine().replay(document).differs
 
@@ -138,12 +168,17 @@ def test_a_higher_epoch_takes_over_and_a_lower_one_is_refused() -> None:
     node.command("p2", prepare(2))
     assert node.todo == [LoadStage(prepare(1)), LoadStage(prepare(2))]
     node.finish()
-    assert node.answered() == {"p1": False}, "the load of a superseded epoch is not the answer to the new one"
+    assert node.answered() == {"p1": False}, (
+        "the load of a superseded epoch is not the answer to the new one"
+    )
     node.finish()
     assert node.answered() == {"p1": False, "p2": True}
     node.command("old", prepare(1))
     node.command("old-release", ReleaseStage(NAME, Epoch(1)))
-    assert [a.failure.reason for a in node.answers[-2:] if a.failure] == ["STALE_EPOCH", "STALE_EPOCH"]
+    assert [a.failure.reason for a in node.answers[-2:] if a.failure] == [
+        "STALE_EPOCH",
+        "STALE_EPOCH",
+    ]
     assert node.state.slots[NAME].phase is SlotPhase.READY
 
 
@@ -151,7 +186,10 @@ def test_a_release_while_loading_closes_and_answers_the_prepare() -> None:
     node = Node()
     node.command("p", prepare(1))
     node.command("r", ReleaseStage(NAME, Epoch(1)))
-    assert node.answered() == {"p": False} and node.todo == [LoadStage(prepare(1)), CloseStage(NAME)]
+    assert node.answered() == {"p": False} and node.todo == [
+        LoadStage(prepare(1)),
+        CloseStage(NAME),
+    ]
     node.finish()
     node.finish()
     assert node.answered() == {"p": False, "r": True} and not node.state.slots
@@ -160,7 +198,9 @@ def test_a_release_while_loading_closes_and_answers_the_prepare() -> None:
 def test_activating_what_is_not_prepared_is_refused() -> None:
     node = Node()
     node.command("a", ActivateHead(NAME, Epoch(1)))
-    assert node.answers[-1].failure is not None and node.answers[-1].failure.reason == "NOT_PREPARED"
+    assert (
+        node.answers[-1].failure is not None and node.answers[-1].failure.reason == "NOT_PREPARED"
+    )
 
 
 def test_a_broken_stage_waits_for_the_coordinator() -> None:
@@ -185,7 +225,11 @@ def test_any_order_settles_and_every_command_is_answered(seed: int) -> None:
         elif roll < 0.55:
             node.post(StageBroke(NAME, epoch))
         else:
-            commands: list[Command] = [prepare(epoch), ActivateHead(NAME, epoch), ReleaseStage(NAME, epoch)]
+            commands: list[Command] = [
+                prepare(epoch),
+                ActivateHead(NAME, epoch),
+                ReleaseStage(NAME, epoch),
+            ]
             asked.append(f"op{number}")
             node.command(asked[-1], rng.choice(commands))
     node.check_replays()
@@ -241,7 +285,13 @@ class Expected:
                 if not (self.started or self.wanted):
                     return {operation: "OK"}
                 answers = self._end(self.prepares, self.activates, reason="SUPERSEDED")
-                self.wanted, self.loaded, self.broken, self.head, self.closing = 0, 0, 0, "closed", True
+                self.wanted, self.loaded, self.broken, self.head, self.closing = (
+                    0,
+                    0,
+                    0,
+                    "closed",
+                    True,
+                )
                 self.releases.append(operation)
                 return answers
         return {}
@@ -283,7 +333,8 @@ class Expected:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_each_event_brings_the_answers_it_must_and_no_others(seed: int) -> None:
-    """Commands of any epochs, several of one epoch under way at once, loads and heads that fail, stages that break."""
+    """Commands of any epochs, several of one epoch under way at once, loads and heads that fail,
+    stages that break."""
     rng, node, expected = random.Random(seed), Node(), Expected()
     epoch, was_loaded = 1, [0]
     for number in range(400):
@@ -307,10 +358,18 @@ def test_each_event_brings_the_answers_it_must_and_no_others(seed: int) -> None:
             (command,) = rng.choices(kinds, [5, 4, 2])
             answers = expected.command(f"op{number}", command)
             node.command(f"op{number}", command)
-        said = {a.operation_id: a.failure.reason if a.failure else "OK" for a in node.answers[before:]}
+        said = {
+            a.operation_id: a.failure.reason if a.failure else "OK" for a in node.answers[before:]
+        }
         assert said == answers, f"event {number}"
-        opening = [action for action in node.todo if isinstance(action, OpenHead) and action.epoch == expected.loaded]
-        assert bool(opening) == bool(expected.loaded and expected.activates), "a head is opened when somebody asked"
+        opening = [
+            action
+            for action in node.todo
+            if isinstance(action, OpenHead) and action.epoch == expected.loaded
+        ]
+        assert bool(opening) == bool(expected.loaded and expected.activates), (
+            "a head is opened when somebody asked"
+        )
         closing = sum(isinstance(action, CloseStage) for action in node.todo)
         assert closing == expected.closing, "closed once, and only what is wanted no more"
     while node.todo:
@@ -320,7 +379,10 @@ def test_each_event_brings_the_answers_it_must_and_no_others(seed: int) -> None:
     assert (slot is None) == (not expected.wanted and not expected.broken)
     if slot is not None:
         assert slot.epoch == expected.wanted
-        phases = {"open": SlotPhase.ACTIVE, "closed": SlotPhase.READY if expected.loaded else SlotPhase.BROKEN}
+        phases = {
+            "open": SlotPhase.ACTIVE,
+            "closed": SlotPhase.READY if expected.loaded else SlotPhase.BROKEN,
+        }
         assert slot.phase is phases[expected.head]
 
 

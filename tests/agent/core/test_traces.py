@@ -1,11 +1,18 @@
-"""Commands to trace, in the pure core: of a stage that runs, the newest of each, answered once and not remembered."""
+"""Commands to trace, in the pure core: of a stage that runs, the newest of each, answered once and
+not remembered."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, StageBroke, StageLoaded
+from edgeshard_agent.core.events import (
+    ActionStarted,
+    CommandReceived,
+    Event,
+    StageBroke,
+    StageLoaded,
+)
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.core.node_actions import Action, SendResults
 from edgeshard_agent.core.node_state import AgentState, apply, machine, reconcile, worth_keeping
@@ -24,15 +31,22 @@ from tests.agent.core.nodes import STARTED
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
 PREPARE = PrepareStage(
-    DeploymentSpec(name=NAME, model="m", source="a"), Placement((STAGE,), 16, 4, 1, 1), 0, Epoch(2), Digest("0" * 64)
+    DeploymentSpec(name=NAME, model="m", source="a"),
+    Placement((STAGE,), 16, 4, 1, 1),
+    0,
+    Epoch(2),
+    Digest("0" * 64),
 )
-LOADED = StageLoaded(NAME, Epoch(2), StageStatus(NAME, Epoch(2), 0, LayerRange(0, 4), StagePhase.READY))
+LOADED = StageLoaded(
+    NAME, Epoch(2), StageStatus(NAME, Epoch(2), 0, LayerRange(0, 4), StagePhase.READY)
+)
 TRACE = TraceSteps(NAME, Epoch(2), 5.0)
 FOUND = StageTrace(0, "a", LayerRange(0, 4), ())
 
 
 class Node:
-    """Runs the core: `started` are the traces it was ordered to take, `answers` its answers to each command."""
+    """Runs the core: `started` are the traces it was ordered to take, `answers` its answers to each
+    command."""
 
     def __init__(self) -> None:
         self.state = STARTED
@@ -60,7 +74,10 @@ class Node:
         answers, self.answers = self.answers, []
         for answer in answers:
             assert (answer.failure is None) == (answer.trace is not None)
-        return [(answer.operation_id, answer.failure.reason if answer.failure else "") for answer in answers]
+        return [
+            (answer.operation_id, answer.failure.reason if answer.failure else "")
+            for answer in answers
+        ]
 
 
 @pytest.fixture
@@ -101,7 +118,9 @@ def test_the_ring_keeps_no_steps_and_replays_without_them() -> None:
     assert not machine().replay(document).differs
 
 
-@pytest.mark.parametrize("command", [TraceSteps(NAME, Epoch(1), 5.0), TraceSteps(DeploymentName("x"), Epoch(2), 5.0)])
+@pytest.mark.parametrize(
+    "command", [TraceSteps(NAME, Epoch(1), 5.0), TraceSteps(DeploymentName("x"), Epoch(2), 5.0)]
+)
 def test_no_such_stage_is_said_at_once(node: Node, command: TraceSteps) -> None:
     node.command("t", command)
     assert not node.started and node.take_answers() == [("t", "NO_STAGE")]

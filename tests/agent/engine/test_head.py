@@ -1,4 +1,5 @@
-"""Requests at the head that end in an unusual way are answered, and the event loop stays free meanwhile."""
+"""Requests at the head that end in an unusual way are answered, and the event loop stays free
+meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
 import edgeshard
 from edgeshard.domain.deployments.placement import Mode
-from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import (
     FinishReason,
@@ -31,8 +37,20 @@ from edgeshard.domain.requests.generation import (
     Sampling,
     Token,
 )
-from edgeshard.domain.requests.head import HeadEvent, RequestAccepted, RequestAdmitted, RequestEnd, StartRequest
-from edgeshard.domain.requests.step import ReturnedStep, SampledToken, SpanLogprobs, StepResult, Targets
+from edgeshard.domain.requests.head import (
+    HeadEvent,
+    RequestAccepted,
+    RequestAdmitted,
+    RequestEnd,
+    StartRequest,
+)
+from edgeshard.domain.requests.step import (
+    ReturnedStep,
+    SampledToken,
+    SpanLogprobs,
+    StepResult,
+    Targets,
+)
 
 pytestmark = pytest.mark.timing
 
@@ -106,7 +124,9 @@ class Rig:
 
 async def begin(rig: Rig) -> asyncio.Task[None]:
     """A text request, up to its wait for the tokenizer."""
-    task = asyncio.create_task(rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4))))
+    task = asyncio.create_task(
+        rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
+    )
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return task
@@ -127,7 +147,10 @@ async def test_what_comes_right_behind_a_request_finds_it() -> None:
     """As when a head stood still, and all that came meanwhile is read at once."""
     rig = Rig()
     rig.tokenizer.go.set()
-    for name, then in (("twice", rig.head.start), ("cancelled", lambda start: rig.head.cancel(start.request_id))):
+    for name, then in (
+        ("twice", rig.head.start),
+        ("cancelled", lambda start: rig.head.cancel(start.request_id)),
+    ):
         start = StartRequest(RequestId(name), Generation((1, 2), 4))
         rig.head.start(start)
         then(start)
@@ -138,13 +161,19 @@ async def test_what_comes_right_behind_a_request_finds_it() -> None:
     assert HeadEvent(RequestId("cancelled"), RequestEnd(FinishReason.CANCELLED, "")) in rig.out
 
 
-async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the_next_epoch() -> None:
+async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the_next_epoch() -> (
+    None
+):
     rig, broken = Rig(), UnavailableError("the next node is gone")
     task = await begin(rig)
     rig.head.fail(broken)
     rig.tokenizer.go.set()
     await task
-    assert rig.out == [HeadEvent(REQUEST, RequestAccepted((1, 2)))] and not rig.steps and rig.failures == [broken]
+    assert (
+        rig.out == [HeadEvent(REQUEST, RequestAccepted((1, 2)))]
+        and not rig.steps
+        and rig.failures == [broken]
+    )
     rig.next_epoch()
     assert [step.tokens for step in rig.steps] == [(1, 2)]
 
@@ -157,7 +186,9 @@ async def test_it_says_how_long_it_has_been_the_head_over_all_its_epochs() -> No
     assert rig.head.head_for_s == 7.0
 
 
-async def test_a_late_token_is_asked_for_where_nothing_runs_and_not_while_the_head_is_paused() -> None:
+async def test_a_late_token_is_asked_for_where_nothing_runs_and_not_while_the_head_is_paused() -> (
+    None
+):
     rig = Rig()
     rig.tokenizer.go.set()
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
@@ -229,10 +260,14 @@ async def test_a_text_that_cannot_be_made_ends_its_request_and_no_other() -> Non
     assert rig.out[-1] == HeadEvent(RequestId("other"), Token(2, 8, "<8>")) and not rig.failures
 
 
-async def test_tokens_outside_the_vocabulary_with_which_a_client_comes_back_break_no_pipeline() -> None:
+async def test_tokens_outside_the_vocabulary_with_which_a_client_comes_back_break_no_pipeline() -> (
+    None
+):
     """The first stage would fail with a step that has one, and its deployment with it."""
     rig = Rig()
-    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4), emitted_tokens=(5, 100)))
+    await rig.head.start_request(
+        StartRequest(REQUEST, Generation((1, 2), 4), emitted_tokens=(5, 100))
+    )
     (refused,) = rig.out
     assert isinstance(refused.event, InvalidArgumentError) and not rig.steps
     assert (refused.event.field, refused.event.reason) == ("resume.tokens", "TOKEN_OUT_OF_RANGE")
@@ -243,7 +278,9 @@ async def test_a_result_that_cannot_be_breaks_the_pipeline_and_no_request() -> N
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
     rig.head.on_return(ReturnedStep(5, StepResult(())))
     (failure,) = rig.failures
-    assert isinstance(failure, InternalError) and rig.out == [HeadEvent(REQUEST, RequestAccepted((1, 2)))]
+    assert isinstance(failure, InternalError) and rig.out == [
+        HeadEvent(REQUEST, RequestAccepted((1, 2)))
+    ]
     rig.head.on_return(ReturnedStep(5, StepResult(())))
     assert len(rig.failures) == 1
 
@@ -261,21 +298,30 @@ async def test_a_step_that_cannot_be_offered_breaks_the_pipeline_and_no_request(
         rig.head.cancel(RequestId("one"))
     elif when == "after a token":
         rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
-    assert len(rig.failures) == 1 and not any(isinstance(output.event, EdgeShardError) for output in rig.out)
+    assert len(rig.failures) == 1 and not any(
+        isinstance(output.event, EdgeShardError) for output in rig.out
+    )
     rig.next_epoch()
-    begun = {"of the request": (1, 2, 1, 2), "of a cancel": (1, 2), "after a token": (1, 2, 7, 1, 2)}
+    begun = {
+        "of the request": (1, 2, 1, 2),
+        "of a cancel": (1, 2),
+        "after a token": (1, 2, 7, 1, 2),
+    }
     assert tuple(token for step in rig.steps for token in step.tokens) == begun[when]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 async def test_the_head_takes_as_many_requests_as_run_and_wait(window: int) -> None:
-    """Two may run and eight wait, however many steps the window lets through at the moment they come."""
+    """Two may run and eight wait, however many steps the window lets through at the moment they
+    come."""
     rig = Rig(window=window, concurrency=2)
     for number in range(10):
         await rig.head.start_request(StartRequest(RequestId(f"r{number}"), Generation((1, 2), 62)))
     assert sum(isinstance(output.event, RequestAccepted) for output in rig.out) == 10
     await rig.head.start_request(StartRequest(RequestId("one too many"), Generation((1, 2), 62)))
-    assert isinstance(rig.out[-1].event, EdgeShardError) and rig.out[-1].event.reason == "QUEUE_FULL"
+    assert (
+        isinstance(rig.out[-1].event, EdgeShardError) and rig.out[-1].event.reason == "QUEUE_FULL"
+    )
 
 
 async def test_it_says_when_a_request_waits_no_more() -> None:
@@ -297,7 +343,9 @@ async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() 
 
 
 @pytest.mark.parametrize("client", ["client/b", ""])
-async def test_whoever_names_the_id_of_anothers_request_gets_a_request_of_its_own(client: str) -> None:
+async def test_whoever_names_the_id_of_anothers_request_gets_a_request_of_its_own(
+    client: str,
+) -> None:
     """After a coordinator was lost, only the head knows whose it is."""
     rig = Rig()
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4), client="client/a"))
@@ -316,7 +364,10 @@ async def test_the_client_of_a_request_is_told_what_it_has_not_heard() -> None:
     rig.head.stream_lost()
     rig.out.clear()
     rig.head.start(StartRequest(REQUEST, Generation((1, 2), 4), client="client/a", resumed=True))
-    assert rig.out == [HeadEvent(REQUEST, RequestAccepted((1, 2))), HeadEvent(REQUEST, Token(2, 7, "<7>"))]
+    assert rig.out == [
+        HeadEvent(REQUEST, RequestAccepted((1, 2))),
+        HeadEvent(REQUEST, Token(2, 7, "<7>")),
+    ]
 
 
 async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
@@ -334,7 +385,9 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     tokenizer = Tokenizer.load(Path(edgeshard.__file__).parent / "demo_model" / "tokenizer.json")
     batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
     context = 100_000  # less than the prompt has, and more than its bytes imply
-    scheduler = Scheduler(BlockAllocator(4, 16), Limits(context, 4), batching, Chunking(16), frozenset())
+    scheduler = Scheduler(
+        BlockAllocator(4, 16), Limits(context, 4), batching, Chunking(16), frozenset()
+    )
     out: list[HeadEvent] = []
     limits = HeadLimits(4096, 64, context)
     head = Head(Epoch(scheduler, lambda step: None, out.append), tokenizer, limits)
@@ -360,17 +413,26 @@ async def test_new_tokens_are_clipped_to_the_context_where_the_request_says_so(
     await rig.head.start_request(StartRequest(REQUEST, generation))
     while rig.steps:
         step = rig.steps.pop(0)
-        tokens = [SampledToken(span.request, span.end_position, 7) for span in step.plan.spans if span.sample]
+        tokens = [
+            SampledToken(span.request, span.end_position, 7)
+            for span in step.plan.spans
+            if span.sample
+        ]
         rig.head.on_return(ReturnedStep(step.number, StepResult(tuple(tokens))))
     assert sum(isinstance(output.event, Token) for output in rig.out) == answers
-    assert isinstance(rig.out[-1].event, RequestEnd) and rig.out[-1].event.reason is FinishReason.LENGTH
+    assert (
+        isinstance(rig.out[-1].event, RequestEnd)
+        and rig.out[-1].event.reason is FinishReason.LENGTH
+    )
 
 
 @pytest.mark.parametrize(("clips", "field"), [(True, "prompt"), (False, "max_new_tokens")])
 async def test_what_does_not_fit_the_context_is_refused(clips: bool, field: str) -> None:
     rig = Rig()
     prompt = (1,) * (64 if clips else 60)
-    await rig.head.start_request(StartRequest(REQUEST, Generation(prompt, 5, clip_new_tokens=clips)))
+    await rig.head.start_request(
+        StartRequest(REQUEST, Generation(prompt, 5, clip_new_tokens=clips))
+    )
     (refused,) = rig.out
     assert isinstance(refused.event, EdgeShardError) and refused.event.field == field
 
@@ -381,7 +443,10 @@ async def test_a_token_says_when_it_came_back_to_the_head() -> None:
     for step in range(2):
         rig.now = 100.0 + step
         rig.head.on_return(ReturnedStep(step, StepResult((SampledToken(0, 2 + step, 7),))))
-    assert [output.event.at_s for output in rig.out if isinstance(output.event, Token)] == [100.0, 101.0]
+    assert [output.event.at_s for output in rig.out if isinstance(output.event, Token)] == [
+        100.0,
+        101.0,
+    ]
 
 
 LONG = tuple(range(1, 31))
@@ -409,7 +474,9 @@ async def test_prompt_logprobs_that_were_said_are_not_asked_for_again_in_the_nex
     assert [step.plan.spans[0].targets for step in rig.steps] == [None, Targets(17, LONG[17:])]
     rig.head.on_return(ReturnedStep(0, StepResult()))
     rig.head.on_return(scored(1, rig.steps[1].plan.spans[0].request, 17, 13))
-    assert said(rig) == [(1, 16), (17, 13)] and rig.out[-1] == HeadEvent(REQUEST, RequestEnd(FinishReason.LENGTH, ""))
+    assert said(rig) == [(1, 16), (17, 13)] and rig.out[-1] == HeadEvent(
+        REQUEST, RequestEnd(FinishReason.LENGTH, "")
+    )
 
 
 @pytest.mark.parametrize("known", [1, 5, 17])
@@ -426,7 +493,9 @@ async def test_a_client_that_comes_back_gets_the_prompt_logprobs_that_it_lacks(k
     )
 
 
-async def test_a_request_whose_beginning_another_head_had_begins_again_for_a_client_that_lacks_it() -> None:
+async def test_a_request_whose_beginning_another_head_had_begins_again_for_a_client_that_lacks_it() -> (
+    None
+):
     rig = Rig()
     generation = Generation(LONG, 0, prompt_logprobs=True)
     await rig.head.start_request(StartRequest(REQUEST, generation, scored=9))
@@ -445,9 +514,14 @@ async def test_a_guide_is_refused_before_anything_is_computed() -> None:
     ):
         await rig.head.start_request(StartRequest(REQUEST, replace(generation, guide=guide)))
         refused = rig.out[-1]
-        assert isinstance(refused.event, EdgeShardError) and refused.event.field in ("guide", "ignore_eos")
+        assert isinstance(refused.event, EdgeShardError) and refused.event.field in (
+            "guide",
+            "ignore_eos",
+        )
     assert not rig.steps
-    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a"))))
+    await rig.head.start_request(
+        StartRequest(REQUEST, Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a")))
+    )
     assert rig.steps[0].plan.spans[0].guide == Guide(GuideKind.REGEX, "a")
     await rig.head.close()
 
@@ -456,7 +530,11 @@ async def test_a_model_without_a_tokenizer_or_an_end_takes_no_guide() -> None:
     rig = Rig()
     generation = Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a"))
     endless = Scheduler(
-        BlockAllocator(8, 16), Limits(64, 4), Batching(Mode.NO_BUBBLES, 1, 1, 1), Chunking(16), frozenset()
+        BlockAllocator(8, 16),
+        Limits(64, 4),
+        Batching(Mode.NO_BUBBLES, 1, 1, 1),
+        Chunking(16),
+        frozenset(),
     )
     limits = HeadLimits(100, 64, 64)
     heads = {
@@ -466,15 +544,22 @@ async def test_a_model_without_a_tokenizer_or_an_end_takes_no_guide() -> None:
     for reason, head in heads.items():
         await head.start_request(StartRequest(REQUEST, generation))
         refused = rig.out[-1].event
-        assert isinstance(refused, EdgeShardError) and (refused.field, refused.reason) == ("guide", reason)
+        assert isinstance(refused, EdgeShardError) and (refused.field, refused.reason) == (
+            "guide",
+            reason,
+        )
 
 
-async def test_more_prompt_logprobs_than_a_head_should_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_prompt_logprobs_than_a_head_should_keep_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(head_module, "PROMPT_LOGPROBS_LIMIT", 6 * len(LONG))
     rig = Rig()
     for top, is_taken in ((6, False), (5, True)):
         sampling = Sampling(logprobs=True, top_logprobs=top)
-        await rig.head.start_request(StartRequest(REQUEST, Generation(LONG, 0, sampling, prompt_logprobs=True)))
+        await rig.head.start_request(
+            StartRequest(REQUEST, Generation(LONG, 0, sampling, prompt_logprobs=True))
+        )
         assert bool(rig.steps) is is_taken
     refused = rig.out[0]
     assert isinstance(refused.event, EdgeShardError) and refused.event.field == "prompt_logprobs"

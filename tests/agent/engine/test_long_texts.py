@@ -1,4 +1,5 @@
-"""Long prompts get the tokens of a thread from their process, which no text outlives its limits in."""
+"""Long prompts get the tokens of a thread from their process, which no text outlives its limits
+in."""
 
 from __future__ import annotations
 
@@ -47,12 +48,16 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A function that returns the result for a text in this process, and in the other."""
     name, path = request.param, DEMO_MODEL / "tokenizer.json"
     if name != "demo":
-        path = write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", **PARTS[name])
+        path = write_tokenizer(
+            tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", **PARTS[name]
+        )
     tokenizer, long_texts = Tokenizer.load(path), LongTexts(path, LEAST_BYTES)
     with asyncio.Runner() as runner:
 
         def ask(text: str) -> tuple[object, object]:
-            return outcome(lambda: tokenizer.encode(text)), outcome(lambda: runner.run(long_texts.encode(text)))
+            return outcome(lambda: tokenizer.encode(text)), outcome(
+                lambda: runner.run(long_texts.encode(text))
+            )
 
         yield ask
         runner.run(long_texts.close())
@@ -65,7 +70,9 @@ def outcome(ask: Any) -> object:
         return type(error), error.message, error.field, error.reason
 
 
-texts = st.text(min_size=1, max_size=60) | st.text("012 \N{MATHEMATICAL BOLD DIGIT ZERO}", min_size=1, max_size=2000)
+texts = st.text(min_size=1, max_size=60) | st.text(
+    "012 \N{MATHEMATICAL BOLD DIGIT ZERO}", min_size=1, max_size=2000
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -111,8 +118,12 @@ async def test_the_process_begins_with_a_text_and_ends_at_the_end(demo: LongText
         await demo.encode("once")
 
 
-@pytest.mark.parametrize(("memory_bytes", "seconds"), [(64 << 20, 60.0), (MOST_BYTES, 0.02)], ids=["memory", "time"])
-async def test_a_text_that_takes_too_much_is_refused_by_its_name(memory_bytes: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("memory_bytes", "seconds"), [(64 << 20, 60.0), (MOST_BYTES, 0.02)], ids=["memory", "time"]
+)
+async def test_a_text_that_takes_too_much_is_refused_by_its_name(
+    memory_bytes: int, seconds: float
+) -> None:
     long_texts = LongTexts(DEMO_MODEL / "tokenizer.json", memory_bytes, seconds)
     with pytest.raises(InvalidArgumentError) as refused:
         await long_texts.encode("once upon a time " * (1 << 16))

@@ -1,4 +1,5 @@
-"""The resend buffer: nothing is forgotten that a receiver may still ask for, and nothing is kept beyond the window."""
+"""The resend buffer: nothing is forgotten that a receiver may still ask for, and nothing is kept
+beyond the window."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_a_gap_is_refused() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 5), st.lists(st.sampled_from(["put", "take", "lose"]), max_size=60))
 def test_every_step_arrives_once_whatever_streams_break(window: int, script: list[str]) -> None:
-    """The head's rule (step n only after the receiver ran n - window) is all that trimming relies on."""
+    """The head's rule (step n only after the receiver ran n - window) is all that trimming relies
+    on."""
     outbox, received, put, in_stream = Outbox(window), 0, 0, list[int]()
     for what in [*script, *["take"] * 100]:
         if what == "put" and put - received < window:

@@ -31,7 +31,13 @@ def test_a_step_is_noted_from_its_arrival_to_its_return(clock: HandClock) -> Non
     recorder.returned(7, 0)
     (record,) = recorder.records
     assert (record.step, record.tokens, record.prompt_tokens) == (7, 6, 5)
-    assert (record.arrived_s, record.began_s, record.ended_s, record.sent_s, record.returned_s) == (1, 1.5, 2, 2.25, 3)
+    assert (record.arrived_s, record.began_s, record.ended_s, record.sent_s, record.returned_s) == (
+        1,
+        1.5,
+        2,
+        2.25,
+        3,
+    )
 
 
 def test_guesses_are_noted_and_how_many_were_right(clock: HandClock) -> None:
@@ -39,18 +45,27 @@ def test_guesses_are_noted_and_how_many_were_right(clock: HandClock) -> None:
     recorder = StepRecorder(clock)
     recorder.ran(1, StepPlan(spans=(Span(1, 9, 4, guesses=3), Span(2, 0, 5))), 1.0, 1.5, 2.0)
     recorder.ran(2, StepPlan(spans=(Span(1, 12, 1),)), 2.0, 2.5, 3.0)
-    assert [(record.tokens, record.prompt_tokens, record.guesses) for record in recorder.records] == [
+    assert [
+        (record.tokens, record.prompt_tokens, record.guesses) for record in recorder.records
+    ] == [
         (9, 5, 3),
         (1, 0, 0),
     ]
-    tokens = [SampledToken(1, 10, 7), SampledToken(1, 11, 8), SampledToken(2, 5, 9), SampledToken(1, 12, 7)]
+    tokens = [
+        SampledToken(1, 10, 7),
+        SampledToken(1, 11, 8),
+        SampledToken(2, 5, 9),
+        SampledToken(1, 12, 7),
+    ]
     result = StepResult(tuple(tokens))
     recorder.returned(1, result.right_guesses)
     recorder.returned(2, 1)
     assert [record.right_guesses for record in recorder.records] == [2, 0]
 
 
-def test_a_step_is_noted_to_have_come_before_it_was_computed_and_its_result_after(clock: HandClock) -> None:
+def test_a_step_is_noted_to_have_come_before_it_was_computed_and_its_result_after(
+    clock: HandClock,
+) -> None:
     recorder = StepRecorder(clock)
     recorder.came(3, 0.75)
     recorder.ran(3, StepPlan(), 1.0, 1.5, 2.0)

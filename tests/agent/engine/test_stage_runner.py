@@ -17,7 +17,12 @@ from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
-from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageExperts, StagePhase, StageStreaming, StageSwap
@@ -37,7 +42,8 @@ class Pool:
 
 
 class Model:
-    """The whole of a pipeline. A step ends when the test lets it, and raises what `failures` has for its token."""
+    """The whole of a pipeline. A step ends when the test lets it, and raises what `failures` has
+    for its token."""
 
     is_first = is_last = True
     layers, parameter_bytes, pool = LayerRange(0, 2), 1000, Pool()
@@ -51,7 +57,9 @@ class Model:
         self.failures: dict[int, Exception] = {}
         self.begun, self.let = threading.Event(), threading.Event()
 
-    def execute_sweep(self, steps: Sequence[tuple[StepPlan, Any]], told: Sequence[object]) -> list[StageOutput]:
+    def execute_sweep(
+        self, steps: Sequence[tuple[StepPlan, Any]], told: Sequence[object]
+    ) -> list[StageOutput]:
         self.swept.append(len(steps))
         self.executed.extend(int(inputs[0]) for _, inputs in steps)
         self.begun.set()
@@ -100,7 +108,8 @@ class Stage:
         assert await asyncio.to_thread(self.model.begun.wait, PATIENCE_S)
 
     async def all_told(self) -> None:
-        """Wait until all offered steps have passed the compute thread, and the event loop has their results."""
+        """Wait until all offered steps have passed the compute thread, and the event loop has their
+        results."""
         self.model.let.set()
         await self.worker.run(lambda: None)
         await asyncio.sleep(0)
@@ -130,7 +139,9 @@ async def test_steps_run_in_order_and_are_told_in_order(stage: Stage) -> None:
     assert (status.steps_waiting, status.steps_done, status.tokens_done) == (0, 4, 4)
 
 
-async def test_a_stage_that_streams_runs_a_sweep_at_once_when_all_of_it_is_there(stage: Stage) -> None:
+async def test_a_stage_that_streams_runs_a_sweep_at_once_when_all_of_it_is_there(
+    stage: Stage,
+) -> None:
     stage.model.streaming = StageStreaming(10, 90)
     stage.model.together = 2  # two of three; the last one runs by itself
     stage.offer(0, following=2)
@@ -142,7 +153,10 @@ async def test_a_stage_that_streams_runs_a_sweep_at_once_when_all_of_it_is_there
     await stage.all_told()
     assert stage.model.swept == [3, 1, 1] and stage.around.sent == [0, 1, 2, 3]
     status = stage.runner.status(StagePhase.ACTIVE)
-    assert (status.steps_waiting, status.steps_done) == (0, 4) and status.streaming == StageStreaming(10, 90)
+    assert (status.steps_waiting, status.steps_done) == (
+        0,
+        4,
+    ) and status.streaming == StageStreaming(10, 90)
 
 
 async def test_without_streaming_a_step_waits_for_no_other(stage: Stage) -> None:
@@ -158,7 +172,9 @@ async def test_without_streaming_a_step_waits_for_no_other(stage: Stage) -> None
         (RuntimeError("a shape"), "STAGE_CRASHED"),
     ],
 )
-async def test_nothing_runs_behind_a_step_that_failed(stage: Stage, failure: Exception, reason: str) -> None:
+async def test_nothing_runs_behind_a_step_that_failed(
+    stage: Stage, failure: Exception, reason: str
+) -> None:
     """Not even steps queued before the event loop noticed."""
     stage.model.failures[1] = failure
     stage.offer(0, 1, 2, 3)
@@ -202,14 +218,18 @@ class Clock:
         return self.time
 
 
-async def test_a_status_tells_how_long_the_step_that_computes_takes_and_what_of_it_it_computed(stage: Stage) -> None:
+async def test_a_status_tells_how_long_the_step_that_computes_takes_and_what_of_it_it_computed(
+    stage: Stage,
+) -> None:
     clock = stage.runner.clock = Clock()
     assert stage.runner.running() is None
     stage.offer(0, 1)
     await stage.begun()
     clock.time += 40.0
     status = stage.runner.status(StagePhase.ACTIVE)
-    assert status.step_age_s == pytest.approx(40.0) and status.step_cpu_s < 1.0, "it waits for the test"
+    assert status.step_age_s == pytest.approx(40.0) and status.step_cpu_s < 1.0, (
+        "it waits for the test"
+    )
     running = stage.runner.running()
     assert running is not None and running[1].spans[0].first_position == 0
     await stage.all_told()
@@ -255,7 +275,9 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
     assert await asyncio.to_thread(asleep.wait, PATIENCE_S)
     clock.time += 30.0
     status = stage.runner.status(StagePhase.ACTIVE)
-    assert status.step_age_s == pytest.approx(30.0) and status.step_cpu_s == pytest.approx(30.0, abs=1.0)
+    assert status.step_age_s == pytest.approx(30.0) and status.step_cpu_s == pytest.approx(
+        30.0, abs=1.0
+    )
     wake.set()
     await stage.all_told()
 
@@ -286,10 +308,17 @@ class Draft:
 
 def asking(number: int) -> HeadStep:
     span = Span(number, 4, 4, sample=True, guesses=3)
-    return HeadStep(number, StepPlan(spans=(span,)), (number, 0, 0, 0), (DraftAsk(number, (5,) * 4, 2, Sampling(), 3),))
+    return HeadStep(
+        number,
+        StepPlan(spans=(span,)),
+        (number, 0, 0, 0),
+        (DraftAsk(number, (5,) * 4, 2, Sampling(), 3),),
+    )
 
 
-async def test_a_step_runs_with_what_its_draft_guesses_and_the_head_hears_of_it_first(stage: Stage) -> None:
+async def test_a_step_runs_with_what_its_draft_guesses_and_the_head_hears_of_it_first(
+    stage: Stage,
+) -> None:
     draft = stage.runner.drafter = Draft()
     stage.offer(0)
     stage.runner.offer(asking(1))
@@ -301,9 +330,13 @@ async def test_a_step_runs_with_what_its_draft_guesses_and_the_head_hears_of_it_
 
 
 @pytest.mark.parametrize(
-    "fault", [ResourceExhaustedError("no memory"), RuntimeError("a shape"), MemoryError(), None], ids=repr
+    "fault",
+    [ResourceExhaustedError("no memory"), RuntimeError("a shape"), MemoryError(), None],
+    ids=repr,
 )
-async def test_a_draft_that_fails_costs_no_step_and_is_asked_no_more(stage: Stage, fault: Exception | None) -> None:
+async def test_a_draft_that_fails_costs_no_step_and_is_asked_no_more(
+    stage: Stage, fault: Exception | None
+) -> None:
     """Nor does one that is not there."""
     draft = Draft()
     draft.fault = fault

@@ -16,7 +16,11 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 
 import edgeshard
 from edgeshard.chat.lane import text_too_costly
-from edgeshard.domain.errors import CancelledRequestError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    CancelledRequestError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, Generation
 from edgeshard.domain.requests.head import StartRequest
@@ -60,8 +64,12 @@ class Rig:
         self.left: set[str] = set()
 
     async def ask(self, text: str, client: str = "", priority: int = 0) -> None:
-        start = StartRequest(RequestId(text[:9]), Generation(text, 4, priority=priority), client=client)
-        self.tasks[text] = asyncio.create_task(self.tokenising.prompt_tokens(start, lambda: text in self.left))
+        start = StartRequest(
+            RequestId(text[:9]), Generation(text, 4, priority=priority), client=client
+        )
+        self.tasks[text] = asyncio.create_task(
+            self.tokenising.prompt_tokens(start, lambda: text in self.left)
+        )
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -156,7 +164,9 @@ async def test_a_task_that_ends_leaves_its_place_in_the_queue_but_not_its_thread
     assert long("second") not in rig.tokenizer.begun
 
 
-async def test_a_fault_is_the_answer_of_its_own_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_is_the_answer_of_its_own_request(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def encode(text: str) -> list[int]:
         raise InvalidArgumentError(text, field="prompt")
 
@@ -250,7 +260,9 @@ async def test_a_text_that_may_become_long_leaves_this_process() -> None:
 )
 async def test_no_text_that_fits_is_refused(tmp_path: Path, normalizer: object, text: str) -> None:
     """The second one has as many bytes as a text that fits can have."""
-    prompts = Tokenising(Tokenizer.load(write_tokenizer(tmp_path / "tokenizer.json", normalizer=normalizer)), 64)
+    prompts = Tokenising(
+        Tokenizer.load(write_tokenizer(tmp_path / "tokenizer.json", normalizer=normalizer)), 64
+    )
     assert await prompts.prompt_tokens(asked(text), lambda: False) == [3] * 60
 
 
@@ -264,7 +276,9 @@ async def test_a_prompt_is_neither_cut_nor_filled_up_as_in_training(tmp_path: Pa
         "pad_type_id": 0,
         "pad_token": "2",
     }
-    tokenizer = Tokenizer.load(write_tokenizer(tmp_path / "tokenizer.json", truncation=cut, padding=filled))
+    tokenizer = Tokenizer.load(
+        write_tokenizer(tmp_path / "tokenizer.json", truncation=cut, padding=filled)
+    )
     assert tokenizer.encode("0000") == [0, 0, 0, 0]
 
 
@@ -273,7 +287,9 @@ async def test_a_text_that_becomes_more_tokens_than_a_message_holds_is_refused(
 ) -> None:
     monkeypatch.setattr("edgeshard.domain.requests.generation.PROMPT_LIMIT_TOKENS", 3)
     with pytest.raises(InvalidArgumentError) as refused:
-        await Tokenising(demo, 512).prompt_tokens(asked("once upon a time there was"), lambda: False)
+        await Tokenising(demo, 512).prompt_tokens(
+            asked("once upon a time there was"), lambda: False
+        )
     assert (refused.value.field, refused.value.reason) == ("prompt", "PROMPT_TOO_LONG")
 
 

@@ -1,4 +1,5 @@
-"""An error of a tokenizer's library, also a panic of its Rust code, becomes an answer and does not end a task."""
+"""An error of a tokenizer's library, also a panic of its Rust code, becomes an answer and does not
+end a task."""
 
 from __future__ import annotations
 
@@ -33,17 +34,25 @@ class Rig:
         self.steps: list[HeadStep] = []
         self.failures: list[EdgeShardError] = []
         batching = Batching(Mode.NO_BUBBLES, 3, 4, 1)
-        self.scheduler = Scheduler(BlockAllocator(16, 16), Limits(64, 8), batching, Chunking(64), frozenset())
-        epoch = Epoch(self.scheduler, self.steps.append, self.out.append, None, self.failures.append)
+        self.scheduler = Scheduler(
+            BlockAllocator(16, 16), Limits(64, 8), batching, Chunking(64), frozenset()
+        )
+        epoch = Epoch(
+            self.scheduler, self.steps.append, self.out.append, None, self.failures.append
+        )
         self.head = Head(epoch, tokenizer, HeadLimits(4, 64, 64))
 
     async def ask(self, name: str, prompt: str, **options: Any) -> None:
-        await self.head.start_request(StartRequest(RequestId(name), Generation(prompt, 3, **options)))
+        await self.head.start_request(
+            StartRequest(RequestId(name), Generation(prompt, 3, **options))
+        )
 
     async def answer(self, token: int) -> None:
         """Every request whose token is due gets this one."""
         step = self.steps.pop(0)
-        tokens = [SampledToken(s.request, s.end_position, token) for s in step.plan.spans if s.sample]
+        tokens = [
+            SampledToken(s.request, s.end_position, token) for s in step.plan.spans if s.sample
+        ]
         self.head.on_return(ReturnedStep(step.number, StepResult(tuple(tokens))))
         await asyncio.sleep(0)
 
@@ -89,13 +98,16 @@ async def test_a_tokenizer_that_fails_on_a_token_ends_its_request_and_no_other(
     step = rig.steps.pop(0)
     numbers = {rig.scheduler._running[span.request].request_id: span for span in step.plan.spans}
     sampled = [
-        SampledToken(span.request, span.end_position, 2 if name == "one" else 1) for name, span in numbers.items()
+        SampledToken(span.request, span.end_position, 2 if name == "one" else 1)
+        for name, span in numbers.items()
     ]
     rig.head.on_return(ReturnedStep(step.number, StepResult(tuple(sampled))))
     await asyncio.sleep(0)
     while not rig.head.is_idle:
         await rig.answer(1)
-    first = next(output for output in rig.of("one") if isinstance(output.event, EdgeShardError | RequestEnd))
+    first = next(
+        output for output in rig.of("one") if isinstance(output.event, EdgeShardError | RequestEnd)
+    )
     assert isinstance(first.event, EdgeShardError) and first.event.field == "tokenizer.json"
     texts = [output.event.text for output in rig.of("other") if isinstance(output.event, Token)]
     assert texts == ["1", "1", "1"] and isinstance(rig.of("other")[-1].event, RequestEnd)
@@ -114,7 +126,9 @@ async def test_a_prompt_whose_end_has_no_text_is_refused_and_leaves_nothing(tmp_
     assert isinstance(rig.of("next")[0].event, RequestAccepted) and not rig.failures
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, asyncio.CancelledError], ids=lambda end: end.__name__)
+@pytest.mark.parametrize(
+    "end", [KeyboardInterrupt, SystemExit, asyncio.CancelledError], ids=lambda end: end.__name__
+)
 @pytest.mark.parametrize("call", ["encode", "decode"])
 def test_what_ends_a_process_or_a_task_is_not_taken_for_a_fault(
     tmp_path: Path, end: type[BaseException], call: str

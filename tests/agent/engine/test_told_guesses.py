@@ -15,4 +15,6 @@ def test_guesses_that_came_too_late_do_not_pile_up() -> None:
     told = ToldGuesses()
     for step in range(MOST_STEPS + 9):
         told.put(step, {1: (step,)})
-    assert [step for step in range(MOST_STEPS + 9) if told.take(step)] == list(range(9, MOST_STEPS + 9))
+    assert [step for step in range(MOST_STEPS + 9) if told.take(step)] == list(
+        range(9, MOST_STEPS + 9)
+    )

@@ -35,7 +35,10 @@ async def test_a_wait_that_is_cancelled_takes_a_call_back_that_has_not_begun() -
         assert let.wait(PATIENCE_S)
         ran.append("first")
 
-    waits = [asyncio.create_task(worker.run(first)), asyncio.create_task(worker.run(ran.append, "second"))]
+    waits = [
+        asyncio.create_task(worker.run(first)),
+        asyncio.create_task(worker.run(ran.append, "second")),
+    ]
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     for wait in waits:
         wait.cancel()

@@ -1,4 +1,5 @@
-"""The experts of a mixture that stay in memory: never more than fit, and each read once in a prompt."""
+"""The experts of a mixture that stay in memory: never more than fit, and each read once in a
+prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ LAYERS, EXPERTS, CHOSEN = 4, 8, 2
 
 
 def replay(choices: Choices, cache: ExpertCache) -> CacheCounts:
-    """The counts of a cache on recorded routing, token by token, if every read ahead finishes in time."""
+    """The counts of a cache on recorded routing, token by token, if every read ahead finishes in
+    time."""
     for token in choices:
         for layer, chosen in enumerate(token):
             for expert in cache.likely(layer):
@@ -91,9 +93,15 @@ class Memory:
         assert sum(int(self.sizes[some]) for some in self.held) <= self.room
 
 
-@given(st.integers(1, LAYERS * EXPERTS), st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 9))
+@given(
+    st.integers(1, LAYERS * EXPERTS),
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.integers(0, 9),
+)
 @settings(max_examples=60, deadline=None)
-def test_no_more_than_the_slots_and_one_read_for_an_expert_and_layer(slots: int, steps: list[int], seed: int) -> None:
+def test_no_more_than_the_slots_and_one_read_for_an_expert_and_layer(
+    slots: int, steps: list[int], seed: int
+) -> None:
     for cache, sizes in [(some, of) for of in (EVEN, UNEVEN) for some in caches(slots, of)]:
         memory, choices = Memory(cache, slots, sizes), routing(sum(steps), seed)
         for first, tokens in zip(np.cumsum([0, *steps[:-1]]), steps, strict=True):
@@ -112,7 +120,12 @@ def test_forecasts_hit_more_often_and_read_no_more(slots: int) -> None:
 
 def test_with_room_for_all_each_is_read_once() -> None:
     choices = routing(600, seed=1)
-    used = {(layer, expert) for token in choices.tolist() for layer, some in enumerate(token) for expert in some}
+    used = {
+        (layer, expert)
+        for token in choices.tolist()
+        for layer, some in enumerate(token)
+        for expert in some
+    }
     for cache in caches(LAYERS * EXPERTS):
         assert replay(choices, cache).bytes_read == 10 * len(used)
 
@@ -127,7 +140,9 @@ def test_a_forecast_is_what_was_seen() -> None:
     one = np.array([[1]], np.int16)
     assert table.forecast(2, one, one)[1] > 0.95
     assert table.forecast(2, one, one)[0] < 0.05
-    assert table.forecast(0, one, one)[0] > 0.95, "the next token's first layer follows from this one's last"
+    assert table.forecast(0, one, one)[0] > 0.95, (
+        "the next token's first layer follows from this one's last"
+    )
     assert table.forecast(2, None, None)[1] == pytest.approx(0.5, abs=0.1)
     both = np.array([[0], [1]], np.int16)
     assert (table.forecast(2, both, both) > 0.9).all(), "one of two tokens each"
@@ -137,7 +152,12 @@ def test_a_table_is_kept_and_read_again() -> None:
     again = ExpertTable.of_values(TABLE.values(), LAYERS, EXPERTS)
     assert np.allclose(again.last, TABLE.last, atol=1e-2)
     nothing = [[float("nan")] * EXPERTS] * LAYERS
-    for changed in ({"last": TABLE.values()["base"]}, {"base": nothing}, {"base": ["x"]}, {"base": [[1], 2]}):
+    for changed in (
+        {"last": TABLE.values()["base"]},
+        {"base": nothing},
+        {"base": ["x"]},
+        {"base": [[1], 2]},
+    ):
         with pytest.raises(InvalidArgumentError):
             ExpertTable.of_values(TABLE.values() | changed, LAYERS, EXPERTS)
     with pytest.raises(InvalidArgumentError):

@@ -4,7 +4,16 @@ party waits for another's.
 
 from __future__ import annotations
 
-from edgeshard_agent.guides.guides import BURST_S, CHEAP_S, GRACE_S, MOST_IDLE, SHARE, TOKEN_S, RequestBudget, Shares
+from edgeshard_agent.guides.guides import (
+    BURST_S,
+    CHEAP_S,
+    GRACE_S,
+    MOST_IDLE,
+    SHARE,
+    TOKEN_S,
+    RequestBudget,
+    Shares,
+)
 
 
 def test_a_request_has_a_grace_and_so_much_a_token() -> None:

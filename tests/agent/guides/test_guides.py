@@ -29,7 +29,9 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind, Sampling
 from edgeshard.domain.requests.step import StepResult
 
-TOKENIZER_FILE = FilePath(__file__).resolve().parents[3] / "edgeshard" / "demo_model" / "tokenizer.json"
+TOKENIZER_FILE = (
+    FilePath(__file__).resolve().parents[3] / "edgeshard" / "demo_model" / "tokenizer.json"
+)
 VOCAB, EOS = 4096, 2
 SETUP = Setup(str(TOKENIZER_FILE), VOCAB, (EOS,))
 TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))
@@ -40,7 +42,10 @@ SCHEMA = Guide(
     json.dumps(
         {
             "type": "object",
-            "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["fox", "king"]}},
+            "properties": {
+                "age": {"type": "integer", "minimum": 0, "maximum": 99},
+                "kind": {"enum": ["fox", "king"]},
+            },
             "required": ["age", "kind"],
             "additionalProperties": False,
         }
@@ -94,7 +99,8 @@ def test_whatever_is_drawn_matches_and_ends_only_where_it_may(guides: Guides) ->
 
 
 @pytest.mark.parametrize(
-    "guide", [REGEX, SCHEMA, Guide(GuideKind.JSON_OBJECT), Guide(GuideKind.GRAMMAR, 'start: ("a" "b")+')]
+    "guide",
+    [REGEX, SCHEMA, Guide(GuideKind.JSON_OBJECT), Guide(GuideKind.GRAMMAR, 'start: ("a" "b")+')],
 )
 def test_a_request_goes_on_from_its_tokens_anywhere(guides: Guides, guide: Guide) -> None:
     guided, chance = guides.open(guide), random.Random(7)
@@ -109,7 +115,9 @@ def test_a_request_goes_on_from_its_tokens_anywhere(guides: Guides, guide: Guide
         guided.advance(choice)
 
 
-@pytest.mark.parametrize("guide", [REGEX, SCHEMA, Guide(GuideKind.GRAMMAR, 'start: "a king" ("b" | "c and d")+')])
+@pytest.mark.parametrize(
+    "guide", [REGEX, SCHEMA, Guide(GuideKind.GRAMMAR, 'start: "a king" ("b" | "c and d")+')]
+)
 def test_masks_ahead_of_forced_tokens_are_those_of_each_place(guides: Guides, guide: Guide) -> None:
     """Whether forced tokens are drawn, or others that spell the same text."""
     chance, drawn_forced, others = random.Random(3), 0, 0
@@ -122,17 +130,25 @@ def test_masks_ahead_of_forced_tokens_are_those_of_each_place(guides: Guides, gu
             assert len(forced) <= 7 and set(forced[:1]) <= set(choices)
             if forced:  # a longer text of them is what all choices begin, or begin with
                 text = TOKENIZER.decode(list(forced))
-                assert all(text.startswith(TOKENIZER.decode([one])) or one == forced[0] for one in choices)
+                assert all(
+                    text.startswith(TOKENIZER.decode([one])) or one == forced[0] for one in choices
+                )
             takes_it = forced and chance.random() < 0.8
             answer.append(forced[0] if takes_it else chance.choice(choices))
-            drawn_forced, others = drawn_forced + bool(takes_it), others + (bool(forced) and not takes_it)
+            drawn_forced, others = (
+                drawn_forced + bool(takes_it),
+                others + (bool(forced) and not takes_it),
+            )
             guided.advance(answer[-1])
         guided.close()
     assert drawn_forced > 9 and others > 0
 
 
-def test_a_run_of_forced_tokens_is_asked_for_once(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its length counts as it is: of a text of any length, at most a fixed number of tokens is sent at a time."""
+def test_a_run_of_forced_tokens_is_asked_for_once(
+    guides: Guides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its length counts as it is: of a text of any length, at most a fixed number of tokens is sent
+    at a time."""
     asked: list[Path] = []
     ask = Guides._ask
 
@@ -152,7 +168,9 @@ def test_a_run_of_forced_tokens_is_asked_for_once(guides: Guides, monkeypatch: p
     assert [len(path.forced) for path in asked][:1] == [7] and len(asked) < 2 + len(answer) / 6
 
 
-def test_a_text_that_is_dear_to_cut_is_not_cut_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_dear_to_cut_is_not_cut_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(guide_process, "DEAR_S", 0.0)
     matchers = Matchers()
     matchers.answer(SETUP)
@@ -178,7 +196,9 @@ def test_a_text_that_is_dear_to_cut_is_not_cut_again_and_again(monkeypatch: pyte
         (EXPONENTIAL, "too much time or memory"),
     ],
 )
-def test_a_guide_that_cannot_be_is_refused_with_the_reason(checks: Guides, guide: Guide, why: str) -> None:
+def test_a_guide_that_cannot_be_is_refused_with_the_reason(
+    checks: Guides, guide: Guide, why: str
+) -> None:
     guide.validate()
     with pytest.raises(InvalidArgumentError, match=re.escape(why)) as refused:
         checks.check(guide).result()
@@ -208,7 +228,9 @@ def test_a_guide_that_takes_too_much_ends_and_the_others_go_on(guides: Guides) -
     guided.advance(allowed(before)[0])
     after = allowed(guided.banned())
     (process,) = [
-        child for child in psutil.Process().children() if "edgeshard_agent.guides.guide_process" in child.cmdline()
+        child
+        for child in psutil.Process().children()
+        if "edgeshard_agent.guides.guide_process" in child.cmdline()
     ][-1:]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -226,7 +248,11 @@ def test_a_tokenizer_that_cannot_be_used_is_an_answer() -> None:
 
 def test_a_guide_changes_its_own_row_alone(guides: Guides) -> None:
     logits = 3 * torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
-    samplings = [Sampling(temperature=0.9, seed=3), Sampling(temperature=0.9, seed=3, top_logprobs=20), Sampling()]
+    samplings = [
+        Sampling(temperature=0.9, seed=3),
+        Sampling(temperature=0.9, seed=3, top_logprobs=20),
+        Sampling(),
+    ]
     wanted = [(0, 7), (1, 7), (2, 7)]
 
     def run(guided: dict[int, Guide]) -> tuple[object, ...]:
@@ -237,7 +263,9 @@ def test_a_guide_changes_its_own_row_alone(guides: Guides) -> None:
             sampler.open_guide(request, guide, ())
         drawn = sampler.draw(logits.clone(), wanted)
         assert not drawn.pending  # this guide has no permission to be late
-        return {token.request: token for token in drawn.tokens}, {failure.request for failure in drawn.guide_failures}
+        return {token.request: token for token in drawn.tokens}, {
+            failure.request for failure in drawn.guide_failures
+        }
 
     plain, none = run({})
     assert isinstance(plain, dict) and none == set()
@@ -246,7 +274,9 @@ def test_a_guide_changes_its_own_row_alone(guides: Guides) -> None:
     assert (guided[0], guided[2]) == (plain[0], plain[2])
     text = TOKENIZER.decode([guided[1].token])
     assert text and ("a".startswith(text) or "the".startswith(text))
-    assert 1 <= len(guided[1].top) < 20 and guided[1].token in [entry.token for entry in guided[1].top]
+    assert 1 <= len(guided[1].top) < 20 and guided[1].token in [
+        entry.token for entry in guided[1].top
+    ]
     assert sum(np.exp(entry.logprob) for entry in guided[1].top) == pytest.approx(1)
     failed, who = run({1: Guide(GuideKind.JSON_SCHEMA, '{"$ref": "#"}')})
     assert who == {1} and failed == {0: plain[0], 2: plain[2]}
@@ -281,7 +311,9 @@ def drawn_late(sampler: Sampler) -> StepResult:
     return drawn
 
 
-def test_a_mask_that_is_not_ready_holds_up_its_own_row_alone(guides: Guides, slow: SlowGuides) -> None:
+def test_a_mask_that_is_not_ready_holds_up_its_own_row_alone(
+    guides: Guides, slow: SlowGuides
+) -> None:
     """The token comes later, and is the one of a guide that is quick."""
     logits = 3 * torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5))
 
@@ -293,7 +325,9 @@ def test_a_mask_that_is_not_ready_holds_up_its_own_row_alone(guides: Guides, slo
         return made
 
     quick, late = sampler(guides, 0), sampler(slow, 7)
-    right = {token.request: token for token in quick.draw(logits[:2].clone(), [(0, 5), (1, 5)]).tokens}
+    right = {
+        token.request: token for token in quick.draw(logits[:2].clone(), [(0, 5), (1, 5)]).tokens
+    }
     began_s = time.monotonic()
     drawn = late.draw(logits[:2], [(0, 5), (1, 5)])
     assert (drawn.tokens, drawn.pending) == ((right[1],), (0,)) and time.monotonic() - began_s < 1
@@ -310,7 +344,9 @@ def test_a_mask_that_is_not_ready_holds_up_its_own_row_alone(guides: Guides, slo
 
 
 @pytest.mark.parametrize("how", ["one", "all"])
-def test_a_request_that_is_freed_while_its_token_is_late_leaves_nothing(slow: SlowGuides, how: str) -> None:
+def test_a_request_that_is_freed_while_its_token_is_late_leaves_nothing(
+    slow: SlowGuides, how: str
+) -> None:
     sampler = Sampler(VOCAB, slow)
     sampler.open(0, Sampling(), ())
     sampler.open_guide(0, REGEX, (), 7)
@@ -321,13 +357,17 @@ def test_a_request_that_is_freed_while_its_token_is_late_leaves_nothing(slow: Sl
     sampler.open(1, Sampling(), ())
     sampler.open_guide(1, REGEX, (), 7)
     drawn = sampler.draw(torch.zeros(1, VOCAB), [(1, 5)])
-    assert [token.request for token in (drawn if drawn.tokens else drawn_late(sampler)).tokens] == [1]
+    assert [token.request for token in (drawn if drawn.tokens else drawn_late(sampler)).tokens] == [
+        1
+    ]
 
 
 @pytest.mark.long
 def test_a_guide_whose_every_token_is_dear_ends(guides: Guides) -> None:
     """Each of its masks is within the limit of one mask."""
-    guided = guides.open(Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/"), party=3)
+    guided = guides.open(
+        Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/"), party=3
+    )
     letters = TOKENIZER.encode("a", add_special_tokens=False).ids
     with pytest.raises(GuideError, match="too much time or memory"):
         for _ in range(200):

@@ -1,4 +1,5 @@
-"""One node in this process: its hosting, its loader and its cache over real files and tiny real models.
+"""One node in this process: its hosting, its loader and its cache over real files and tiny real
+models.
 
 The coordinator's store is an object. Stages have no links: the test calls their models for results.
 """
@@ -34,10 +35,24 @@ from edgeshard_agent.store.blob_cache import BlobCache
 
 from edgeshard.architectures import canonical_name, parse_config
 from edgeshard.architectures.units import UnitForm, tensors_of_units
-from edgeshard.domain.control.commands import Command, CommandResult, KeepStandby, PrepareStage, ReleaseStage
+from edgeshard.domain.control.commands import (
+    Command,
+    CommandResult,
+    KeepStandby,
+    PrepareStage,
+    ReleaseStage,
+)
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Digest,
+    Epoch,
+    ModelName,
+    NodeId,
+    NodeName,
+    OperationId,
+)
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.models.residency import in_disk_blocks
@@ -113,23 +128,33 @@ class Form:
 
     def digests(self, units: Iterable[str] | None = None) -> frozenset[str]:
         """The digests of the blobs of these units' tensors, or of all."""
-        return frozenset().union(*(self.units[unit] for unit in (self.units if units is None else units)))
+        return frozenset().union(
+            *(self.units[unit] for unit in (self.units if units is None else units))
+        )
 
     def blob_bytes(self, units: Iterable[str] | None = None) -> int:
         return sum(len(model(self.model).blobs[digest]) for digest in self.digests(units))
 
     @property
     def budget(self) -> int:
-        """The least that a stage of this form needs when it streams, and a half of a layer or an expert more."""
+        """The least that a stage of this form needs when it streams, and a half of a layer or an
+        expert more."""
         return _budget(self) if self.streams else 0
 
 
 @cache
-def _units(name: str, layers: LayerRange, quantisation: Quantisation | None) -> dict[str, frozenset[str]]:
+def _units(
+    name: str, layers: LayerRange, quantisation: Quantisation | None
+) -> dict[str, frozenset[str]]:
     made = model(name)
-    stored = {canonical_name(made.manifest.architecture, tensor.name): tensor for tensor in made.manifest.tensors}
+    stored = {
+        canonical_name(made.manifest.architecture, tensor.name): tensor
+        for tensor in made.manifest.tensors
+    }
     units = tensors_of_units(made.config, layers, quantisation)
-    return {unit: frozenset(stored[tensor].sha256 for tensor in names) for unit, names in units.items()}
+    return {
+        unit: frozenset(stored[tensor].sha256 for tensor in names) for unit, names in units.items()
+    }
 
 
 @cache
@@ -137,7 +162,12 @@ def reference(form: Form) -> StageModel:
     made = model(form.model)
     return StageModel.with_kv(
         StageWeights.load(
-            made.source, made.config, form.layers, dtype=form.dtype, device="cpu", quantisation=form.quantisation
+            made.source,
+            made.config,
+            form.layers,
+            dtype=form.dtype,
+            device="cpu",
+            quantisation=form.quantisation,
         ),
         KvMemory(form.kv or form.dtype, 4, 16),
     )
@@ -163,7 +193,8 @@ def _budget(form: Form) -> int:
 
 
 def computed(stage: StageModel) -> torch.Tensor:
-    """A stage's result for the same twelve tokens, or hidden states, each time: logits or hidden states."""
+    """A stage's result for the same twelve tokens, or hidden states, each time: logits or hidden
+    states."""
     plan = StepPlan(grants=(KvGrant(0, 0, (0,)),), spans=(Span(0, 0, 12, sampling=Sampling()),))
     random = np.random.default_rng(6)
     tokens = random.integers(0, VOCAB, 12)
@@ -204,7 +235,8 @@ class _Blob:
 
 
 class Store:
-    """The coordinator's store, as the channel that leads to it; `fetched` has the digest of each blob that was read."""
+    """The coordinator's store, as the channel that leads to it; `fetched` has the digest of each
+    blob that was read."""
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
@@ -219,7 +251,9 @@ class Store:
 
     def unary_stream(self, path: str, **options: Any) -> Callable[..., Any]:
         def read(request: Any) -> _Blob:
-            data = next(item.blobs[request.sha256] for item in self._models if request.sha256 in item.blobs)
+            data = next(
+                item.blobs[request.sha256] for item in self._models if request.sha256 in item.blobs
+            )
             self.fetched.append(request.sha256)
             return _Blob(data[request.offset : request.offset + request.length])
 
@@ -245,13 +279,21 @@ class Wired:
 
     def status(self) -> StageStatus:
         prepare = self.prepare
-        return StageStatus(prepare.deployment, prepare.epoch, prepare.stage, prepare.placed.layers, StagePhase.READY)
+        return StageStatus(
+            prepare.deployment,
+            prepare.epoch,
+            prepare.stage,
+            prepare.placed.layers,
+            StagePhase.READY,
+        )
 
 
 class Node:
     """A node that packs, with at most `limit` bytes in its cache."""
 
-    def __init__(self, directory: Path, limit: int, worker: ComputeThread, aside: BackgroundThread) -> None:
+    def __init__(
+        self, directory: Path, limit: int, worker: ComputeThread, aside: BackgroundThread
+    ) -> None:
         self.cache = BlobCache(directory, limit)
         self.store = Store()
         self.held: dict[str, Form] = {}
@@ -261,11 +303,15 @@ class Node:
         self._numbers = iter(range(1, 1 << 30))
         channel = cast(grpc.aio.Channel, self.store)
         self.worker = worker
-        around = HostServices(NodeId("n"), worker, StageServicer(), lambda: channel, None, SystemClock(), lambda: None)
+        around = HostServices(
+            NodeId("n"), worker, StageServicer(), lambda: channel, None, SystemClock(), lambda: None
+        )
         self.hosting = Hosting(around, self._take, lambda facts: None)
         loader = StageLoader(self.cache, channel, worker, aside, "cpu", 0.0, packs=True)
         self.loader = loader
-        self._tools = Tools(loader.load, loader.load_standby, _measure, cast(Callable[..., HostedStage], Wired))
+        self._tools = Tools(
+            loader.load, loader.load_standby, _measure, cast(Callable[..., HostedStage], Wired)
+        )
 
     async def start(self) -> None:
         await self.cache.start()
@@ -296,7 +342,9 @@ class Node:
         return await self.answer(self.post(command))
 
     def prepare(self, name: str, form: Form) -> PrepareStage:
-        placed = PlacedStage(0, NodeId("n"), NODE, "127.0.0.1:9", form.layers, 0, 0, weight_budget_bytes=form.budget)
+        placed = PlacedStage(
+            0, NodeId("n"), NODE, "127.0.0.1:9", form.layers, 0, 0, weight_budget_bytes=form.budget
+        )
         return PrepareStage(
             _spec(name, form),
             Placement((placed,), 16, 4, 1, 1),
@@ -307,7 +355,9 @@ class Node:
 
     def standby(self, name: str, form: Form, *, nothing: bool = False) -> KeepStandby:
         layers = None if nothing else form.layers
-        return KeepStandby(_spec(name, form), Epoch(next(self._numbers)), model(form.model).digest, NODE, layers)
+        return KeepStandby(
+            _spec(name, form), Epoch(next(self._numbers)), model(form.model).digest, NODE, layers
+        )
 
     def release(self, name: str) -> ReleaseStage:
         return ReleaseStage(DeploymentName(name), Epoch(next(self._numbers)))
@@ -353,7 +403,9 @@ class Node:
     def pinned_bytes(self) -> int:
         """Bytes of pinned blobs and packed files."""
         files = sum(info.size for info in self.cache.packed.files() if info.in_use)
-        return files + sum(size for digest, size in self.cache._sizes.items() if digest in self.cache._pins)
+        return files + sum(
+            size for digest, size in self.cache._sizes.items() if digest in self.cache._pins
+        )
 
     def disk_bytes(self) -> int:
         folders = (self.cache.directory / "blobs", self.cache.directory / "packed")
@@ -375,7 +427,9 @@ def _spec(name: str, form: Form) -> DeploymentSpec:
     if form.quantisation is not None:
         blocks, _, head = form.quantisation.partition("-head-")
         options = {"quantisation": {NODE: blocks}, "head_quantisation": head or None}
-    return DeploymentSpec(name=name, model=form.model, source=NODE, dtype=form.dtype, kv_dtype=form.kv, **options)
+    return DeploymentSpec(
+        name=name, model=form.model, source=NODE, dtype=form.dtype, kv_dtype=form.kv, **options
+    )
 
 
 async def _measure(task: Any, held: int | None) -> None:

@@ -45,7 +45,12 @@ _SCHEMES = [
     (DType.BFLOAT16, Quantisation.INT4_HEAD_INT4),
     (DType.FLOAT32, Quantisation.INT8_HEAD_WHOLE),
 ]
-_CUTS = [LayerRange(0, LAYERS)] * 3 + [LayerRange(0, 1), LayerRange(0, 2), LayerRange(1, 2), LayerRange(1, LAYERS)]
+_CUTS = [LayerRange(0, LAYERS)] * 3 + [
+    LayerRange(0, 1),
+    LayerRange(0, 2),
+    LayerRange(1, 2),
+    LayerRange(1, LAYERS),
+]
 
 
 class Violation(AssertionError):
@@ -85,7 +90,9 @@ class Sequence:
             (self._evict, 1),
         ]
         for _ in range(STEPS):
-            (step,) = self._random.choices([step for step, _ in steps], [weight for _, weight in steps])
+            (step,) = self._random.choices(
+                [step for step, _ in steps], [weight for _, weight in steps]
+            )
             self._say(step.__name__)
             await step()
             await self._check()
@@ -97,7 +104,8 @@ class Sequence:
         self.met[what.strip("_")] += 1
         structlog.get_logger().debug(what, **details)
 
-    # -- steps ---------------------------------------------------------------------------------------------------------
+    # -- steps
+    # ---------------------------------------------------------------------------------------------------------
 
     async def _deploy(self) -> None:
         name, form = self._drawn_name(), self._drawn_form()
@@ -106,17 +114,24 @@ class Sequence:
         self._node.store.fetched.clear()
         result = await self._node.deploy(name, form)
         self._judge(result, form, free)
-        if result.failure is None and self._node.cache.limit_bytes > 20 * model(form.model).blob_bytes:
+        if (
+            result.failure is None
+            and self._node.cache.limit_bytes > 20 * model(form.model).blob_bytes
+        ):
             _demand(set(self._node.store.fetched) <= before, f"{form} fetched more than it lacked")
 
     async def _deploy_beside(self) -> None:
         """A load during a standby's load, a drop, damage, or an eviction."""
         name, form, free = self._drawn_name(), self._drawn_form(), 0
         free = self._free(name)
-        beside = self._random.choice(["standby", "its standby", "drop", "damage", "evict", "deploy"])
+        beside = self._random.choice(
+            ["standby", "its standby", "drop", "damage", "evict", "deploy"]
+        )
         self._say(beside, name=name, form=form)
         other, other_form = next(one for one in NAMES if one != name), self._drawn_form()
-        commands: dict[str, tuple[str, Command, Form]] = {"": (name, self._node.prepare(name, form), form)}
+        commands: dict[str, tuple[str, Command, Form]] = {
+            "": (name, self._node.prepare(name, form), form)
+        }
         if beside == "its standby":
             other_form = Form(form.model, self._random.choice(_CUTS), form.dtype, form.quantisation)
             commands[beside] = (name, self._node.standby(name, other_form), other_form)
@@ -135,11 +150,15 @@ class Sequence:
         elif beside == "damage":
             await asyncio.to_thread(self._spoil_one)
         elif beside == "evict":
-            await self._node.cache.make_room_for_packed(self._random.randrange(self._node.cache.limit_bytes))
+            await self._node.cache.make_room_for_packed(
+                self._random.randrange(self._node.cache.limit_bytes)
+            )
         if beside == "its standby":  # one that the load called off is answered with the next one
             await self._node.answer(waiting[""])
             await self._node.ask(self._node.standby(name, other_form, nothing=True))
-        room = free - sum(_most_bytes(command_form, packs=True) for _, _, command_form in commands.values())
+        room = free - sum(
+            _most_bytes(command_form, packs=True) for _, _, command_form in commands.values()
+        )
         for key, (command_name, _, command_form) in commands.items():
             result = await self._node.answer(waiting[key])
             self._judge(result, command_form, room + _most_bytes(command_form, packs=True))
@@ -162,7 +181,9 @@ class Sequence:
 
     async def _no_standby(self) -> None:
         name = self._drawn_name()
-        failure = (await self._node.ask(self._node.standby(name, self._drawn_form(), nothing=True))).failure
+        failure = (
+            await self._node.ask(self._node.standby(name, self._drawn_form(), nothing=True))
+        ).failure
         _demand(failure is None, f"no standby: {failure}")
 
     async def _delete(self) -> None:
@@ -176,13 +197,18 @@ class Sequence:
         some = self._random.sample(units, self._random.randint(0, len(units)))
         before = {unit.id for unit in units if unit.in_use}
         dropped = self._node.cache.packed.drop_units([unit.id for unit in some])
-        _demand({unit.id for unit in dropped if unit.in_use} <= before, "a unit that nobody uses stayed")
+        _demand(
+            {unit.id for unit in dropped if unit.in_use} <= before, "a unit that nobody uses stayed"
+        )
         _demand(not {unit.id for unit in dropped if not unit.in_use} & before, "a unit in use went")
 
     async def _evict(self) -> None:
-        await self._node.cache.make_room_for_packed(self._random.randrange(self._node.cache.limit_bytes))
+        await self._node.cache.make_room_for_packed(
+            self._random.randrange(self._node.cache.limit_bytes)
+        )
 
-    # -- what they draw ------------------------------------------------------------------------------------------------
+    # -- what they draw
+    # ------------------------------------------------------------------------------------------------
 
     def _drawn_name(self) -> str:
         return self._random.choice(NAMES)
@@ -192,7 +218,9 @@ class Sequence:
         kv = self._random.choice([None, None, KvFormat.INT4])
         layers = self._random.choice(_CUTS)
         may_stream = streams is not False and (layers == LayerRange(0, LAYERS) or name == "mixture")
-        return Form(name, layers, dtype, quantisation, kv, may_stream and self._random.random() < 0.35)
+        return Form(
+            name, layers, dtype, quantisation, kv, may_stream and self._random.random() < 0.35
+        )
 
     async def _pass_time(self) -> None:
         for _ in range(self._random.choice([0, 1, 3, 10, 30])):
@@ -203,14 +231,23 @@ class Sequence:
         paths = self._node.packed_paths()
         if not paths:
             return
-        path, how = self._random.choice(paths), self._random.choice(["flip", "cut", "header", "gone"])
+        path, how = (
+            self._random.choice(paths),
+            self._random.choice(["flip", "cut", "header", "gone"]),
+        )
         try:
             if how == "gone":
                 path.unlink()
             else:
-                with path.open("r+b") as file:  # in its place: a file that is evicted meanwhile does not come back
+                with path.open(
+                    "r+b"
+                ) as file:  # in its place: a file that is evicted meanwhile does not come back
                     size = file.seek(0, 2)
-                    at = {"flip": self._random.randrange(4096, size), "header": 40, "cut": size - 1}[how]
+                    at = {
+                        "flip": self._random.randrange(4096, size),
+                        "header": 40,
+                        "cut": size - 1,
+                    }[how]
                     file.seek(at)
                     byte = file.read(1)[0] ^ 1
                     file.seek(at)
@@ -220,7 +257,8 @@ class Sequence:
             return
         self._spoilt = True
 
-    # -- what must hold ------------------------------------------------------------------------------------------------
+    # -- what must hold
+    # ------------------------------------------------------------------------------------------------
 
     def _free(self, name: str) -> int:
         """Bytes of the cache that are not pinned."""
@@ -240,7 +278,10 @@ class Sequence:
             self.met["well"] += 1
         elif failure.reason == "CACHE_LIMIT":
             self.met["cache limit"] += 1
-            _demand(_most_bytes(form) > free, f"{form} fits into {free} bytes that nobody held: {failure}")
+            _demand(
+                _most_bytes(form) > free,
+                f"{form} fits into {free} bytes that nobody held: {failure}",
+            )
         else:
             _demand(failure.reason == "SUPERSEDED", f"{form}: {failure!r}")
 
@@ -265,7 +306,10 @@ class Sequence:
         counted = node.cache.used_bytes + node.cache.packed.used_bytes
         limit = node.cache.limit_bytes
         _demand(counted <= limit, f"{counted} bytes are counted, {limit} allowed")
-        _demand(node.disk_bytes() <= limit, f"{node.disk_bytes()} bytes are on the disk, {limit} allowed")
+        _demand(
+            node.disk_bytes() <= limit,
+            f"{node.disk_bytes()} bytes are on the disk, {limit} allowed",
+        )
 
     async def _end(self) -> None:
         node = self._node
@@ -290,10 +334,13 @@ class Sequence:
 
 
 def _most_bytes(form: Form, *, packs: bool = False) -> int:
-    """The most that a load may need of the cache: its blobs and, if it streams or `packs`, its packed files."""
+    """The most that a load may need of the cache: its blobs and, if it streams or `packs`, its
+    packed files."""
     files = 0
     if form.streams or packs:
-        files = reference(Form(form.model, form.layers, form.dtype, form.quantisation)).parameter_bytes
+        files = reference(
+            Form(form.model, form.layers, form.dtype, form.quantisation)
+        ).parameter_bytes
         files += files // 16 + 4 * 4096 * len(form.units)
     return form.blob_bytes() + files
 
@@ -303,7 +350,9 @@ def _demand(holds: bool, what: str) -> None:
         raise Violation(what)
 
 
-async def _run(seed: int, directory: Path, worker: ComputeThread, aside: BackgroundThread) -> Counter[str]:
+async def _run(
+    seed: int, directory: Path, worker: ComputeThread, aside: BackgroundThread
+) -> Counter[str]:
     node = Node(directory, Sequence.limit(seed), worker, aside)
     await node.start()
     sequence = Sequence(seed, node)
@@ -326,7 +375,8 @@ def _say(text: str) -> None:
 def run_sequences(
     first: int, count: int, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[str], Counter[str]]:
-    """Run the sequences of `count` seeds. Returns the violations, with their seeds, and the counts of events."""
+    """Run the sequences of `count` seeds. Returns the violations, with their seeds, and the counts
+    of events."""
     failed, met, worker = list[str](), Counter[str](), ComputeThread(1)
     aside, files = BackgroundThread(worker), 0
     # A node collects garbage when it lets a stage go: only its own here, not all that was imported.
@@ -350,7 +400,9 @@ def run_sequences(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sequences", type=int, default=50, help="how many (50)")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first one (0)")
     parser.add_argument("--trace", action="store_true", help="print what happens")
@@ -360,7 +412,10 @@ def main() -> int:
     began = time.perf_counter()
     failed, met = run_sequences(options.first, options.sequences, _say)
     took = time.perf_counter() - began
-    _say(f"{options.sequences} sequences in {took:.1f} s, {len(failed)} failed; {dict(met.most_common())}")
+    _say(
+        f"{options.sequences} sequences in {took:.1f} s, {len(failed)} failed; "
+        f"{dict(met.most_common())}"
+    )
     return 1 if failed else 0
 
 

@@ -1,4 +1,5 @@
-"""A compute thread that hangs: the stages of the node fail, and other commands are refused instead of left open."""
+"""A compute thread that hangs: the stages of the node fail, and other commands are refused instead
+of left open."""
 
 from __future__ import annotations
 
@@ -52,13 +53,17 @@ async def test_when_a_step_hangs_every_stage_of_the_node_fails_once() -> None:
     for _ in range(5):
         clock.time += CHECK_S
         check.look()
-    assert [[error.reason for error in stage.failures] for stage in stages] == [["STAGE_HUNG"], ["STAGE_HUNG"]]
+    assert [[error.reason for error in stage.failures] for stage in stages] == [
+        ["STAGE_HUNG"],
+        ["STAGE_HUNG"],
+    ]
     busy.set()
     worker.close()
 
 
 async def test_a_call_that_is_no_step_hangs_as_one_does_and_one_that_computes_does_not() -> None:
-    """Such as the loading of a stage. `found_well`, which a watchdog follows, grows only while the thread gets on."""
+    """Such as the loading of a stage. `found_well`, which a watchdog follows, grows only while the
+    thread gets on."""
     stage, clock, busy, stuck = Stage(), Clock(), threading.Event(), threading.Event()
     worker = ComputeThread(1, clock)
     check = HangCheck(lambda: [stage], worker, clock)

@@ -91,7 +91,9 @@ class Node:
         self.layers = LayerRange(0, 2)
         self._model = model
         self._config = json.loads((model / "config.json").read_text())
-        around = HostServices(NodeId("n"), self.worker, self.servicer, dial, None, SystemClock(), lambda: None)
+        around = HostServices(
+            NodeId("n"), self.worker, self.servicer, dial, None, SystemClock(), lambda: None
+        )
         self.reported: list[DeviceFacts] = []
         self.hosting = Hosting(around, self._answered, self.reported.append)
 
@@ -110,7 +112,9 @@ class Node:
             finally:
                 self.surveying.pop()
 
-    async def load(self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]) -> LoadedModel:
+    async def load(
+        self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]
+    ) -> LoadedModel:
         assert not self.surveying, "the memory of a measurement is not free yet"
         self.alive_at_load.append(sum(model() is not None for model in self.models))
         pin = self.cache.pin([BLOB])
@@ -137,7 +141,11 @@ class Node:
         )
 
     async def load_standby(
-        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held: Sequence[HeldWeights]
+        self,
+        command: KeepStandby,
+        layers: LayerRange,
+        progress: LoadProgress,
+        held: Sequence[HeldWeights],
     ) -> HeldWeights:
         pin = self.cache.pin([BLOB])
         try:
@@ -161,13 +169,16 @@ class Node:
     def prepare(self, epoch: int) -> PrepareStage:
         cuts = (self.layers, LayerRange(self.layers.end, 4))
         placed = tuple(
-            PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), self.neighbour, cut, 0, 0) for i, cut in enumerate(cuts)
+            PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), self.neighbour, cut, 0, 0)
+            for i, cut in enumerate(cuts)
         )
         spec = DeploymentSpec(name=NAME, model="tiny", source="n0", dtype=DType.FLOAT32)
         return PrepareStage(spec, Placement(placed, 16, 4, 1, 1), 0, Epoch(epoch), self.manifest)
 
     def standby(self, epoch: int, layers: LayerRange | None) -> KeepStandby:
-        return KeepStandby(self.prepare(epoch).spec, Epoch(epoch), self.manifest, NodeName("n0"), layers)
+        return KeepStandby(
+            self.prepare(epoch).spec, Epoch(epoch), self.manifest, NodeName("n0"), layers
+        )
 
     def command(self, operation: str, command: Command) -> None:
         self.hosting.post(CommandReceived(OperationId(operation), command))
@@ -218,11 +229,15 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("last", ["prepare", "release"])
 @pytest.mark.one_in(3)
-async def test_an_epoch_that_is_overtaken_while_it_takes_over_leaves_nothing(node: Node, turns: int, last: str) -> None:
+async def test_an_epoch_that_is_overtaken_while_it_takes_over_leaves_nothing(
+    node: Node, turns: int, last: str
+) -> None:
     node.command("p1", node.prepare(1))
     assert (await node.answer("p1")).failure is None
     busy = threading.Event()
-    blocking = asyncio.create_task(node.worker.run(busy.wait))  # another stage computes: the next epoch must wait
+    blocking = asyncio.create_task(
+        node.worker.run(busy.wait)
+    )  # another stage computes: the next epoch must wait
     node.command("p2", node.prepare(2))
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -255,13 +270,17 @@ async def test_a_stage_that_cannot_start_after_its_load_leaves_nothing(node: Nod
     assert not stage_tasks() and not node.servicer._receivers
 
 
-async def test_weights_that_are_not_used_again_are_gone_before_new_ones_come(node: Node, no_collector: None) -> None:
+async def test_weights_that_are_not_used_again_are_gone_before_new_ones_come(
+    node: Node, no_collector: None
+) -> None:
     node.command("p1", node.prepare(1))
     await node.answer("p1")
     node.manifest = Digest("1" * 64)
     node.command("p2", node.prepare(2))
     assert (await node.answer("p2")).failure is None
-    assert node.shared == [set(), set()] and node.alive_at_load == [0, 0], "two stages' weights were in memory at once"
+    assert node.shared == [set(), set()] and node.alive_at_load == [0, 0], (
+        "two stages' weights were in memory at once"
+    )
 
 
 async def test_a_released_stage_gives_its_memory_back(node: Node, no_collector: None) -> None:
@@ -301,7 +320,9 @@ async def test_a_measurement_gives_way_to_a_stage(node: Node) -> None:
     assert failure is not None and failure.reason == "STAGE_CAME" and not node.surveying
 
 
-async def test_a_measurement_is_asked_for_again_after_the_control_stream_was_lost(node: Node) -> None:
+async def test_a_measurement_is_asked_for_again_after_the_control_stream_was_lost(
+    node: Node,
+) -> None:
     node.command("m", MEASURE)
     await node.until(lambda: bool(node.surveying))
     node.hosting.post(ControlLost())
@@ -351,7 +372,9 @@ async def test_a_trace_hears_of_the_weights_that_are_read_meanwhile(
     assert listens == [True, False], "nobody listens behind it"
 
 
-async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = HostedStage.trace
 
     async def trace(stage: HostedStage, seconds: float) -> StageTrace:
@@ -365,7 +388,9 @@ async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(node: Node, monk
     node.command("t", TraceSteps(NAME, Epoch(1), 0.1))
     node.command("r", ReleaseStage(NAME, Epoch(1)))
     answer = await node.answer("t")
-    assert answer.failure is not None and answer.failure.reason == "NO_STAGE" and answer.trace is None
+    assert (
+        answer.failure is not None and answer.failure.reason == "NO_STAGE" and answer.trace is None
+    )
     assert node.pins == 0
 
 
@@ -379,15 +404,27 @@ async def test_closing_a_node_ends_its_traces(node: Node) -> None:
 
 async def test_a_dump_of_a_node_replays_and_says_what_it_is(node: Node) -> None:
     sent: dict[str, bytes] = {}
-    dumps = DumpRequests(node.hosting, lambda: {"versions": {"edgeshard": "1"}}, sent.__setitem__, node._answered)
+    dumps = DumpRequests(
+        node.hosting, lambda: {"versions": {"edgeshard": "1"}}, sent.__setitem__, node._answered
+    )
     node.command("p", node.prepare(1))
     await node.answer("p")
     dumps.take(OperationId("d"))
     await node.until(lambda: "d" in sent)
     document = json.loads(sent["d"])
     assert document["versions"] == {"edgeshard": "1"} and not machine().replay(document).differs
-    kinds = [entry["event"].get("action", entry["event"])["type"] for entry in document["ring"]["entries"]]
-    assert kinds == ["Started", "ReportStarted", "CommandReceived", "LoadStage", "StageLoaded", "SendResults"]
+    kinds = [
+        entry["event"].get("action", entry["event"])["type"]
+        for entry in document["ring"]["entries"]
+    ]
+    assert kinds == [
+        "Started",
+        "ReportStarted",
+        "CommandReceived",
+        "LoadStage",
+        "StageLoaded",
+        "SendResults",
+    ]
 
 
 async def test_a_dump_that_crashes_is_answered(node: Node) -> None:
@@ -416,7 +453,9 @@ async def test_every_event_and_action_is_said_at_debug_and_none_is_worded_above(
     assert worded == {"debug": ["CommandReceived", "SendResults"], "info": []}[level]
 
 
-async def test_commands_that_come_while_the_node_starts_are_carried_out_once_it_has(starting: Node) -> None:
+async def test_commands_that_come_while_the_node_starts_are_carried_out_once_it_has(
+    starting: Node,
+) -> None:
     starting.command("gone", ReleaseStage(NAME, Epoch(1)))
     starting.command("prepare", starting.prepare(1))
     assert (await starting.answer("gone")).failure is None
@@ -438,7 +477,9 @@ async def test_the_start_is_in_the_dump_and_replays(starting: Node) -> None:
     assert state.facts == FACTS and not machine().replay(document).differs
 
 
-async def test_a_node_whose_compute_thread_hangs_refuses_a_stage_and_releases_one(node: Node) -> None:
+async def test_a_node_whose_compute_thread_hangs_refuses_a_stage_and_releases_one(
+    node: Node,
+) -> None:
     """Its coordinator must not wait for it: it continues without this node."""
     node.command("p1", node.prepare(1))
     assert (await node.answer("p1")).failure is None
@@ -467,7 +508,8 @@ async def test_stages_live_on_when_the_control_stream_is_lost(node: Node) -> Non
     assert len(node.models) == 1, "asked again over the next stream, it has it still"
 
 
-# -- standbys ----------------------------------------------------------------------------------------------------------
+# -- standbys
+# ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_stage_takes_its_weights_from_a_standby(node: Node) -> None:
@@ -479,7 +521,10 @@ async def test_a_stage_takes_its_weights_from_a_standby(node: Node) -> None:
     node.command("p", node.prepare(2))
     assert (await node.answer("p")).failure is None
     assert node.shared == [set(), {0, 1}]
-    assert {status.phase for status in node.hosting.statuses()} == {StagePhase.READY, StagePhase.STANDBY}
+    assert {status.phase for status in node.hosting.statuses()} == {
+        StagePhase.READY,
+        StagePhase.STANDBY,
+    }
     node.command("none", node.standby(2, None))
     node.command("r", ReleaseStage(NAME, Epoch(2)))
     await node.answer("r")
@@ -526,7 +571,9 @@ async def test_a_stage_does_not_wait_for_a_standby_on_its_way(node: Node) -> Non
     await node.until(lambda: node.pins == 1)
     node.command("p", node.prepare(2))
     assert (await node.answer("p")).failure is None
-    assert node.pins == 1 and [status.phase for status in node.hosting.statuses()] == [StagePhase.READY]
+    assert node.pins == 1 and [status.phase for status in node.hosting.statuses()] == [
+        StagePhase.READY
+    ]
     node.standby_may_load.set()
     node.command("s2", node.standby(2, LayerRange(2, 4)))
     assert (await node.answer("s2")).failure is None

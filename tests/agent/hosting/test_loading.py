@@ -46,9 +46,12 @@ SETTINGS = "generation_config.json"
 
 
 class Node:
-    """A model in a coordinator's store, and a loader that fetches from it. `files` are the model's files."""
+    """A model in a coordinator's store, and a loader that fetches from it. `files` are the model's
+    files."""
 
-    def __init__(self, server: Any, channel: grpc.aio.Channel, directory: Path, cache: BlobCache) -> None:
+    def __init__(
+        self, server: Any, channel: grpc.aio.Channel, directory: Path, cache: BlobCache
+    ) -> None:
         self.server = server
         self.files, self.cache = directory, cache
         self._channel = channel
@@ -64,10 +67,14 @@ class Node:
         self, digest: Digest, draft: PlacedDraft | None = None, stage: int = 0, max_context: int = 0
     ) -> LoadedModel:
         placed = PlacedStage(0, NodeId("n"), NodeName("n"), "127.0.0.1:9", LayerRange(0, 2), 0, 0)
-        spec = DeploymentSpec(name="tale", model="tiny", source="n", dtype=DType.FLOAT32, max_context=max_context)
+        spec = DeploymentSpec(
+            name="tale", model="tiny", source="n", dtype=DType.FLOAT32, max_context=max_context
+        )
         stages, guesses = (placed,) * (stage + 1), Speculation.GUESSES
         placement = Placement(stages, 16, 4, 1, 1, speculation=guesses, draft=draft)
-        return await self._loader.load(PrepareStage(spec, placement, stage, Epoch(1), digest), LoadProgress())
+        return await self._loader.load(
+            PrepareStage(spec, placement, stage, Epoch(1), digest), LoadProgress()
+        )
 
     def close(self) -> None:
         self._worker.close()
@@ -97,20 +104,34 @@ def of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_sources, "recommendation_notes", lambda files: ())
 
 
-async def test_an_end_of_a_model_fetches_the_files_that_a_head_reads_and_no_others(node: Node) -> None:
+async def test_an_end_of_a_model_fetches_the_files_that_a_head_reads_and_no_others(
+    node: Node,
+) -> None:
     (node.files / "chat_template.jinja").write_text("{{ messages }}")
     digest = await node.add()
     await node.load(digest)
     manifest = await node.cache.manifest(digest)
     assert manifest is not None
-    there = {file.name: await node.cache.is_intact(file.sha256, file.size) for file in manifest.files}
+    there = {
+        file.name: await node.cache.is_intact(file.sha256, file.size) for file in manifest.files
+    }
     assert there == {"tokenizer.json": True, SETTINGS: True, "chat_template.jinja": False}
 
 
 async def test_a_stage_has_the_rotary_factors_of_its_deployments_context(node: Node) -> None:
     factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
-    config = {"model_type": "phi3", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
-    config |= {"num_attention_heads": 4, "vocab_size": 61, "max_position_embeddings": 64, "rope_scaling": factors}
+    config = {
+        "model_type": "phi3",
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+    }
+    config |= {
+        "num_attention_heads": 4,
+        "vocab_size": 61,
+        "max_position_embeddings": 64,
+        "rope_scaling": factors,
+    }
     config |= {"original_max_position_embeddings": 32}
     weights = {name: torch.zeros(tensor.shape) for name, tensor in expected_tensors(config).items()}
     node.files = write_checkpoint(node.files.parent / "phi3", config, weights)
@@ -159,7 +180,11 @@ async def test_settings_that_cannot_be_read_fail_the_load_by_name(node: Node, te
     ],
 )
 async def test_every_token_that_a_file_names_as_an_end_ends_an_answer(
-    node: Node, config: dict[str, Any], generation: dict[str, Any], settings: dict[str, Any], expected: set[int]
+    node: Node,
+    config: dict[str, Any],
+    generation: dict[str, Any],
+    settings: dict[str, Any],
+    expected: set[int],
 ) -> None:
     path = node.files / "config.json"
     values = json.loads(path.read_text())
@@ -174,7 +199,9 @@ async def test_every_token_that_a_file_names_as_an_end_ends_an_answer(
     assert loaded.for_head is not None and loaded.for_head.eos_tokens == expected
 
 
-async def test_settings_are_read_off_the_event_loop(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_are_read_off_the_event_loop(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (node.files / SETTINGS).write_text(json.dumps({"eos_token_id": [3, 4]}))
     threads: list[threading.Thread] = []
 
@@ -232,7 +259,9 @@ async def test_a_head_gets_its_draft_with_the_first_layer(node: Node) -> None:
 @pytest.mark.parametrize("what", ["not there", "not so deep", "no memory"])
 async def test_a_draft_that_cannot_be_had_is_done_without(node: Node, what: str) -> None:
     digest = await node.add()
-    draft = placed_draft(Digest("e" * 64) if what == "not there" else digest, 9 if what == "not so deep" else 2)
+    draft = placed_draft(
+        Digest("e" * 64) if what == "not there" else digest, 9 if what == "not so deep" else 2
+    )
     if what == "no memory":
         draft = replace(draft, kv_blocks=1 << 40)
     loaded = await node.load(digest, draft)

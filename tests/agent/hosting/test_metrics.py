@@ -17,7 +17,9 @@ def stage(
     experts: StageExperts | None = None,
     swapped: StageSwap | None = None,
 ) -> Any:
-    model = SimpleNamespace(streaming=streaming, experts=experts, pool=SimpleNamespace(swapped=swapped))
+    model = SimpleNamespace(
+        streaming=streaming, experts=experts, pool=SimpleNamespace(swapped=swapped)
+    )
     prepare = SimpleNamespace(deployment="tales", stage=index)
     return SimpleNamespace(
         prepare=prepare,
@@ -30,7 +32,9 @@ def stage(
 
 
 def test_weights_that_are_streamed_are_told_of_the_stages_that_stream() -> None:
-    told = told_of([stage(0, None), stage(1, StageStreaming(10, 90, 900, 1.5))], "weights", "packed", "experts")
+    told = told_of(
+        [stage(0, None), stage(1, StageStreaming(10, 90, 900, 1.5))], "weights", "packed", "experts"
+    )
     labels = {"deployment": "tales", "stage": "1"}
     assert told == {
         "edgeshard_packed_bytes": ({}, 300),
@@ -42,7 +46,9 @@ def test_weights_that_are_streamed_are_told_of_the_stages_that_stream() -> None:
 
 
 def test_experts_on_the_disk_are_told_of_the_stages_that_cache_them() -> None:
-    experts = StageExperts(20, room_bytes=30, total_bytes=90, hits=7, misses=3, read_bytes=60, waited_s=0.5)
+    experts = StageExperts(
+        20, room_bytes=30, total_bytes=90, hits=7, misses=3, read_bytes=60, waited_s=0.5
+    )
     told = told_of([stage(0, None), stage(1, None, experts)], "experts")
     labels = {"deployment": "tales", "stage": "1"}
     assert told == {
@@ -57,7 +63,8 @@ def test_experts_on_the_disk_are_told_of_the_stages_that_cache_them() -> None:
 
 
 def told_of(stages: list[Any], *words: str) -> dict[str, tuple[dict[str, str], float]]:
-    """Labels and figure of each metric whose name has one of the words; each has one sample at most."""
+    """Labels and figure of each metric whose name has one of the words; each has one sample at
+    most."""
     cache = SimpleNamespace(used_bytes=1, limit_bytes=2, packed=SimpleNamespace(used_bytes=300))
     hosting = SimpleNamespace(stages=lambda: stages)
     metrics = AgentMetrics(cast(Any, hosting), cast(Any, cache)).collect()
@@ -72,7 +79,9 @@ def test_how_often_its_coordinator_was_silent_is_told_of_the_stage_with_the_head
 
 def test_kv_kept_aside_is_told_of_the_stages_that_may_keep_some() -> None:
     labels = {"deployment": "tales", "stage": "1"}
-    assert told_of([stage(0, None), stage(1, None, swapped=StageSwap(4096, 1024, 3, 2))], "kv_swap") == {
+    assert told_of(
+        [stage(0, None), stage(1, None, swapped=StageSwap(4096, 1024, 3, 2))], "kv_swap"
+    ) == {
         "edgeshard_kv_swap_capacity_bytes": (labels, 4096),
         "edgeshard_kv_swap_kept_bytes": (labels, 1024),
         "edgeshard_kv_swaps_out_total": (labels, 3),

@@ -10,7 +10,9 @@ from tests.support.forms import in_form
 
 SEQUENCES = in_form(15, 50)
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
+pytestmark = pytest.mark.skipif(
+    not native_available(), reason="packed files are for native kernels"
+)
 
 
 @pytest.mark.timeout(300)

@@ -1,4 +1,5 @@
-"""Each unit of a load comes from its packed file or from blobs: chosen once, fetched and read accordingly, and held."""
+"""Each unit of a load comes from its packed file or from blobs: chosen once, fetched and read
+accordingly, and held."""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ from edgeshard.domain.models.model import LayerRange
 from tests.agent.hosting.packed_node import LAYERS, Form, Node
 from tests.support.forms import one_in
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
+pytestmark = pytest.mark.skipif(
+    not native_available(), reason="packed files are for native kernels"
+)
 WHOLE, FIRST, LAST = LayerRange(0, LAYERS), LayerRange(0, 1), LayerRange(1, LAYERS)
 UNTIED = Form("untied", WHOLE)
 AMPLE = 1 << 30
 
 
 @pytest.fixture
-async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[Node]]]:
+async def make_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., Awaitable[Node]]]:
     worker = ComputeThread(1)
     aside, made = BackgroundThread(worker), list[Node]()
     monkeypatch.setattr("os.fsync", lambda file: None)
@@ -88,7 +93,13 @@ FORMS = [Form(name, WHOLE, *scheme) for name in ("untied", "tied") for scheme in
     ("form", "kept"),
     # If head and embedding are one matrix, there is no embedding.
     one_in(
-        8, [(form, unit) for form in FORMS for unit in (EMBEDDING_UNIT, HEAD_UNIT, "layer-1") if unit in form.units]
+        8,
+        [
+            (form, unit)
+            for form in FORMS
+            for unit in (EMBEDDING_UNIT, HEAD_UNIT, "layer-1")
+            if unit in form.units
+        ],
     ),
 )
 async def test_what_is_packed_is_read_and_the_rest_is_fetched(
@@ -121,7 +132,10 @@ async def test_another_quantisation_shares_the_embedding_and_fetches_the_rest(
     make_node: Callable[..., Awaitable[Node]],
 ) -> None:
     node = await make_node()
-    int8, int4 = (Form("untied", WHOLE, DType.BFLOAT16, kind) for kind in (Quantisation.INT8, Quantisation.INT4))
+    int8, int4 = (
+        Form("untied", WHOLE, DType.BFLOAT16, kind)
+        for kind in (Quantisation.INT8, Quantisation.INT4)
+    )
     await serves(node, int8)
     await node.delete("a")
     await _forget_blobs(node)
@@ -157,7 +171,9 @@ async def test_files_that_are_smaller_than_their_blobs_stay_where_a_cache_is_too
     assert node.packed_units(form) == {"layer-1", "layer-2"}
 
 
-def during(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object], unit: str = "layer-1") -> None:
+def during(
+    monkeypatch: pytest.MonkeyPatch, what: Callable[[], object], unit: str = "layer-1"
+) -> None:
     """Have `what` happen in the first load from now on, when it comes to this unit."""
     real, done = weight_loading._WeightLoading._fill_unit, list[bool]()
 
@@ -178,13 +194,22 @@ async def test_what_an_operator_drops_while_a_stage_loads_stays_as_it_is_in_use(
     dropped: list[Any] = []
 
     def drop() -> None:
-        assert {unit.unit for unit in node.cache.packed.units()} == {EMBEDDING_UNIT, "layer-0", "layer-1", HEAD_UNIT}
+        assert {unit.unit for unit in node.cache.packed.units()} == {
+            EMBEDDING_UNIT,
+            "layer-0",
+            "layer-1",
+            HEAD_UNIT,
+        }
         dropped.extend(node.cache.packed.drop_units([]))
-        dropped.extend(node.cache.packed.drop_units([unit.id for unit in node.cache.packed.units()]))
+        dropped.extend(
+            node.cache.packed.drop_units([unit.id for unit in node.cache.packed.units()])
+        )
 
     during(monkeypatch, drop)
     assert await serves(node, UNTIED) == UNTIED.digests([EMBEDDING_UNIT, "layer-0", "layer-2"])
-    assert len(dropped) == 4 and all(unit.in_use for unit in dropped), "chosen ones, and those just written"
+    assert len(dropped) == 4 and all(unit.in_use for unit in dropped), (
+        "chosen ones, and those just written"
+    )
     assert node.packed_units(UNTIED) == set(UNTIED.units)
 
 
@@ -216,7 +241,10 @@ async def test_an_eviction_that_began_before_a_unit_was_chosen_leaves_it(
 @pytest.mark.parametrize("standby", [False, True])
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 async def test_the_source_of_a_unit_is_chosen_again_when_its_file_is_damaged_in_the_load(
-    make_node: Callable[..., Awaitable[Node]], monkeypatch: pytest.MonkeyPatch, damage: str, standby: bool
+    make_node: Callable[..., Awaitable[Node]],
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+    standby: bool,
 ) -> None:
     node = await make_node()
     await kept_of(node, UNTIED, *UNTIED.units)
@@ -262,7 +290,9 @@ async def test_a_file_that_is_damaged_each_time_fails_the_load_by_name(
     assert not node.leftovers()
 
 
-@pytest.mark.parametrize("form", [UNTIED, Form("untied", WHOLE, streams=True), Form("mixture", WHOLE, streams=True)])
+@pytest.mark.parametrize(
+    "form", [UNTIED, Form("untied", WHOLE, streams=True), Form("mixture", WHOLE, streams=True)]
+)
 @pytest.mark.parametrize("at", ["layer-0", HEAD_UNIT, "end"])
 async def test_a_load_that_is_called_off_leaves_nothing(
     make_node: Callable[..., Awaitable[Node]], monkeypatch: pytest.MonkeyPatch, form: Form, at: str
@@ -308,7 +338,9 @@ async def test_a_load_that_is_called_off_leaves_nothing(
 async def no_reads() -> None:
     """Wait for the end of the threads that read for stages."""
     async with asyncio.timeout(30):
-        while any(thread.name.startswith(("weights-", "experts")) for thread in threading.enumerate()):  # noqa: ASYNC110
+        while any(  # noqa: ASYNC110
+            thread.name.startswith(("weights-", "experts")) for thread in threading.enumerate()
+        ):
             await asyncio.sleep(0.01)
 
 
@@ -360,12 +392,16 @@ async def test_a_standby_that_changes_while_its_weights_are_lent_keeps_them_for_
     assert await node.computes("a")
 
 
-async def test_weights_that_stream_are_not_taken_from_a_standby(make_node: Callable[..., Awaitable[Node]]) -> None:
+async def test_weights_that_stream_are_not_taken_from_a_standby(
+    make_node: Callable[..., Awaitable[Node]],
+) -> None:
     node = await make_node()
     streamed = Form("untied", WHOLE, streams=True)
     assert (await node.ask(node.standby("a", UNTIED))).failure is None
     await serves(node, streamed)
-    assert [status.phase for status in node.hosting.statuses()] == ["ready"], "the standby's memory is the stage's"
+    assert [status.phase for status in node.hosting.statuses()] == ["ready"], (
+        "the standby's memory is the stage's"
+    )
     await serves(node, UNTIED)
     await serves(node, streamed)
     await node.delete("a")
@@ -386,7 +422,9 @@ async def test_without_native_kernels_packed_files_are_left_alone(
     assert node.packed_units(UNTIED) == {HEAD_UNIT} and not node.leftovers()
 
 
-async def test_two_loads_share_what_room_there_is(make_node: Callable[..., Awaitable[Node]]) -> None:
+async def test_two_loads_share_what_room_there_is(
+    make_node: Callable[..., Awaitable[Node]],
+) -> None:
     """A standby beside a load, in a cache that has room for the blobs of both and hardly more."""
     other = Form("tied", WHOLE, DType.BFLOAT16)
     node = await make_node(UNTIED.blob_bytes() + other.blob_bytes() + 300_000)

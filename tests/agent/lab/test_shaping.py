@@ -18,18 +18,24 @@ from edgeshard.wire.link import LinkMessage
 def test_frames_queue_for_bandwidth_and_share_the_delay() -> None:
     link = LinkShape(bandwidth_bps=8000, latency_s=0.5)
     assert link.arrival(10.0, 1000) == pytest.approx(11.5)
-    assert link.arrival(10.0, 1000) == pytest.approx(12.5), "behind the first, its delay in parallel"
+    assert link.arrival(10.0, 1000) == pytest.approx(12.5), (
+        "behind the first, its delay in parallel"
+    )
     assert link.arrival(20.0, 500) == pytest.approx(21.0), "an idle link owes nothing"
 
 
-@pytest.mark.parametrize(("bandwidth", "latency"), [(0, 0), (-1, 0), (float("nan"), 0), (1, -1), (1, float("inf"))])
+@pytest.mark.parametrize(
+    ("bandwidth", "latency"), [(0, 0), (-1, 0), (float("nan"), 0), (1, -1), (1, float("inf"))]
+)
 def test_impossible_links_are_refused(bandwidth: float, latency: float) -> None:
     with pytest.raises(InvalidArgumentError):
         LinkShape(bandwidth, latency)
 
 
 async def test_a_step_is_padded_at_once_and_written_when_it_has_arrived() -> None:
-    link = EmulatedLink(bandwidth_bps=8e6, latency_s=0.05, activation_bytes=lambda tokens: 10_000 * tokens, window=2)
+    link = EmulatedLink(
+        bandwidth_bps=8e6, latency_s=0.05, activation_bytes=lambda tokens: 10_000 * tokens, window=2
+    )
     loop, outbox, wake = asyncio.get_running_loop(), Outbox(2), asyncio.Event()
     written: list[tuple[str, float]] = []
 
@@ -43,7 +49,9 @@ async def test_a_step_is_padded_at_once_and_written_when_it_has_arrived() -> Non
     link.note(ForwardStep(0, StepPlan(spans=(Span(1, 0, 1),)), None))
     outbox.put(0, [])
     began = loop.time()
-    carrying = asyncio.create_task(link.carry(OpenStream(outbox, wake, lambda: len(written) == 2, write_step, write)))
+    carrying = asyncio.create_task(
+        link.carry(OpenStream(outbox, wake, lambda: len(written) == 2, write_step, write))
+    )
     async with asyncio.timeout(10):
         while len(written) < 2:  # noqa: ASYNC110 (no event)
             await asyncio.sleep(0.001)

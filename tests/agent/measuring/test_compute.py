@@ -1,4 +1,5 @@
-"""Real measurements of small things: that they are there, positive, in proportion, and not of a warm cache."""
+"""Real measurements of small things: that they are there, positive, in proportion, and not of a
+warm cache."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ def measured(config: dict[str, Any]) -> tuple[ComputeProfile, float, list[tuple[
     told: list[tuple[str, int, int]] = []
     began = time.process_time()
     form = LayerForm(config, DType.FLOAT32, "cpu")
-    profiler = Profiler(form, 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:])))
+    profiler = Profiler(
+        form, 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:]))
+    )
     return profiler.run(), time.process_time() - began, told
 
 
@@ -98,8 +101,14 @@ def test_a_measurement_is_short_positive_and_tells_its_progress(
     profile, seconds, told = measured
     assert seconds < 20  # of a core: about 2 s
     for layer in profile.layers:
-        assert all(sample.seconds > 0 and sample.repeats >= 2 for sample in layer.prefill + layer.decode)
-    assert [layer.kind for layer in profile.layers] == [LayerKind.EMBEDDING, LayerKind.BLOCK, LayerKind.HEAD]
+        assert all(
+            sample.seconds > 0 and sample.repeats >= 2 for sample in layer.prefill + layer.decode
+        )
+    assert [layer.kind for layer in profile.layers] == [
+        LayerKind.EMBEDDING,
+        LayerKind.BLOCK,
+        LayerKind.HEAD,
+    ]
     spec = model_from_config("small", config)
     assert [layer.parameters for layer in profile.layers] == [
         spec.embedding_parameters,
@@ -114,7 +123,9 @@ def test_a_measurement_is_short_positive_and_tells_its_progress(
     assert parse_profile(ComputeProfile, profile_text(profile)) == profile
 
 
-def test_more_work_takes_longer(measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]]) -> None:
+def test_more_work_takes_longer(
+    measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]],
+) -> None:
     block = fit_profile(measured[0]).of_kind(LayerKind.BLOCK)[0]
     times = [block.prefill_s(tokens, 0) for tokens in (1, 64, 512)]
     assert times[0] < times[1] < times[2]
@@ -122,14 +133,24 @@ def test_more_work_takes_longer(measured: tuple[ComputeProfile, float, list[tupl
     assert block.prefill_s(512, 64) > block.prefill_s(64, 64)
 
 
-def test_copies_outweigh_the_caches(measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]]) -> None:
+def test_copies_outweigh_the_caches(
+    measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]],
+) -> None:
     for layer in measured[0].layers:
         assert layer.rotated_bytes > FULL_GRID.caches * CACHE
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 @pytest.mark.parametrize(
-    "row", ["nemotron_h-groups", "nemotron_h-latent", "bamba-partial", "falcon_h1-bare", "mamba2-tied", "qwen3_5-text"]
+    "row",
+    [
+        "nemotron_h-groups",
+        "nemotron_h-latent",
+        "bamba-partial",
+        "falcon_h1-bare",
+        "mamba2-tied",
+        "qwen3_5-text",
+    ],
 )
 def test_layers_that_keep_states_or_nothing_are_measured(row: str, dtype: DType) -> None:
     values = json.loads(VARIANTS[row].library_config().to_json_string(use_diff=False))
@@ -148,7 +169,9 @@ def test_copies_are_enough_and_not_one_more(size: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 3], ids=["decode", "prefill"])
-def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config: dict[str, Any], tokens: int) -> None:
+def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(
+    tiny_config: dict[str, Any], tokens: int
+) -> None:
     rotation = BlockRotation(LayerForm(tiny_config, DType.FLOAT32, "cpu"), 3, 3, 64)
     weights = [block.mlp.gate_up.packed for block in rotation._blocks]
     assert len({id(weight) for weight in weights}) == 3
@@ -161,7 +184,9 @@ def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config:
         rotation.turn(2)
         output = rotation.run(rotation.step(2, tokens, 20))
         assert output.shape == (1, 2 * tokens, 64) and torch.isfinite(output).all()
-        assert {index for index, each in enumerate(keys) if each.any()} == expected, "who wrote its keys has run"
+        assert {index for index, each in enumerate(keys) if each.any()} == expected, (
+            "who wrote its keys has run"
+        )
 
 
 def test_a_rotation_keeps_what_differs_by_layer_type(tiny_config: dict[str, Any]) -> None:
@@ -173,14 +198,18 @@ def test_a_rotation_keeps_what_differs_by_layer_type(tiny_config: dict[str, Any]
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("quantisation", [Quantisation.INT4, Quantisation.INT8_HEAD_INT4, Quantisation.INT4_HEAD_WHOLE])
+@pytest.mark.parametrize(
+    "quantisation", [Quantisation.INT4, Quantisation.INT8_HEAD_INT4, Quantisation.INT4_HEAD_WHOLE]
+)
 def test_quantised_layers_are_measured_as_a_stage_holds_them(
     tiny_config: dict[str, Any], quantisation: Quantisation, tied: bool
 ) -> None:
     small = Grid((1, 16), (0,), (1, 2), (8,), Repeats(1, 1, 1, 0.0))
     config = tiny_config | {"tie_word_embeddings": tied}
     model = model_from_config("tiny", config)
-    profile = Profiler(LayerForm(config, DType.BFLOAT16, "cpu", quantisation), 1, small, cache=1).run()
+    profile = Profiler(
+        LayerForm(config, DType.BFLOAT16, "cpu", quantisation), 1, small, cache=1
+    ).run()
     embedding, block, head = profile.layers
     assert profile.quantisation is quantisation
     assert block.rotated_bytes == model.blocks[0].weight_bytes(DType.BFLOAT16, quantisation)
@@ -195,12 +224,19 @@ def test_what_cannot_run_quantised_is_not_measured_so(tiny_config: dict[str, Any
     assert refusal.value.field == "quantisation" and "CPU" in refusal.value.message
 
 
-def test_little_memory_means_fewer_copies_and_too_little_is_an_error(tiny_config: dict[str, Any]) -> None:
+def test_little_memory_means_fewer_copies_and_too_little_is_an_error(
+    tiny_config: dict[str, Any],
+) -> None:
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Repeats(1, 1, 1, 0.0))
 
     def rotated(limit: int | None) -> int:
         form = LayerForm(tiny_config | {"num_hidden_layers": 40}, DType.FLOAT32, "cpu")
-        return Profiler(form, 1, small, cache=CACHE, memory_limit_bytes=limit).run().layers[1].rotated_bytes
+        return (
+            Profiler(form, 1, small, cache=CACHE, memory_limit_bytes=limit)
+            .run()
+            .layers[1]
+            .rotated_bytes
+        )
 
     layer = 4 * sorts_of(tiny_config)[0].parameters
     assert layer <= rotated(1 << 20) < 1 << 20 < rotated(None)
@@ -224,7 +260,12 @@ def sorts_of(config: dict[str, Any]) -> tuple[BlockSort, ...]:
 
 def test_sorts_of_blocks_are_told_apart(tiny_config: dict[str, Any]) -> None:
     dense, sparse = sorts_of(tiny_config | MOE)
-    assert (dense.kind, dense.layers, sparse.kind, sparse.layers) == (LayerKind.BLOCK, 2, LayerKind.MOE_BLOCK, 4)
+    assert (dense.kind, dense.layers, sparse.kind, sparse.layers) == (
+        LayerKind.BLOCK,
+        2,
+        LayerKind.MOE_BLOCK,
+        4,
+    )
     blocks = model_from_config("moe", tiny_config | MOE).blocks
     assert {dense.parameters, sparse.parameters} == {block.parameters for block in blocks}
     sliding, full = sorts_of(tiny_config | GEMMA)
@@ -238,7 +279,12 @@ def test_sorts_of_blocks_are_told_apart(tiny_config: dict[str, Any]) -> None:
         {"model_type": "mistral", "sliding_window": None},
         {"model_type": "mixtral", "sliding_window": 64, "num_local_experts": 2},
         {"model_type": "qwen2", "sliding_window": 64},
-        {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
+        {
+            "model_type": "qwen2",
+            "sliding_window": 64,
+            "use_sliding_window": True,
+            "max_window_layers": 2,
+        },
         {"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": True},
         MOE | {"use_sliding_window": True},
         GEMMA,
@@ -246,16 +292,25 @@ def test_sorts_of_blocks_are_told_apart(tiny_config: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_the_windows_are_those_that_transformers_reads(tiny_config: dict[str, Any], family: dict[str, Any]) -> None:
+def test_the_windows_are_those_that_transformers_reads(
+    tiny_config: dict[str, Any], family: dict[str, Any]
+) -> None:
     config = tiny_config | {"head_dim": 16} | family
     library = library_config(read_config(config))
     window = int(getattr(library, "sliding_window", None) or 0)
-    types = getattr(library, "layer_types", None) or ["sliding_attention"] * library.num_hidden_layers
+    types = (
+        getattr(library, "layer_types", None) or ["sliding_attention"] * library.num_hidden_layers
+    )
     blocks = model_from_config("windows", config).blocks
-    assert [block.window for block in blocks] == [window if kind == "sliding_attention" else 0 for kind in types]
+    assert [block.window for block in blocks] == [
+        window if kind == "sliding_attention" else 0 for kind in types
+    ]
     for sort in sorts_of(config):
         assert blocks[sort.first].window == sort.window
-        assert sum((b.window, b.parameters) == (sort.window, sort.parameters) for b in blocks) == sort.layers
+        assert (
+            sum((b.window, b.parameters) == (sort.window, sort.parameters) for b in blocks)
+            == sort.layers
+        )
 
 
 PLUGGED = MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 32}
@@ -273,7 +328,9 @@ def test_every_sort_is_measured(tiny_config: dict[str, Any], family: dict[str, A
         if isinstance(tensor.unit, Part):
             sizes[tensor.unit] += math.prod(tensor.shape)
     embedding, head = sizes[Part.EMBEDDING] + sizes[Part.TIED], sizes[Part.HEAD] + sizes[Part.TIED]
-    assert (profile.layers[0].parameters, profile.layers[-1].parameters) == (embedding, head), "a tied one is in both"
+    assert (profile.layers[0].parameters, profile.layers[-1].parameters) == (embedding, head), (
+        "a tied one is in both"
+    )
 
 
 def test_a_short_context_bounds_what_is_measured(tiny_config: dict[str, Any]) -> None:
@@ -283,8 +340,12 @@ def test_a_short_context_bounds_what_is_measured(tiny_config: dict[str, Any]) ->
     assert Grid().within(20).decode_contexts == (19,)
 
 
-@pytest.mark.parametrize(("max_context", "deepest"), [(8192, 2048), (2304, 2048), (2000, 1744), (768, 512), (600, 64)])
-def test_one_prefill_lies_deep_in_a_prompt_where_the_context_allows(max_context: int, deepest: int) -> None:
+@pytest.mark.parametrize(
+    ("max_context", "deepest"), [(8192, 2048), (2304, 2048), (2000, 1744), (768, 512), (600, 64)]
+)
+def test_one_prefill_lies_deep_in_a_prompt_where_the_context_allows(
+    max_context: int, deepest: int
+) -> None:
     grid = FULL_GRID.within(max_context)
     points = grid.prefill_points(max_context)
     assert max(context for tokens, context in points if tokens == 256) == deepest
@@ -295,13 +356,17 @@ def test_one_prefill_lies_deep_in_a_prompt_where_the_context_allows(max_context:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("grid", [FIRST_GRID, QUICK_GRID, FULL_GRID])
 def test_what_attention_takes_far_into_a_prompt_shows_through_noise(grid: Grid, seed: int) -> None:
-    """As on a processor's core: without a prefill deep in a prompt, 4 % of a figure would be attention's."""
+    """As on a processor's core: without a prefill deep in a prompt, 4 % of a figure would be
+    attention's."""
     chance = np.random.default_rng(seed)
 
     def true(tokens: int, context: int) -> float:
         return 1e-3 + 1.2e-4 * tokens + 2.7e-8 * attended_pairs(tokens, context)
 
-    prefill = tuple(Sample(n, c, true(n, c) * (1 + chance.uniform(-0.03, 0.03))) for n, c in grid.prefill_points(8192))
+    prefill = tuple(
+        Sample(n, c, true(n, c) * (1 + chance.uniform(-0.03, 0.03)))
+        for n, c in grid.prefill_points(8192)
+    )
     layer = LayerProfile(LayerKind.BLOCK, 1, 1, 0, 1, prefill, (Sample(1, 64, 1e-3),))
     fit = fit_layer(layer)
     assert fit.prefill_s(256, 3840) == pytest.approx(true(256, 3840), rel=0.12)
@@ -340,7 +405,11 @@ def test_copies_of_a_layer_compute_the_same_in_memory_of_their_own(
             rotation.turn(1)
             modules: Any = rotation.modules
             (block,) = modules._ordered
-            held = [part.packed for part in block.modules() if isinstance(part, Projection) and part.packed is not None]
+            held = [
+                part.packed
+                for part in block.modules()
+                if isinstance(part, Projection) and part.packed is not None
+            ]
             memory = [one.packed_memory for one in held] if kernels == "1" else []
             tensors = [*(one for one in memory if one is not None), *block.parameters()]
             assert not any(tensor.is_meta for tensor in tensors)
@@ -351,13 +420,22 @@ def test_copies_of_a_layer_compute_the_same_in_memory_of_their_own(
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def test_a_first_measurement_makes_few_copies_and_a_short_embedding(tiny_config: dict[str, Any]) -> None:
+def test_a_first_measurement_makes_few_copies_and_a_short_embedding(
+    tiny_config: dict[str, Any],
+) -> None:
     config = tiny_config | {"vocab_size": 50_000}
     model = model_from_config("words", config)
     found = Profiler(LayerForm(config, DType.BFLOAT16, "cpu"), 1, FIRST_GRID, cache=1 << 10).run()
     embedding, block, head = found.layers
-    assert (found.effort, found.energy, found.overhead.seconds_per_byte) == (Effort.FIRST, None, 0.0)
-    assert (embedding.parameters, head.parameters) == (model.embedding_parameters, model.head_parameters)
+    assert (found.effort, found.energy, found.overhead.seconds_per_byte) == (
+        Effort.FIRST,
+        None,
+        0.0,
+    )
+    assert (embedding.parameters, head.parameters) == (
+        model.embedding_parameters,
+        model.head_parameters,
+    )
     assert embedding.rotated_bytes < head.rotated_bytes
     limit = model.shape.max_context
     assert [(s.count, s.context) for s in block.prefill] == FIRST_GRID.prefill_points(limit)
@@ -402,23 +480,43 @@ def test_time_without_a_core_is_noticed() -> None:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "edgeshard_agent.measuring", *arguments], capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "edgeshard_agent.measuring", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
 
 @pytest.mark.long
-def test_the_command_measures_once_and_then_remembers(tiny_config: dict[str, Any], tmp_path: Path) -> None:
+def test_the_command_measures_once_and_then_remembers(
+    tiny_config: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    options = ("--config", str(tmp_path), "--threads", "1", "--quick", "--state-dir", str(tmp_path), "--json")
+    options = (
+        "--config",
+        str(tmp_path),
+        "--threads",
+        "1",
+        "--quick",
+        "--state-dir",
+        str(tmp_path),
+        "--json",
+    )
     first, second = command(*options), command(*options)
     assert first.returncode == second.returncode == 0, first.stderr
-    assert parse_profile(ComputeProfile, first.stdout) == parse_profile(ComputeProfile, second.stdout)
+    assert parse_profile(ComputeProfile, first.stdout) == parse_profile(
+        ComputeProfile, second.stdout
+    )
     assert len(list((tmp_path / "profiles").iterdir())) == 1
 
 
 def test_the_command_names_what_is_wrong(tiny_config: dict[str, Any], tmp_path: Path) -> None:
     missing = command("--config", str(tmp_path / "nothing.json"))
-    assert missing.returncode == 2 and "nothing.json" in missing.stderr and "Traceback" not in missing.stderr
+    assert (
+        missing.returncode == 2
+        and "nothing.json" in missing.stderr
+        and "Traceback" not in missing.stderr
+    )
     (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"hidden_size": -1}))
     wrong = command("--config", str(tmp_path))
     assert wrong.returncode == 2 and "hidden_size" in wrong.stderr

@@ -22,7 +22,9 @@ def test_a_disk_is_read_and_left_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_ends_in_time_and_after_one_piece_at_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_in_time_and_after_one_piece_at_the_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[int] = []
     real = os.write
 
@@ -35,9 +37,13 @@ def test_it_ends_in_time_and_after_one_piece_at_the_least(tmp_path: Path, monkey
     assert written == [1 << 20]
 
 
-def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_nearly_full_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk, "disk_bytes", lambda directory: (1 << 40, 10 << 20))
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **options: pytest.fail("it was written to"))
+    monkeypatch.setattr(
+        tempfile, "NamedTemporaryFile", lambda **options: pytest.fail("it was written to")
+    )
     assert measure_disk(tmp_path, SMALL) is None
 
 
@@ -45,7 +51,9 @@ def test_a_directory_that_is_not_there_has_no_rate(tmp_path: Path) -> None:
     assert measure_disk(tmp_path / "nowhere", SMALL) is None
 
 
-def test_a_file_system_without_direct_reading_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_direct_reading_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(path: Path, *options: object) -> None:
         raise OSError(22, "Invalid argument")
 

@@ -8,7 +8,9 @@ import pytest
 from edgeshard_agent.measuring.machine_facts import has_cores_of_its_own
 
 
-@pytest.mark.parametrize(("allowed", "of_its_own"), [({0}, True), ({0, 1, 2}, True), ({0, 1, 2, 3}, False)])
+@pytest.mark.parametrize(
+    ("allowed", "of_its_own"), [({0}, True), ({0, 1, 2}, True), ({0, 1, 2, 3}, False)]
+)
 def test_cores_of_its_own_are_fewer_than_the_machine_has(
     allowed: set[int], of_its_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

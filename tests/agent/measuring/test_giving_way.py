@@ -1,4 +1,5 @@
-"""A measurement yields to steps: when it is stopped, continues and ends, in virtual time; and what it drops."""
+"""A measurement yields to steps: when it is stopped, continues and ends, in virtual time; and what
+it drops."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ class Node:
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
         while due := min(
-            (t for t in self.timers if t.at <= until and not t.cancelled), key=lambda t: t.at, default=None
+            (t for t in self.timers if t.at <= until and not t.cancelled),
+            key=lambda t: t.at,
+            default=None,
         ):
             self.timers.remove(due)
             self.now = due.at
@@ -81,13 +84,20 @@ class Node:
 
 @given(
     st.lists(
-        st.one_of(st.just("step"), st.just("end"), st.floats(0.0, 3 * QUIET_S), st.floats(100.0, LONGEST_WAIT_S)),
+        st.one_of(
+            st.just("step"),
+            st.just("end"),
+            st.floats(0.0, 3 * QUIET_S),
+            st.floats(100.0, LONGEST_WAIT_S),
+        ),
         max_size=40,
     ),
     st.floats(0.0, 2 * QUIET_S),
 )
 @example([1.5], 1.0)
-def test_it_is_stopped_from_a_step_until_the_quiet_time_after_the_last(events: list[str | float], since: float) -> None:
+def test_it_is_stopped_from_a_step_until_the_quiet_time_after_the_last(
+    events: list[str | float], since: float
+) -> None:
     node = Node()
     node.ended_at = node.now - since
     waited_s, longest_s = 0.0, 0.0
@@ -182,7 +192,13 @@ def test_a_repeat_across_a_stop_does_not_count() -> None:
 
 def test_work_of_others_during_a_stop_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter(
-        [reading(0.0, 0.0), reading(10.0, 1.0), reading(90.0, 81.0), reading(100.0, 81.0), reading(110.0, 82.0)]
+        [
+            reading(0.0, 0.0),
+            reading(10.0, 1.0),
+            reading(90.0, 81.0),
+            reading(100.0, 81.0),
+            reading(110.0, 82.0),
+        ]
     )
     monkeypatch.setattr("edgeshard_agent.measuring.others.read_cores", lambda: next(readings))
     stops = iter([0, 0, 1, 1, 1])

@@ -16,14 +16,20 @@ from edgeshard.domain.nodes.device import HugePages, StagePhase, StageStatus
 def entry(rss_kb: int, huge_kb: int, flags: str) -> str:
     return (
         "7f0000000000-7f0004000000 rw-p 00000000 00:00 0 \n"
-        f"Size:              65536 kB\nRss:          {rss_kb:>10} kB\nAnonHugePages: {huge_kb:>9} kB\n"
+        f"Size:              65536 kB\nRss:          {rss_kb:>10} kB\nAnonHugePages: {huge_kb:>9} "
+        "kB\n"
         f"ShmemPmdMapped:        0 kB\nVmFlags: rd wr mr mw me ac sd {flags}\n"
     )
 
 
 def test_only_mappings_that_ask_for_huge_pages_count(tmp_path: Path) -> None:
     maps = tmp_path / "smaps"
-    maps.write_text(entry(3000, 2048, "hg") + entry(9000, 8192, "nh") + entry(7000, 4096, "") + entry(70, 0, "hg "))
+    maps.write_text(
+        entry(3000, 2048, "hg")
+        + entry(9000, 8192, "nh")
+        + entry(7000, 4096, "")
+        + entry(70, 0, "hg ")
+    )
     assert read_huge_pages(maps) == HugePages(3070 << 10, 2048 << 10)
 
 
@@ -42,7 +48,9 @@ def stage(phase: StagePhase) -> StageStatus:
     return StageStatus(DeploymentName("d"), Epoch(1), 0, LayerRange(0, 2), phase)
 
 
-async def test_it_is_read_when_a_stage_comes_or_goes_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_read_when_a_stage_comes_or_goes_and_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     readings: list[HugePages] = []
 
     def read() -> HugePages:

@@ -22,7 +22,8 @@ def peer_at(address: str) -> Peer:
     return Peer(NodeId("id-b"), NodeName("b"), address)
 
 
-"""A busy machine delays some probes more than the removal of outliers mends, but not all of them."""
+"""A busy machine delays some probes more than the removal of outliers mends, but not all of
+them."""
 
 
 async def test_a_loopback_link_is_measured() -> None:

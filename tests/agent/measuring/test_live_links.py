@@ -1,4 +1,5 @@
-"""Real frames measure a link: measured on arrival, sent to the sender, sometimes to the coordinator."""
+"""Real frames measure a link: measured on arrival, sent to the sender, sometimes to the
+coordinator."""
 
 from __future__ import annotations
 
@@ -38,10 +39,14 @@ def sample(bandwidth_bps: float, size_bytes: int = 3 * MIB) -> LinkSample:
 
 def test_the_parts_behind_the_first_give_the_rate() -> None:
     arrivals = Arrivals()
-    assert arrivals.part(10.0, MIB, False) is None, "what came before the first part is not the link's time"
+    assert arrivals.part(10.0, MIB, False) is None, (
+        "what came before the first part is not the link's time"
+    )
     assert arrivals.part(10.1, MIB, False) is None
     found = arrivals.part(10.3, 1000, True)
-    assert found is not None and found.size_bytes == MIB + 1000 and found.seconds == pytest.approx(0.3)
+    assert (
+        found is not None and found.size_bytes == MIB + 1000 and found.seconds == pytest.approx(0.3)
+    )
     assert arrivals.part(99.0, MIB, False) is None
     assert arrivals.part(99.5, 7, True) == LinkSample(7, 0.5), "a step before is over"
 
@@ -62,16 +67,26 @@ def test_traffic_changes_the_bandwidth_and_nothing_else() -> None:
 
 def test_a_changed_link_is_told_once_a_minute_at_most() -> None:
     link = LiveLink(KNOWN, 0.0)
-    told = [(now, news) for now in range(200) if (news := link.heard(sample(5e7), float(now))) is not None]
+    told = [
+        (now, news)
+        for now in range(200)
+        if (news := link.heard(sample(5e7), float(now))) is not None
+    ]
     assert [now for now, _ in told] == [REPORT_INTERVAL_S], "the same change is told once"
     assert told[0][1].bandwidth_bps == pytest.approx(5e7)
-    told = [(now, news) for now in range(200, 400) if (news := link.heard(sample(8e7), float(now))) is not None]
+    told = [
+        (now, news)
+        for now in range(200, 400)
+        if (news := link.heard(sample(8e7), float(now))) is not None
+    ]
     assert [now for now, _ in told] == [207], "as soon as most of what is remembered says so"
 
 
 def test_a_link_that_hardly_changed_is_not_told() -> None:
     link = LiveLink(KNOWN, 0.0)
-    assert not any(link.heard(sample(1e8 * (1.09 if now % 2 else 0.91)), float(now)) for now in range(500))
+    assert not any(
+        link.heard(sample(1e8 * (1.09 if now % 2 else 0.91)), float(now)) for now in range(500)
+    )
 
 
 class Ticking:
@@ -110,7 +125,10 @@ async def test_the_coordinator_is_told_of_probed_links_only() -> None:
     (told,) = reports
     (link,) = told.links
     assert (told.node_id, link.sender, link.receiver) == (NodeId("me"), NodeId("me"), NodeId("you"))
-    assert link.profile.bandwidth_bps == pytest.approx(2e7) and link.profile.latency_s == KNOWN.latency_s
+    assert (
+        link.profile.bandwidth_bps == pytest.approx(2e7)
+        and link.profile.latency_s == KNOWN.latency_s
+    )
     await live.close()
 
 
@@ -137,13 +155,18 @@ async def test_a_receiver_tells_the_sender_how_a_large_step_came(
         for number, tokens in enumerate((1, 700, 1, 1024)):
             data = bytes(tokens * WIDTH * 4)
             step = ForwardStep(
-                number, StepPlan(spans=(Span(1, 0, tokens),)), Tensor(DType.FLOAT32, (tokens, WIDTH), data)
+                number,
+                StepPlan(spans=(Span(1, 0, tokens),)),
+                Tensor(DType.FLOAT32, (tokens, WIDTH), data),
             )
             sender.send(step, list(encode_step(NAME, 1, step)))
         async with asyncio.timeout(30):
             first, second = await heard.get(), await heard.get()
     finally:
         await sender.stop()
-    assert [one.size_bytes for one in (first, second)] == [700 * WIDTH * 4 - PART_BYTES, 3 * PART_BYTES]
+    assert [one.size_bytes for one in (first, second)] == [
+        700 * WIDTH * 4 - PART_BYTES,
+        3 * PART_BYTES,
+    ]
     assert 0 < first.seconds < 10 and heard.empty(), "a step of one part says nothing"
     assert len(arrived) == 4 and not failures

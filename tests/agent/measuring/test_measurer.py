@@ -1,4 +1,5 @@
-"""Commands to measure, carried out: in a process of their own, over real sockets, and in the lab without measuring."""
+"""Commands to measure, carried out: in a process of their own, over real sockets, and in the lab
+without measuring."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from edgeshard_agent.measuring.measuring_worker import MeasuringJob
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.net.link_receiver import StageServicer
 
-from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.domain.control.commands import (
+    CommandProgress,
+    MeasureCompute,
+    Peer,
+    ProbeLinks,
+    ProfileReport,
+)
 from edgeshard.domain.errors import (
     FailedPreconditionError,
     ResourceExhaustedError,
@@ -69,7 +76,9 @@ model = "llama2-7b"
 class Node:
     """A measurer and its reports."""
 
-    def __init__(self, state_dir: Path, memory: int | None = None, emulation: Emulation | None = None) -> None:
+    def __init__(
+        self, state_dir: Path, memory: int | None = None, emulation: Emulation | None = None
+    ) -> None:
         self.reports: list[ProfileReport] = []
         self.progress: list[CommandProgress] = []
         facts = read_facts("cpu", memory)
@@ -105,7 +114,9 @@ def measure(config: dict[str, Any], again: bool = False) -> MeasureCompute:
     return MeasureCompute(config, DType.FLOAT32, effort=Effort.QUICK, again=again)
 
 
-async def test_layers_are_measured_apart_reported_and_remembered(node: Node, tiny_config: dict[str, Any]) -> None:
+async def test_layers_are_measured_apart_reported_and_remembered(
+    node: Node, tiny_config: dict[str, Any]
+) -> None:
     report = await node.do(measure(tiny_config))
     (profile,) = report.compute
     assert (profile.model_hash, profile.dtype, profile.effort) == (
@@ -113,9 +124,15 @@ async def test_layers_are_measured_apart_reported_and_remembered(node: Node, tin
         DType.FLOAT32,
         Effort.QUICK,
     )
-    assert report.facts is not None and report.facts.memory_budget_bytes > 0 and report.node_id == ME
+    assert (
+        report.facts is not None and report.facts.memory_budget_bytes > 0 and report.node_id == ME
+    )
     done = [news.done for news in node.progress]
-    assert done and done == sorted(done) and all(news.done < news.total and news.what for news in node.progress)
+    assert (
+        done
+        and done == sorted(done)
+        and all(news.done < news.total and news.what for news in node.progress)
+    )
     assert not measuring_workers()
     node.progress.clear()
     assert (await node.do(measure(tiny_config))).compute == (profile,)
@@ -145,11 +162,18 @@ async def test_beside_stages_it_gives_way_to_steps_and_its_figures_are_marked(
     assert (await node.do(measure(tiny_config), held=1 << 20)).compute == (profile,)
     store = node.measurer._store
     marks = profile.fingerprint, profile.model_hash, profile.dtype
-    assert store.find(*marks, beside_stages=False) is None, "it counts for nothing on a node without stages"
+    assert store.find(*marks, beside_stages=False) is None, (
+        "it counts for nothing on a node without stages"
+    )
     alone = replace(profile, beside_stages=False, disk=DiskProfile(1e9, 1 << 40))
     store.keep(alone)
-    assert (await node.do(measure(tiny_config), held=1 << 20)).compute == (alone,), "a better one stays"
-    assert await node.measurer._disk(measure(tiny_config, again=True), beside_stages=True) == alone.disk
+    assert (await node.do(measure(tiny_config), held=1 << 20)).compute == (alone,), (
+        "a better one stays"
+    )
+    assert (
+        await node.measurer._disk(measure(tiny_config, again=True), beside_stages=True)
+        == alone.disk
+    )
 
 
 async def test_steps_that_run_already_come_first(node: Node, tiny_config: dict[str, Any]) -> None:
@@ -168,19 +192,33 @@ async def test_where_stages_leave_too_little_memory_the_error_says_what_to_do(
     node: Node, tiny_config: dict[str, Any]
 ) -> None:
     budget = node.measurer.node.facts.memory_budget_bytes
-    with pytest.raises(ResourceExhaustedError, match=r"hold .* MiB: delete a deployment") as failure:
+    with pytest.raises(
+        ResourceExhaustedError, match=r"hold .* MiB: delete a deployment"
+    ) as failure:
         await node.do(measure(tiny_config), held=budget)
     assert failure.value.reason == "NO_MEMORY_TO_MEASURE"
 
 
-async def test_a_measurement_that_is_cancelled_leaves_no_process(node: Node, tiny_config: dict[str, Any]) -> None:
+async def test_a_measurement_that_is_cancelled_leaves_no_process(
+    node: Node, tiny_config: dict[str, Any]
+) -> None:
     # So much of it that it is not over before anybody looks, however late that is.
-    large = tiny_config | {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
-    measuring = asyncio.create_task(node.do(MeasureCompute(large, DType.FLOAT32, effort=Effort.FULL, again=False)))
+    large = tiny_config | {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+    }
+    measuring = asyncio.create_task(
+        node.do(MeasureCompute(large, DType.FLOAT32, effort=Effort.FULL, again=False))
+    )
     await measuring_worker()
     measuring.cancel()
     await asyncio.gather(measuring, return_exceptions=True)
-    assert not measuring_workers() and not node.reports and not (list(node.measurer._store._directory.glob("*")))
+    assert (
+        not measuring_workers()
+        and not node.reports
+        and not (list(node.measurer._store._directory.glob("*")))
+    )
 
 
 STOPPING_AGENT = """
@@ -210,7 +248,9 @@ def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str,
 
 
 def test_a_measurement_that_is_stopped_ends_with_its_agent_too() -> None:
-    agent = subprocess.Popen([sys.executable, "-c", STOPPING_AGENT], stdout=subprocess.PIPE, text=True)
+    agent = subprocess.Popen(
+        [sys.executable, "-c", STOPPING_AGENT], stdout=subprocess.PIPE, text=True
+    )
     assert agent.stdout is not None
     worker = psutil.Process(int(agent.stdout.readline()))
     agent.kill()
@@ -227,20 +267,26 @@ async def test_a_model_that_is_not_run_is_refused_before_anything_starts(
     assert refusal.value.field == "model_type" and not node.progress
 
 
-async def test_errors_of_the_process_keep_their_name(tiny_config: dict[str, Any], tmp_path: Path) -> None:
+async def test_errors_of_the_process_keep_their_name(
+    tiny_config: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(ResourceExhaustedError) as refusal:
         await Node(tmp_path, memory=1 << 10).do(measure(tiny_config))
     assert (refusal.value.reason, refusal.value.field) == ("NO_MEMORY_TO_MEASURE", "config")
 
 
 @pytest.mark.timing
-async def test_peers_are_probed_in_turn_and_one_that_is_away_is_left_out(node: Node, address: str) -> None:
+async def test_peers_are_probed_in_turn_and_one_that_is_away_is_left_out(
+    node: Node, address: str
+) -> None:
     gone = Server("127.0.0.1:0", None)
     nowhere = await gone.start()
     await gone.stop(0)
     peers = (
         Peer(NodeId("gone"), NodeName("gone"), nowhere),
-        Peer(NodeId("open"), NodeName("open"), "192.0.2.1:1"),  # beyond loopback, and there is no TLS
+        Peer(
+            NodeId("open"), NodeName("open"), "192.0.2.1:1"
+        ),  # beyond loopback, and there is no TLS
         Peer(NodeId("there"), NodeName("there"), address),
     )
     report = await node.do(ProbeLinks(peers))
@@ -248,10 +294,16 @@ async def test_peers_are_probed_in_turn_and_one_that_is_away_is_left_out(node: N
     (link,) = report.links
     assert (link.sender, link.receiver) == (ME, NodeId("there"))
     assert 1e6 < link.profile.bandwidth_bps < 1e12, "loopback, on a machine however busy"
-    assert [news.what for news in node.progress] == ["link to gone", "link to open", "link to there"]
+    assert [news.what for news in node.progress] == [
+        "link to gone",
+        "link to open",
+        "link to there",
+    ]
 
 
-async def test_what_the_coordinator_answers_to_the_report_is_the_result(tmp_path: Path, address: str) -> None:
+async def test_what_the_coordinator_answers_to_the_report_is_the_result(
+    tmp_path: Path, address: str
+) -> None:
     async def refuse(report: ProfileReport) -> None:
         raise UnavailableError("gone")
 
@@ -268,8 +320,13 @@ def emulation(tmp_path: Path) -> Emulation:
     return load_emulation(tmp_path / "lab.toml", "near")
 
 
-async def test_in_the_lab_a_probe_sees_the_shaped_link(emulation: Emulation, tmp_path: Path, address: str) -> None:
-    peers = (Peer(NodeId("far"), NodeName("far"), address), Peer(NodeId("x"), NodeName("not-in-the-lab"), address))
+async def test_in_the_lab_a_probe_sees_the_shaped_link(
+    emulation: Emulation, tmp_path: Path, address: str
+) -> None:
+    peers = (
+        Peer(NodeId("far"), NodeName("far"), address),
+        Peer(NodeId("x"), NodeName("not-in-the-lab"), address),
+    )
     report = await Node(tmp_path, emulation=emulation).do(ProbeLinks(peers))
     (link,) = report.links
     assert link.receiver == "far"
@@ -287,7 +344,11 @@ async def test_in_the_lab_a_node_tells_what_the_emulator_charges(
     (profile,) = (await node.do(measure(stand_in))).compute
     assert not node.progress and not measuring_workers(), "an emulated node measures nothing"
     assert profile.model_hash == config_hash(stand_in)
-    assert [layer.kind for layer in profile.layers] == [LayerKind.EMBEDDING, LayerKind.BLOCK, LayerKind.HEAD]
+    assert [layer.kind for layer in profile.layers] == [
+        LayerKind.EMBEDDING,
+        LayerKind.BLOCK,
+        LayerKind.HEAD,
+    ]
     told, charged = MeasuredTimes.of(profile), emulation.times
     shown, emulated = model_from_config("stand-in", stand_in).blocks[0], emulation.model.blocks[0]
     for phase in (
@@ -296,14 +357,20 @@ async def test_in_the_lab_a_node_tells_what_the_emulator_charges(
         StepShape(1, 32, 16.5, 32),
         StepShape(1, 512, 256.5, 512),
     ):
-        assert told.block_s(shown, phase) == pytest.approx(charged.block_s(emulated, phase), rel=0.05)
-    assert told.head_s(StepShape(2, 1, 1, 1)) == pytest.approx(charged.head_s(StepShape(2, 1, 1, 1)))
+        assert told.block_s(shown, phase) == pytest.approx(
+            charged.block_s(emulated, phase), rel=0.05
+        )
+    assert told.head_s(StepShape(2, 1, 1, 1)) == pytest.approx(
+        charged.head_s(StepShape(2, 1, 1, 1))
+    )
     assert told.step_s(1e6) == pytest.approx(charged.step_s(1e6))
 
 
 async def test_in_the_lab_another_model_is_refused_by_name(
     emulation: Emulation, tmp_path: Path, tiny_config: dict[str, Any]
 ) -> None:
-    with pytest.raises(FailedPreconditionError, match=r"llama2-7b with 32 layers, but the model has 6") as refusal:
+    with pytest.raises(
+        FailedPreconditionError, match=r"llama2-7b with 32 layers, but the model has 6"
+    ) as refusal:
         await Node(tmp_path, emulation=emulation).do(measure(tiny_config))
     assert refusal.value.reason == "NOT_THE_STAND_IN"

@@ -31,7 +31,9 @@ def reading(total_s: float, busy_s: float, own_s: float, cores: frozenset[int] =
         (40.0, 0.0, 99, 1.0),
     ],
 )
-def test_what_others_took_beyond_the_free_cores(busy_s: float, own_s: float, threads: int, share: float) -> None:
+def test_what_others_took_beyond_the_free_cores(
+    busy_s: float, own_s: float, threads: int, share: float
+) -> None:
     before, after = reading(100.0, 50.0, 7.0), reading(140.0, 50.0 + busy_s, 7.0 + own_s)
     assert others_share(before, after, threads) == pytest.approx(share)
 
@@ -55,7 +57,8 @@ def test_a_busy_neighbour_is_seen_and_ones_own_work_is_not() -> None:
     assert watch.share() == 0.0, "nothing is known yet"
     spin = "import time\nprint(flush=True)\nwhile True: pass"
     neighbours = [
-        subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(len(read_cores().cores))
+        subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+        for _ in range(len(read_cores().cores))
     ]
     try:
         for neighbour in neighbours:

@@ -44,7 +44,14 @@ def test_a_jetson_with_rails_only_is_their_sum(tmp_path: Path) -> None:
     first, second = tmp_path / "class/hwmon/hwmon1", tmp_path / "class/hwmon/hwmon2"
     write(first, name="ina3221", in1_label="VDD_GPU_SOC", in1_input=20000, curr1_input=400)
     write(first, in2_label="VDD_CPU_CV", in2_input=20000, curr2_input=100)
-    write(second, name="ina3221", in1_label="VIN_SYS_5V0", in1_input=5000, curr1_input=1000, in2_input="")
+    write(
+        second,
+        name="ina3221",
+        in1_label="VIN_SYS_5V0",
+        in1_input=5000,
+        curr1_input=1000,
+        in2_input="",
+    )
     sensor = Ina3221.find(tmp_path)
     assert sensor is not None and sensor.watts() == pytest.approx(8 + 2 + 5)
 
@@ -109,7 +116,8 @@ def test_an_accelerator_is_asked_by_its_id() -> None:
 
 
 class Load:
-    """A sensor of a device that draws 5 W, and 20 W while `busy` is set. Fails after `limit` readings."""
+    """A sensor of a device that draws 5 W, and 20 W while `busy` is set. Fails after `limit`
+    readings."""
 
     source = "rapl"
 
@@ -134,9 +142,12 @@ def wait_for(sensor: Load, readings: int) -> None:
 
 @pytest.fixture
 def sensor(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """A sensor for which a rest lasts as long as a few readings, however late the reading thread begins."""
+    """A sensor for which a rest lasts as long as a few readings, however late the reading thread
+    begins."""
     sensor = Load()
-    rest = SimpleNamespace(sleep=lambda _: wait_for(sensor, sensor.readings + 5), monotonic=time.monotonic)
+    rest = SimpleNamespace(
+        sleep=lambda _: wait_for(sensor, sensor.readings + 5), monotonic=time.monotonic
+    )
     monkeypatch.setattr(power, "time", rest)
     return sensor
 
@@ -159,7 +170,9 @@ def test_a_sensor_that_goes_away_harms_nothing() -> None:
     assert meter.profile() is None
 
 
-def test_without_a_sensor_no_time_is_spent_and_nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_sensor_no_time_is_spent_and_nothing_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited for nothing"))
     meter = PowerMeter(None)
     meter.rest(2.0)

@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of every architecture, the unsplit model's logits for them, and a head that drives stages."""
+"""Tiny random checkpoints of every architecture, the unsplit model's logits for them, and a head
+that drives stages."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved model, its manifest, and for each of its sequences the unsplit model's logits [length, vocab]."""
+    """A saved model, its manifest, and for each of its sequences the unsplit model's logits
+    [length, vocab]."""
 
     path: Path
     config: dict[str, Any]
@@ -47,7 +49,8 @@ class Checkpoint:
     sequences: tuple[np.ndarray, ...]
     reference: tuple[torch.Tensor, ...]
     slack: float
-    """Twice what transformers' forms of the gated delta rule, a whole sequence and token by token, differ by."""
+    """Twice what transformers' forms of the gated delta rule, a whole sequence and token by token,
+    differ by."""
     stages: dict[tuple[LayerRange, DType], StageModel] = field(default_factory=dict)
 
     def stage(self, layers: LayerRange, dtype: DType = DType.FLOAT32) -> StageModel:
@@ -66,8 +69,12 @@ class Checkpoint:
         guess_slots: int = 0,
     ) -> StageModel:
         return StageModel.with_kv(
-            StageWeights.load(SafetensorsDirectory(self.path), self.config, layers, dtype=dtype, device="cpu"),
-            KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS, slots=SLOTS, guess_slots=guess_slots),
+            StageWeights.load(
+                SafetensorsDirectory(self.path), self.config, layers, dtype=dtype, device="cpu"
+            ),
+            KvMemory(
+                kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS, slots=SLOTS, guess_slots=guess_slots
+            ),
         )
 
 
@@ -79,7 +86,8 @@ def build(variant: Variant, path: Path, lengths: Sequence[int] = LENGTHS) -> Che
     if variant.strip:
         tensors = load_file(path / "model.safetensors")
         save_file(
-            {name.removeprefix(variant.strip): tensor for name, tensor in tensors.items()}, path / "model.safetensors"
+            {name.removeprefix(variant.strip): tensor for name, tensor in tensors.items()},
+            path / "model.safetensors",
         )
     saved = json.loads((path / "config.json").read_text())
     if variant.joined:
@@ -103,8 +111,11 @@ def random_model(config: Any, auto: str = "AutoModelForCausalLM") -> Any:
     return model
 
 
-def saved_checkpoint(model: Any, path: Path, config: dict[str, Any], lengths: Sequence[int] = LENGTHS) -> Checkpoint:
-    """The checkpoint at `path`, read by `config`, with the logits of `model`, which was saved there."""
+def saved_checkpoint(
+    model: Any, path: Path, config: dict[str, Any], lengths: Sequence[int] = LENGTHS
+) -> Checkpoint:
+    """The checkpoint at `path`, read by `config`, with the logits of `model`, which was saved
+    there."""
     source = SafetensorsDirectory(path)
     infos = tuple(_tensor_info(name, source.read(name)) for name in source.names())
     parsed = parse_config(config)
@@ -119,11 +130,15 @@ def saved_checkpoint(model: Any, path: Path, config: dict[str, Any], lengths: Se
 
 
 def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:
-    """The distance between the logits of a sequence that runs token by token and of the whole sequence."""
+    """The distance between the logits of a sequence that runs token by token and of the whole
+    sequence."""
     cache, apart = None, 0.0
     for token, logits in zip(ids, whole, strict=True):
         out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-        cache, apart = out.past_key_values, max(apart, (out.logits[0, -1] - logits).abs().max().item())
+        cache, apart = (
+            out.past_key_values,
+            max(apart, (out.logits[0, -1] - logits).abs().max().item()),
+        )
     return apart
 
 
@@ -153,16 +168,24 @@ def _join(file: Path, config: dict[str, Any]) -> None:
 
 
 def _tensor_info(name: str, tensor: torch.Tensor) -> TensorInfo:
-    return TensorInfo(name, DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), Digest("0" * 64))
+    return TensorInfo(
+        name, DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), Digest("0" * 64)
+    )
 
 
 class TinyHead:
     """The head's work for a pipeline, with the sequences given in advance: blocks, lengths, steps.
 
-    Blocks are handed out in a shuffled order unless `contiguous`. `step` returns the last stage's logits by request.
+    Blocks are handed out in a shuffled order unless `contiguous`. `step` returns the last stage's
+    logits by request.
     """
 
-    def __init__(self, stages: Sequence[StageModel], sequences: Sequence[np.ndarray], contiguous: bool = False) -> None:
+    def __init__(
+        self,
+        stages: Sequence[StageModel],
+        sequences: Sequence[np.ndarray],
+        contiguous: bool = False,
+    ) -> None:
         self.stages = stages
         self.sequences = sequences
         self.block_tokens = stages[0].pool.block_tokens
@@ -173,11 +196,15 @@ class TinyHead:
         self.lengths: dict[int, int] = {}
         self.has_states = any(stage.pool.states.slots for stage in stages)
 
-    def plan(self, spans: Sequence[tuple[int, int]], restart: dict[int, int] | None = None) -> StepPlan:
+    def plan(
+        self, spans: Sequence[tuple[int, int]], restart: dict[int, int] | None = None
+    ) -> StepPlan:
         grants, planned = [], []
         for request, count in spans:
             first = (restart or {}).get(request, self.lengths.get(request, 0))
-            sampling = Sampling() if request not in self.tables or request in (restart or {}) else None
+            sampling = (
+                Sampling() if request not in self.tables or request in (restart or {}) else None
+            )
             table = self.tables.setdefault(request, [])
             needed = -(-(first + count) // self.block_tokens) - len(table)
             if needed > 0:
@@ -194,17 +221,24 @@ class TinyHead:
         return SLOTS - 1 - request
 
     def inputs(self, plan: StepPlan) -> np.ndarray:
-        parts = [self.sequences[span.request][span.first_position : span.end_position] for span in plan.spans]
+        parts = [
+            self.sequences[span.request][span.first_position : span.end_position]
+            for span in plan.spans
+        ]
         return np.concatenate(parts)
 
-    def step(self, spans: Sequence[tuple[int, int]], restart: dict[int, int] | None = None) -> dict[int, torch.Tensor]:
+    def step(
+        self, spans: Sequence[tuple[int, int]], restart: dict[int, int] | None = None
+    ) -> dict[int, torch.Tensor]:
         plan = self.plan(spans, restart)
         value: Any = self.inputs(plan)
         for stage in self.stages[:-1]:
             value = stage.execute(plan, value).hidden
         logits = self.stages[-1].logits(plan, value)
         sizes = [span.token_count for span in plan.spans]
-        return {span.request: part for span, part in zip(plan.spans, logits.split(sizes), strict=True)}
+        return {
+            span.request: part for span, part in zip(plan.spans, logits.split(sizes), strict=True)
+        }
 
 
 @pytest.fixture(scope="session")
@@ -233,7 +267,8 @@ def tiny_head() -> type[TinyHead]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes `variant` runs for every variant, unless it names its own."""
     own = any(
-        mark.name == "parametrize" and "variant" in str(mark.args[0]) for mark in metafunc.definition.iter_markers()
+        mark.name == "parametrize" and "variant" in str(mark.args[0])
+        for mark in metafunc.definition.iter_markers()
     )
     if "variant" in metafunc.fixturenames and not own:
         metafunc.parametrize("variant", list(VARIANTS))

@@ -1,7 +1,8 @@
-"""The table of tiny models that every test of equivalence goes through: a row or more for each family.
+"""The table of tiny models that every test of equivalence goes through: a row or more for each
+family.
 
-A row is a configuration of transformers with the family's options switched on; adding it is all the testing a new
-family needs. The mutants read their data of a row from its record.
+A row is a configuration of transformers with the family's options switched on; adding it is all the
+testing a new family needs. The mutants read their data of a row from its record.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ _BASE = {
     "eos_token_id": 3,
     "pad_token_id": None,
 }
-_GPT2 = {"n_layer": LAYERS, "n_embd": 32, "n_head": 4, "vocab_size": 61, "n_positions": 64, "initializer_range": 0.15}
+_GPT2 = {
+    "n_layer": LAYERS,
+    "n_embd": 32,
+    "n_head": 4,
+    "vocab_size": 61,
+    "n_positions": 64,
+    "initializer_range": 0.15,
+}
 _OPT = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 32,
@@ -58,7 +66,12 @@ _MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "
 _GEMMA = {
     "head_dim": 12,
     "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+    ],
     "query_pre_attn_scalar": 24,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
@@ -176,11 +189,12 @@ _ALTERNATING = ["full_attention", "sliding_attention"] * 2
 
 @dataclass(frozen=True)
 class Variant:
-    """One configuration: the transformers config class and its options; how the checkpoint is saved.
+    """One configuration: the transformers config class and its options; how the checkpoint is
+    saved.
 
-    `strip` is a prefix taken off every stored name, as checkpoints of the bare model have it. `wrap` makes the config
-    of a model that nests this one, and `auto` is then its auto class. `joined` has the experts of a
-    layer in tensors as published, if transformers writes others.
+    `strip` is a prefix taken off every stored name, as checkpoints of the bare model have it.
+    `wrap` makes the config of a model that nests this one, and `auto` is then its auto class.
+    `joined` has the experts of a layer in tensors as published, if transformers writes others.
     """
 
     config_class: str
@@ -199,14 +213,26 @@ class Variant:
 
 def _with_pictures(text: Any) -> Any:
     vision = transformers.SiglipVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
     )
-    return transformers.Gemma3Config(text_config=text.to_dict(), vision_config=vision.to_dict(), initializer_range=0.15)
+    return transformers.Gemma3Config(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), initializer_range=0.15
+    )
 
 
 def _with_pixels(text: Any) -> Any:
     vision = transformers.PixtralVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
     )
     return transformers.Mistral3Config(
         text_config=text.to_dict(), vision_config=vision.to_dict(), tie_word_embeddings=False
@@ -214,7 +240,14 @@ def _with_pixels(text: Any) -> Any:
 
 
 def with_patches(text: Any) -> Any:
-    vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0}
+    vision = {
+        "width": 16,
+        "layers": 1,
+        "heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "mlp_ratio": 2.0,
+    }
     made: Any = transformers.Step3p7Config
     tied = text.to_dict().get("tie_word_embeddings", False)
     return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
@@ -239,7 +272,11 @@ def _with_frames(text: Any, family: str = "Qwen3VL") -> Any:
 def _with_frames_of(text: Any, family: str) -> Any:
     """As `_with_frames`, for Qwen's earlier models for pictures."""
     vision: dict[str, Any] = {"depth": 1, "embed_dim": 16, "intermediate_size": 16, "num_heads": 2}
-    vision |= {"hidden_size": 32 if family == "Qwen2VL" else 16, "out_hidden_size": 32, "fullatt_block_indexes": [0]}
+    vision |= {
+        "hidden_size": 32 if family == "Qwen2VL" else 16,
+        "out_hidden_size": 32,
+        "fullatt_block_indexes": [0],
+    }
     made: Any = getattr(transformers, f"{family}Config")
     tied = text.to_dict().get("tie_word_embeddings", False)
     return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
@@ -258,15 +295,27 @@ def _with_tiles(text: Any) -> Any:
         "projector_output_dim": 16,
     }
     tied = text.to_dict().get("tie_word_embeddings", False)
-    return transformers.Llama4Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+    return transformers.Llama4Config(
+        text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied
+    )
 
 
 def _with_patch_grids(text: Any) -> Any:
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision |= {"num_patches": 16, "patch_size": 2}
     made: Any = transformers.Lfm2VlConfig
     tied = text.to_dict().get("tie_word_embeddings", False)
-    return made(text_config=text.to_dict(), vision_config=vision, projector_hidden_size=16, tie_word_embeddings=tied)
+    return made(
+        text_config=text.to_dict(),
+        vision_config=vision,
+        projector_hidden_size=16,
+        tie_word_embeddings=tied,
+    )
 
 
 def _rotary(config_class: str, *, sharded: bool = False, **options: Any) -> Variant:
@@ -285,9 +334,13 @@ VARIANTS = {
         head_dim=10,
     ),
     "llama-linear": _rotary(
-        "LlamaConfig", rope_parameters=_ROPE | {"rope_type": "linear", "factor": 2.0}, num_key_value_heads=4
+        "LlamaConfig",
+        rope_parameters=_ROPE | {"rope_type": "linear", "factor": 2.0},
+        num_key_value_heads=4,
     ),
-    "llama-yarn": _rotary("LlamaConfig", rope_parameters=_YARN, hidden_act="gelu", num_key_value_heads=1),
+    "llama-yarn": _rotary(
+        "LlamaConfig", rope_parameters=_YARN, hidden_act="gelu", num_key_value_heads=1
+    ),
     "mistral-window": _rotary("MistralConfig", sharded=True, sliding_window=WINDOW, head_dim=16),
     "mistral-nested": Variant(
         "MistralConfig",
@@ -298,7 +351,11 @@ VARIANTS = {
     ),
     "mistral-full": _rotary("MistralConfig", sliding_window=None, tie_word_embeddings=True),
     "qwen2-windows": _rotary(
-        "Qwen2Config", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, head_dim=16
+        "Qwen2Config",
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=2,
+        head_dim=16,
     ),
     "qwen2-tied": _rotary("Qwen2Config", sharded=True, tie_word_embeddings=True),
     "qwen3-windows": _rotary(
@@ -323,19 +380,36 @@ VARIANTS = {
         attention_bias=True,
     ),
     "qwen3_moe-sparse-step": _rotary(
-        "Qwen3MoeConfig", **_MOE, decoder_sparse_step=2, norm_topk_prob=False, tie_word_embeddings=True
+        "Qwen3MoeConfig",
+        **_MOE,
+        decoder_sparse_step=2,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
     ),
-    "mixtral-window": _rotary("MixtralConfig", sharded=True, num_local_experts=4, sliding_window=WINDOW),
-    "mixtral-tied": _rotary("MixtralConfig", num_local_experts=3, tie_word_embeddings=True, head_dim=12),
+    "mixtral-window": _rotary(
+        "MixtralConfig", sharded=True, num_local_experts=4, sliding_window=WINDOW
+    ),
+    "mixtral-tied": _rotary(
+        "MixtralConfig", num_local_experts=3, tie_word_embeddings=True, head_dim=12
+    ),
     "gemma3-text": Variant("Gemma3TextConfig", _BASE | _GEMMA | {"final_logit_softcapping": 4.0}),
     "gemma3-untied": Variant(
-        "Gemma3TextConfig", _BASE | _GEMMA | {"attention_bias": True, "tie_word_embeddings": False}, sharded=True
+        "Gemma3TextConfig",
+        _BASE | _GEMMA | {"attention_bias": True, "tie_word_embeddings": False},
+        sharded=True,
     ),
     "gemma3-nested": Variant(
-        "Gemma3TextConfig", _BASE | _GEMMA, sharded=True, wrap=_with_pictures, auto="AutoModelForImageTextToText"
+        "Gemma3TextConfig",
+        _BASE | _GEMMA,
+        sharded=True,
+        wrap=_with_pictures,
+        auto="AutoModelForImageTextToText",
     ),
     "phi3-partial": _rotary(
-        "Phi3Config", sharded=True, sliding_window=WINDOW, rope_parameters=_ROPE | {"partial_rotary_factor": 0.5}
+        "Phi3Config",
+        sharded=True,
+        sliding_window=WINDOW,
+        rope_parameters=_ROPE | {"partial_rotary_factor": 0.5},
     ),
     "phi3-tied": _rotary("Phi3Config", num_key_value_heads=4, tie_word_embeddings=True),
     "olmo2-plain": _rotary("Olmo2Config"),
@@ -378,7 +452,13 @@ VARIANTS = {
     ),
     "granite-tied": Variant(
         "GraniteConfig",
-        _BASE | {"rope_theta": 500.0, "tie_word_embeddings": True, "embedding_multiplier": 2, "logits_scaling": 4},
+        _BASE
+        | {
+            "rope_theta": 500.0,
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 2,
+            "logits_scaling": 4,
+        },
     ),
     "smollm3-interval": _rotary(
         "SmolLM3Config",
@@ -398,7 +478,11 @@ VARIANTS = {
     ),
     "starcoder2-window": _rotary("Starcoder2Config", sharded=True, sliding_window=WINDOW),
     "starcoder2-untied": _rotary(
-        "Starcoder2Config", use_bias=False, tie_word_embeddings=False, norm_epsilon=1e-3, head_dim=12
+        "Starcoder2Config",
+        use_bias=False,
+        tie_word_embeddings=False,
+        norm_epsilon=1e-3,
+        head_dim=12,
     ),
     "olmo3-windows": _rotary(
         "Olmo3Config",
@@ -438,7 +522,10 @@ VARIANTS = {
         head_dim=12,
     ),
     "exaone4-full": _rotary(
-        "Exaone4Config", sliding_window=None, layer_types=["full_attention"] * LAYERS, tie_word_embeddings=True
+        "Exaone4Config",
+        sliding_window=None,
+        layer_types=["full_attention"] * LAYERS,
+        tie_word_embeddings=True,
     ),
     "granitemoe-options": _rotary(
         "GraniteMoeConfig",
@@ -594,8 +681,16 @@ VARIANTS = {
     "glm4v_moe-nested": Variant(
         "Glm4vMoeTextConfig",
         _BASE
-        | {"rope_parameters": _ROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, "head_dim": 16}
-        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2},
+        | {
+            "rope_parameters": _ROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            "head_dim": 16,
+        }
+        | {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 2,
+        },
         sharded=True,
         wrap=partial(_with_frames, family="Glm4vMoe"),
         auto="AutoModelForImageTextToText",
@@ -634,14 +729,24 @@ VARIANTS = {
     ),
     "qwen3_vl-nested": Variant(
         "Qwen3VLTextConfig",
-        _BASE | {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True}, "head_dim": 12},
+        _BASE
+        | {
+            "rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True},
+            "head_dim": 12,
+        },
         sharded=True,
         wrap=_with_frames,
         auto="AutoModelForImageTextToText",
     ),
     "qwen3_vl-tied": Variant(
         "Qwen3VLTextConfig",
-        _BASE | {"rope_parameters": _YARN, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+        _BASE
+        | {
+            "rope_parameters": _YARN,
+            "head_dim": 16,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
         wrap=_with_frames,
         auto="AutoModelForImageTextToText",
     ),
@@ -659,7 +764,12 @@ VARIANTS = {
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 24,
         }
-        | {"share_expert_dim": 20, "attention_bias": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 9},
+        | {
+            "share_expert_dim": 20,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 9,
+        },
         wrap=with_patches,
         auto="AutoModelForImageTextToText",
     ),
@@ -681,7 +791,11 @@ VARIANTS = {
         head_dim=12,
     ),
     "hunyuan_v1_dense-options": _rotary(
-        "HunYuanDenseV1Config", head_dim=16, attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1
+        "HunYuanDenseV1Config",
+        head_dim=16,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        num_key_value_heads=1,
     ),
     "hunyuan_v1_moe-alpha": _rotary(
         "HunYuanMoEV1Config",
@@ -701,7 +815,11 @@ VARIANTS = {
     ),
     "ernie4_5-plain": _rotary("Ernie4_5Config", head_dim=12, use_bias=True),
     "ernie4_5-untied": _rotary(
-        "Ernie4_5Config", sharded=True, rope_parameters=_LLAMA3, head_dim=16, tie_word_embeddings=False
+        "Ernie4_5Config",
+        sharded=True,
+        rope_parameters=_LLAMA3,
+        head_dim=16,
+        tie_word_embeddings=False,
     ),
     "ernie4_5_moe-plain": _rotary(
         "Ernie4_5_MoeConfig", sharded=True, moe_num_experts=5, moe_k=2, moe_intermediate_size=24
@@ -720,7 +838,9 @@ VARIANTS = {
         moe_norm_min=2.0,
         tie_word_embeddings=False,
     ),
-    "cohere2-windows": _rotary("Cohere2Config", sharded=True, sliding_window=WINDOW, logit_scale=0.25),
+    "cohere2-windows": _rotary(
+        "Cohere2Config", sharded=True, sliding_window=WINDOW, logit_scale=0.25
+    ),
     "cohere2-options": _rotary(
         "Cohere2Config",
         rope_parameters=_YARN,
@@ -733,7 +853,12 @@ VARIANTS = {
         num_key_value_heads=4,
     ),
     "olmoe-clipped": _rotary(
-        "OlmoeConfig", sharded=True, num_experts=6, num_experts_per_tok=2, clip_qkv=1.0, norm_topk_prob=True
+        "OlmoeConfig",
+        sharded=True,
+        num_experts=6,
+        num_experts_per_tok=2,
+        clip_qkv=1.0,
+        norm_topk_prob=True,
     ),
     "olmoe-options": _rotary(
         "OlmoeConfig",
@@ -745,11 +870,21 @@ VARIANTS = {
     ),
     "arcee-yarn": _rotary("ArceeConfig", sharded=True, rope_parameters=_YARN, head_dim=12),
     "arcee-options": _rotary(
-        "ArceeConfig", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu"
+        "ArceeConfig",
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        hidden_act="gelu",
     ),
-    "apertus-llama3": _rotary("ApertusConfig", sharded=True, rope_parameters=_LLAMA3, dtype="float32"),
+    "apertus-llama3": _rotary(
+        "ApertusConfig", sharded=True, rope_parameters=_LLAMA3, dtype="float32"
+    ),
     "apertus-options": _rotary(
-        "ApertusConfig", head_dim=12, attention_bias=True, tie_word_embeddings=True, hidden_act="relu"
+        "ApertusConfig",
+        head_dim=12,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        hidden_act="relu",
     ),
     "exaone_moe-windows": _rotary(
         "ExaoneMoeConfig",
@@ -806,7 +941,11 @@ VARIANTS = {
             "tie_word_embeddings": False,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 500.0,
+                },
             },
         },
         sharded=True,
@@ -838,7 +977,8 @@ VARIANTS = {
         **_DELTA | {"linear_num_value_heads": 6},
         attention_bias=True,
         layer_types=["full_attention", "linear_attention"] * 2,
-        rope_parameters=_ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+        rope_parameters=_ROPE
+        | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
     ),
     "qwen3_5_moe-joined": Variant(
         "Qwen3_5MoeTextConfig",
@@ -856,13 +996,17 @@ VARIANTS = {
         attention_bias=True,
         tie_word_embeddings=True,
         layer_types=["full_attention", "linear_attention"] * 2,
-        rope_parameters=_ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+        rope_parameters=_ROPE
+        | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
     ),
     "qwen3_vl_moe-nested": Variant(
         "Qwen3VLMoeTextConfig",
         _BASE
         | _MOE
-        | {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True}, "head_dim": 12}
+        | {
+            "rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True},
+            "head_dim": 12,
+        }
         | {"mlp_only_layers": [1], "tie_word_embeddings": False},
         wrap=partial(_with_frames, family="Qwen3VLMoe"),
         auto="AutoModelForImageTextToText",
@@ -871,8 +1015,18 @@ VARIANTS = {
     "qwen3_vl_moe-tied": Variant(
         "Qwen3VLMoeTextConfig",
         _BASE
-        | {"rope_parameters": _YARN, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 16}
-        | {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "decoder_sparse_step": 2},
+        | {
+            "rope_parameters": _YARN,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 16,
+        }
+        | {
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "decoder_sparse_step": 2,
+        },
         wrap=partial(_with_frames, family="Qwen3VLMoe"),
         auto="AutoModelForImageTextToText",
         joined=True,
@@ -914,7 +1068,12 @@ VARIANTS = {
         },
     ),
     "bamba-partial": _rotary(
-        "BambaConfig", sharded=True, **_MAMBA, mamba_d_head=8, attn_layer_indices=[1, 3], head_dim=16
+        "BambaConfig",
+        sharded=True,
+        **_MAMBA,
+        mamba_d_head=8,
+        attn_layer_indices=[1, 3],
+        head_dim=16,
     ),
     "bamba-options": _rotary(
         "BambaConfig",
@@ -981,7 +1140,8 @@ VARIANTS = {
     "mamba2-tied": Variant("Mamba2Config", _MAMBA2 | {"tie_word_embeddings": True}, sharded=True),
     "mamba2-options": Variant(
         "Mamba2Config",
-        _MAMBA2 | {"n_groups": 1, "use_bias": True, "use_conv_bias": False, "time_step_limit": [0.3, 0.9]},
+        _MAMBA2
+        | {"n_groups": 1, "use_bias": True, "use_conv_bias": False, "time_step_limit": [0.3, 0.9]},
     ),
     "lfm2-adjusted": _rotary(
         "Lfm2Config",
@@ -1047,7 +1207,12 @@ VARIANTS = {
         _BASE
         | _KIMI
         | {
-            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
+            "layer_types": [
+                "full_attention",
+                "linear_attention",
+                "linear_attention",
+                "linear_attention",
+            ],
             "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
             "q_lora_rank": 14,
             "v_head_dim": 16,
@@ -1061,7 +1226,9 @@ VARIANTS = {
     ),
     "llama4-nested": Variant(
         "Llama4TextConfig",
-        _BASE | _LLAMA4 | {"rope_parameters": _LLAMA3, "no_rope_layer_interval": 2, "num_experts_per_tok": 2},
+        _BASE
+        | _LLAMA4
+        | {"rope_parameters": _LLAMA3, "no_rope_layer_interval": 2, "num_experts_per_tok": 2},
         sharded=True,
         wrap=_with_tiles,
         auto="AutoModelForImageTextToText",
@@ -1083,12 +1250,17 @@ VARIANTS = {
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
     "gpt2-options": Variant(
         "GPT2Config",
-        _GPT2 | {"n_inner": 40, "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
+        _GPT2
+        | {"n_inner": 40, "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
         strip="transformer.",
     ),
-    "gpt2-untied": Variant("GPT2Config", _GPT2 | {"tie_word_embeddings": False, "scale_attn_weights": False}),
+    "gpt2-untied": Variant(
+        "GPT2Config", _GPT2 | {"tie_word_embeddings": False, "scale_attn_weights": False}
+    ),
     "opt-plain": Variant("OPTConfig", _OPT, sharded=True),
-    "opt-350m": Variant("OPTConfig", _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    "opt-350m": Variant(
+        "OPTConfig", _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16}
+    ),
     "opt-bare": Variant(
         "OPTConfig",
         _OPT
@@ -1105,7 +1277,8 @@ VARIANTS = {
 
 
 WITHOUT_A_CLASS = frozenset({"exaone"})
-"""Families that transformers has not; the test of their published config.json uses another family's class."""
+"""Families that transformers has not; the test of their published config.json uses another family's
+class."""
 
 
 @cache

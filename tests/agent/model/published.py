@@ -1,9 +1,9 @@
 """Published config.json files with small numbers: the keys stay, so that the reading of real files
 is tested.
 
-`shrunk` keeps every key of the file. It only replaces sizes, token ids and lists that have an entry for each layer.
-Widths that are equal in the file stay equal, because a square matrix can hide a mistake. A part for
-pictures is replaced by one as small as its class allows.
+`shrunk` keeps every key of the file. It only replaces sizes, token ids and lists that have an entry
+for each layer. Widths that are equal in the file stay equal, because a square matrix can hide a
+mistake. A part for pictures is replaced by one as small as its class allows.
 """
 
 from __future__ import annotations
@@ -100,11 +100,27 @@ _UP_TO = {
     "moe_k": 2,
     "num_global_key_value_heads": 2,
 }
-_TOKENS = ("bos_token_id", "pad_token_id", "sep_token_id", "eod_token_id", "pad_id", "decoder_start_token_id")
+_TOKENS = (
+    "bos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "eod_token_id",
+    "pad_id",
+    "decoder_start_token_id",
+)
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
-_HEADS, _KV_HEADS = ("num_attention_heads", "n_head"), ("num_key_value_heads", "num_attention_groups")
+_HEADS, _KV_HEADS = (
+    ("num_attention_heads", "n_head"),
+    ("num_key_value_heads", "num_attention_groups"),
+)
 _INDICES = ("attn_layer_indices", "full_attn_idxs", "mlp_only_layers")
-_NOT_BY_LAYER = ("eos_token_id", "architectures", "time_step_limit", "mlp_multipliers", "ssm_multipliers")
+_NOT_BY_LAYER = (
+    "eos_token_id",
+    "architectures",
+    "time_step_limit",
+    "mlp_multipliers",
+    "ssm_multipliers",
+)
 _FACTORS = ("short_factor", "long_factor")
 _VISION = {
     "depth": 1,
@@ -153,7 +169,8 @@ def shrunk(config: Mapping[str, Any], layers: int = LAYERS) -> dict[str, Any]:
 
 
 def _class_sizes(decoder: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of a `text_config`'s class for omitted keys; they are the sizes of a large model."""
+    """The defaults of a `text_config`'s class for omitted keys; they are the sizes of a large
+    model."""
     values = CONFIG_MAPPING[decoder["model_type"]]().to_dict()
     return {key: values[key] for key in _SIZES if values.get(key) is not None}
 
@@ -205,7 +222,9 @@ class _Shrinking:
             first.setdefault(json.dumps([value[layer] for value in lists]), layer)
         chosen = list(first.values())[: self.layers]
         last, types = self.old_layers - 1, self.decoder.get("layer_types")
-        if isinstance(types, list) and types[-1] != types[max(chosen)]:  # some classes fix the kind of the last
+        if (
+            isinstance(types, list) and types[-1] != types[max(chosen)]
+        ):  # some classes fix the kind of the last
             chosen = [*chosen[: self.layers - 1], last]
         left = [layer for layer in range(self.old_layers) if layer not in chosen]
         return sorted(chosen + left[: self.layers - len(chosen)])
@@ -215,14 +234,18 @@ class _Shrinking:
 
     def value(self, key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return value if key in ("text_config", "vision_config", "auto_map") else self.object(value)
+            return (
+                value if key in ("text_config", "vision_config", "auto_map") else self.object(value)
+            )
         if isinstance(value, list):
             return self._list(key, value)
         if key == "hybrid_override_pattern":
             return "".join(value[layer] for layer in self.chosen)
         if key == "moe_layers_enum" and isinstance(value, str):
             sparse = {int(item) for item in value.split(",")}
-            return ",".join(str(index) for index, layer in enumerate(self.chosen) if layer in sparse)
+            return ",".join(
+                str(index) for index, layer in enumerate(self.chosen) if layer in sparse
+            )
         if type(value) not in (int, float) or key == "model_type":
             return value
         return self._number(key, value)
@@ -236,13 +259,18 @@ class _Shrinking:
         if key in _FACTORS:
             return value[: self._rotary_pairs()]
         if key in _INDICES:
-            return [index for index, layer in enumerate(self.chosen) if layer in value] or ([1] if value else [])
+            return [index for index, layer in enumerate(self.chosen) if layer in value] or (
+                [1] if value else []
+            )
         if key in ("full_attn_layers", "kda_layers"):  # these begin at 1
             return [index + 1 for index, layer in enumerate(self.chosen) if layer + 1 in value]
         if key in _NOT_BY_LAYER or not self._by_layer(value):
             return value
         kept = [*(value[layer] for layer in self.chosen), *value[self.old_layers :]]
-        return [self._number(key, item) if type(item) is int and key in self.decoder else item for item in kept]
+        return [
+            self._number(key, item) if type(item) is int and key in self.decoder else item
+            for item in kept
+        ]
 
     def _number(self, key: str, value: Any) -> Any:
         if key in _LAYER_COUNTS:
@@ -253,14 +281,22 @@ class _Shrinking:
             return 4 if value == self.heads else 6
         if key in _KV_HEADS:
             return 4 if value == self.heads else min(value, 2)
-        if key in ("num_heads", "mamba_n_heads") and value == self.heads and "state_size" not in self.decoder:
+        if (
+            key in ("num_heads", "mamba_n_heads")
+            and value == self.heads
+            and "state_size" not in self.decoder
+        ):
             return 4 if key == "num_heads" else 8
         if key == "num_heads":
             return 8 if "state_size" in self.decoder else 3
         if key in ("head_dim", "true_head_dim", "attention_head_dim", "global_head_dim"):
             return self._head_dim(key, value)
         if key == "rotary_dim":
-            return self._head_dim("head_dim", self.decoder["head_dim"]) * value // self.decoder["head_dim"]
+            return (
+                self._head_dim("head_dim", self.decoder["head_dim"])
+                * value
+                // self.decoder["head_dim"]
+            )
         if key in _TOKENS or key == "eos_token_id":
             return {"eos_token_id": 3}.get(key, 4)
         if key in _UP_TO:
@@ -288,6 +324,14 @@ class _Shrinking:
         """Half the dimensions of a small head that rotate."""
         given = self.decoder.get("head_dim")
         head_dim = self._head_dim("head_dim", given) if given else HIDDEN // 4
-        entries: Sequence[Any] = [self.decoder, self.decoder.get("rope_parameters"), self.decoder.get("rope_scaling")]
-        shares = [entry["partial_rotary_factor"] for entry in entries if entry and "partial_rotary_factor" in entry]
+        entries: Sequence[Any] = [
+            self.decoder,
+            self.decoder.get("rope_parameters"),
+            self.decoder.get("rope_scaling"),
+        ]
+        shares = [
+            entry["partial_rotary_factor"]
+            for entry in entries
+            if entry and "partial_rotary_factor" in entry
+        ]
         return int(head_dim * (shares[0] if shares else 1.0)) // 2

@@ -1,4 +1,5 @@
-"""The result of a row of a step does not depend on the other rows, nor on how the step is carried out."""
+"""The result of a row of a step does not depend on the other rows, nor on how the step is carried
+out."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from edgeshard.domain.models.model import LayerRange
 
 WHOLE = LayerRange(0, 4)
 ONE_CALL = ["llama-plain", "mistral-window", "qwen2-windows", "qwen3-tied"]
-"""Variants whose steps of few tokens are one native call: it has all they consist of, and their heads fill vectors."""
+"""Variants whose steps of few tokens are one native call: it has all they consist of, and their
+heads fill vectors."""
 
 needs_native = pytest.mark.skipif(not native_available(), reason="the native kernels are not built")
 
@@ -44,7 +46,9 @@ def load(checkpoint: Any, dtype: DType, quantisation: Quantisation | None = None
     )
 
 
-def answers(stage: StageModel, checkpoint: Any, tiny_head: Any, steps: Any) -> dict[int, torch.Tensor]:
+def answers(
+    stage: StageModel, checkpoint: Any, tiny_head: Any, steps: Any
+) -> dict[int, torch.Tensor]:
     """The logits of each request's last step, after each prefill ran by itself."""
     stage.reset()
     head = tiny_head([stage], checkpoint.sequences)
@@ -57,9 +61,13 @@ def answers(stage: StageModel, checkpoint: Any, tiny_head: Any, steps: Any) -> d
 
 
 @needs_native
-@pytest.mark.parametrize("variant", [*ONE_CALL, "qwen3_moe-sparse-step", "gemma3-text", "phi3-partial"])
+@pytest.mark.parametrize(
+    "variant", [*ONE_CALL, "qwen3_moe-sparse-step", "gemma3-text", "phi3-partial"]
+)
 @pytest.mark.parametrize("scheme", ["float32", "bfloat16", "int8", "int4"])
-def test_a_row_has_the_same_bits_alone_and_in_company(checkpoint: Any, tiny_head: Any, scheme: str) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_company(
+    checkpoint: Any, tiny_head: Any, scheme: str
+) -> None:
     quantisation = Quantisation(scheme) if scheme.startswith("int") else None
     stage = load(checkpoint, DType.BFLOAT16 if quantisation else DType(scheme), quantisation)
     alone = answers(stage, checkpoint, tiny_head, [[(0, 1)], [(1, 1)], [(2, 4)]])
@@ -74,7 +82,9 @@ def test_a_row_has_the_same_bits_alone_and_in_company(checkpoint: Any, tiny_head
 @needs_native
 @pytest.mark.parametrize("variant", ONE_CALL)
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
-def test_a_prompt_has_the_same_bits_in_any_slices(checkpoint: Any, tiny_head: Any, dtype: DType) -> None:
+def test_a_prompt_has_the_same_bits_in_any_slices(
+    checkpoint: Any, tiny_head: Any, dtype: DType
+) -> None:
     stage = load(checkpoint, dtype)
     whole = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]
     stage.reset()
@@ -130,4 +140,6 @@ def test_attention_for_accelerators_agrees_with_the_processors(
     gather = Gather.of(tables, lengths, 4, window, torch.float32)
     found = gathered_attention(query, key, value, arenas[1], gather, scoring)
     torch.testing.assert_close(found, wanted)
-    assert torch.equal(arenas[0].keys, arenas[1].keys) and torch.equal(arenas[0].values, arenas[1].values)
+    assert torch.equal(arenas[0].keys, arenas[1].keys) and torch.equal(
+        arenas[0].values, arenas[1].values
+    )

@@ -1,7 +1,8 @@
-"""A token's logits, keys and values are the same bit for bit however the work was cut, batched or repeated.
+"""A token's logits, keys and values are the same bit for bit however the work was cut, batched or
+repeated.
 
-That is what recovery (replay), preemption (recompute), migration (another cut) and speculation (verification) rest on.
-It is promised for families in our own blocks on the CPU.
+That is what recovery (replay), preemption (recompute), migration (another cut) and speculation
+(verification) rest on. It is promised for families in our own blocks on the CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.support.forms import in_form, one_in
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise it")
+pytestmark = pytest.mark.skipif(
+    not native_available(), reason="torch's operators do not promise it"
+)
 
 LAYERS = 4
 VOCAB = 97
@@ -91,7 +94,11 @@ _HYBRID = _LLAMA | {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
     "linear_conv_kernel_dim": 4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+    },
 }
 _EXPERTS: dict[str, Any] = {
     "num_experts": 8,
@@ -104,13 +111,23 @@ _EXPERTS: dict[str, Any] = {
     "mlp_only_layers": [],
 }
 _SLIDING = {"sliding_window": 70, "layer_types": ["sliding_attention", "full_attention"] * 2}
-_BY_TYPE = {"rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), _LLAMA["rope_parameters"])}
+_BY_TYPE = {
+    "rope_parameters": dict.fromkeys(
+        ("sliding_attention", "full_attention"), _LLAMA["rope_parameters"]
+    )
+}
 CONFIGS = {
     "llama": _LLAMA,
     "ministral3": _LLAMA
     | {
         "rope_parameters": {
-            **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
             **{"original_max_position_embeddings": 40, "llama_4_scaling_beta": 0.4},
         }
     },
@@ -119,7 +136,11 @@ CONFIGS = {
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA2
     | _BY_TYPE
-    | {"model_type": "gemma3_text", "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    | {
+        "model_type": "gemma3_text",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
     "gemma4": _GEMMA4,
     "gemma4 with experts": _GEMMA4
     | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32},
@@ -127,7 +148,9 @@ CONFIGS = {
     "qwen3_next": _HYBRID | _EXPERTS | {"model_type": "qwen3_next", "mlp_only_layers": [1]},
     "qwen3_5_moe": _HYBRID | _EXPERTS | {"model_type": "qwen3_5_moe_text"},
     "qwen3_moe": _LLAMA | _EXPERTS,
-    "qwen3_vl_moe": _LLAMA | _EXPERTS | {"model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 48},
+    "qwen3_vl_moe": _LLAMA
+    | _EXPERTS
+    | {"model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 48},
     "qwen2_moe": _LLAMA | _EXPERTS,
     "mixtral": _LLAMA | _EXPERTS,
     "gpt_oss": _LLAMA | _EXPERTS | _SLIDING | {"attention_bias": True, "swiglu_limit": 1.5},
@@ -144,8 +167,12 @@ CONFIGS = {
         "use_qk_norm": True,
     },
     "glm4v_moe": _LLAMA | _EXPERTS | {"model_type": "glm4v_moe_text", "n_routed_experts": 8},
-    "dots1": _LLAMA | _EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 2, "sliding_window": 70},
-    "granitemoeshared": _LLAMA | _EXPERTS | {"residual_multiplier": 0.4, "shared_intermediate_size": 48},
+    "dots1": _LLAMA
+    | _EXPERTS
+    | {"n_routed_experts": 8, "n_shared_experts": 2, "sliding_window": 70},
+    "granitemoeshared": _LLAMA
+    | _EXPERTS
+    | {"residual_multiplier": 0.4, "shared_intermediate_size": 48},
     "gemma": _LLAMA,
     "exaone": _LLAMA,
     "granite": _LLAMA | {"residual_multiplier": 0.4, "attention_multiplier": 0.2},
@@ -161,7 +188,8 @@ CONFIGS = {
     "smollm3": _LLAMA | {"no_rope_layers": [1, 1, 1, 0]},
 }
 CONFIGS = {
-    name: config if "_" in config["model_type"] else config | {"model_type": name} for name, config in CONFIGS.items()
+    name: config if "_" in config["model_type"] else config | {"model_type": name}
+    for name, config in CONFIGS.items()
 }
 
 
@@ -200,7 +228,14 @@ def stage(name: str, scheme: str, layers: LayerRange, kv_blocks: int = KV_BLOCKS
     quantisation = Quantisation(scheme) if scheme.startswith("int") else None
     dtype = DType.BFLOAT16 if quantisation else DType(scheme)
     return StageModel.with_kv(
-        StageWeights.load(weights(name), CONFIGS[name], layers, dtype=dtype, device="cpu", quantisation=quantisation),
+        StageWeights.load(
+            weights(name),
+            CONFIGS[name],
+            layers,
+            dtype=dtype,
+            device="cpu",
+            quantisation=quantisation,
+        ),
         KvMemory(KvFormat.INT4 if kept else dtype, kv_blocks, BLOCK_TOKENS, slots=REQUESTS),
     )
 
@@ -231,7 +266,9 @@ def kept(stages: Sequence[StageModel], request: int) -> Kept:
     found = []
     for each in stages:
         table = each.pool.table(request)
-        slots = (torch.tensor(table.blocks).unsqueeze(1) * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).view(-1)
+        slots = (
+            torch.tensor(table.blocks).unsqueeze(1) * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)
+        ).view(-1)
         for layer in range(each.layers.first, each.layers.end):
             if each.shape.kv and not each.shape.kv[layer].heads:
                 continue
@@ -250,7 +287,8 @@ def reference(name: str, scheme: str) -> list[tuple[torch.Tensor, Kept]]:
         blocks = tuple(range(-(-len(tokens) // BLOCK_TOKENS)))
         slot = 0 if has_states(whole) else None
         plan = StepPlan(
-            grants=(KvGrant(0, 0, blocks, slot=slot),), spans=(Span(0, 0, len(tokens), sampling=Sampling()),)
+            grants=(KvGrant(0, 0, blocks, slot=slot),),
+            spans=(Span(0, 0, len(tokens), sampling=Sampling()),),
         )
         answers.append((advance(whole, plan, tokens), kept(whole, 0)))
         whole[0].reset()
@@ -258,7 +296,8 @@ def reference(name: str, scheme: str) -> list[tuple[torch.Tensor, Kept]]:
 
 
 class Schedule:
-    """Random steps of up to 16 requests: decodes, chunks, drafts to verify, tokens taken back, and replays.
+    """Random steps of up to 16 requests: decodes, chunks, drafts to verify, tokens taken back, and
+    replays.
 
     A state cannot be taken back: requests that keep one are replayed instead.
     """
@@ -266,7 +305,9 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self.has_states = False
         self.chance = random.Random(seed)
-        self.cut = tuple(sorted(self.chance.sample(range(1, LAYERS), self.chance.randrange(LAYERS))))
+        self.cut = tuple(
+            sorted(self.chance.sample(range(1, LAYERS), self.chance.randrange(LAYERS)))
+        )
         self.requests = self.chance.choice((1, 2, 5, REQUESTS))
         self.lengths = dict.fromkeys(range(self.requests), 0)
         self.tables: dict[int, list[int]] = {request: [] for request in self.lengths}
@@ -278,7 +319,11 @@ class Schedule:
             chosen = self.chance.sample(sorted(self.lengths), self.chance.randint(1, self.requests))
             frees: list[int] = []
             grants: list[KvGrant] = []
-            spans = [span for request in chosen if (span := self._span(request, frees, grants)) is not None]
+            spans = [
+                span
+                for request in chosen
+                if (span := self._span(request, frees, grants)) is not None
+            ]
             if spans:
                 yield StepPlan(tuple(frees), tuple(grants), tuple(spans))
 
@@ -286,7 +331,9 @@ class Schedule:
         chance, length = self.chance, self.lengths[request]
         # Only the first request grows long, so that a step has at most one long chunk.
         longest, most_replayed = (LONGEST, 500) if request == 0 else (SHORT, SHORT)
-        kind = chance.choice(("decode", "decode", "decode", "chunk", "draft", "take back", "replay"))
+        kind = chance.choice(
+            ("decode", "decode", "decode", "chunk", "draft", "take back", "replay")
+        )
         first, new = length, 1
         if kind == "draft":
             new = chance.randint(2, 8)
@@ -300,7 +347,11 @@ class Schedule:
             self.tables[request] = []
             first, new = 0, length + chance.randint(1, 3)
         if first + new > longest:
-            return None if not frees or frees[-1] != request else self._extended(request, 0, longest, grants)
+            return (
+                None
+                if not frees or frees[-1] != request
+                else self._extended(request, 0, longest, grants)
+            )
         return self._extended(request, first, new, grants)
 
     def _extended(self, request: int, first: int, count: int, grants: list[KvGrant]) -> Span:
@@ -333,7 +384,9 @@ def check_schedule(name: str, scheme: str, seed: int, set_threads: Callable[[int
     tokens = sequences()
     for plan in schedule.steps(14):
         set_threads(schedule.chance.choice((1, 2)))
-        packed = np.concatenate([tokens[span.request][span.first_position : span.end_position] for span in plan.spans])
+        packed = np.concatenate(
+            [tokens[span.request][span.first_position : span.end_position] for span in plan.spans]
+        )
         logits = advance(stages, plan, packed)
         sizes = [span.token_count for span in plan.spans]
         for span, found in zip(plan.spans, logits.split(sizes), strict=True):
@@ -349,7 +402,9 @@ def check_schedule(name: str, scheme: str, seed: int, set_threads: Callable[[int
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.one_in(2)
-def test_any_schedule_gives_the_bits_of_one_prefill(scheme: str, threads: Callable[[int], None]) -> None:
+def test_any_schedule_gives_the_bits_of_one_prefill(
+    scheme: str, threads: Callable[[int], None]
+) -> None:
     @settings(max_examples=in_form(20, 80), deadline=None)
     @given(st.integers(0, 1 << 30))
     def check(seed: int) -> None:
@@ -369,7 +424,9 @@ OTHERS = sorted(set(CONFIGS) - {"llama"})
         *one_in(12, product(OTHERS, ("bfloat16", "int8", "int4", "int4, KV int4"))),
     ],
 )
-def test_any_schedule_of_other_families_does(name: str, scheme: str, threads: Callable[[int], None]) -> None:
+def test_any_schedule_of_other_families_does(
+    name: str, scheme: str, threads: Callable[[int], None]
+) -> None:
     for seed in range(in_form(1, 2)):
         check_schedule(name, scheme, seed, threads)
 
@@ -380,7 +437,8 @@ def test_no_family_in_our_own_blocks_is_left_out() -> None:
     }
 
 
-# -- continuations -----------------------------------------------------------------------------------------------------
+# -- continuations
+# -----------------------------------------------------------------------------------------------------
 
 PROMPTS = 60
 EMITTED = 40
@@ -393,7 +451,10 @@ class Batch:
         self.model = model
         generator = np.random.default_rng(8)
         self.tokens = [generator.integers(0, VOCAB, 3 + index).tolist() for index in range(PROMPTS)]
-        self.samplings = [Sampling(temperature=0.9, seed=index) if sampled else Sampling() for index in range(PROMPTS)]
+        self.samplings = [
+            Sampling(temperature=0.9, seed=index) if sampled else Sampling()
+            for index in range(PROMPTS)
+        ]
 
     def prefill(self, request: int) -> None:
         """All of a request's tokens in one chunk, and the next one."""
@@ -405,7 +466,9 @@ class Batch:
 
     def decode(self, steps: int) -> None:
         for _ in range(steps):
-            spans = tuple(Span(index, len(tokens) - 1, 1, True) for index, tokens in enumerate(self.tokens))
+            spans = tuple(
+                Span(index, len(tokens) - 1, 1, True) for index, tokens in enumerate(self.tokens)
+            )
             newest = np.array([tokens[-1] for tokens in self.tokens], dtype=np.int64)
             self._take(self.model.execute(StepPlan(spans=spans), newest).result.tokens)
 
@@ -431,6 +494,10 @@ def test_no_continuation_differs_after_a_replay(scheme: str, sampled: bool) -> N
         else:
             batch.decode(1)
         batch.decode(30)
-    differing = [index for index in range(PROMPTS) if undisturbed.tokens[index] != replayed.tokens[index]]
+    differing = [
+        index for index in range(PROMPTS) if undisturbed.tokens[index] != replayed.tokens[index]
+    ]
     assert differing == []
-    assert len({tuple(tokens[-30:]) for tokens in undisturbed.tokens}) > PROMPTS // 2, "continuations are all alike"
+    assert len({tuple(tokens[-30:]) for tokens in undisturbed.tokens}) > PROMPTS // 2, (
+        "continuations are all alike"
+    )

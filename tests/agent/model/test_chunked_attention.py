@@ -1,4 +1,5 @@
-"""Attention within chunks of positions: its definition, wherever a prompt is cut and whatever of it is run again."""
+"""Attention within chunks of positions: its definition, wherever a prompt is cut and whatever of it
+is run again."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ LENGTH, BLOCK, HEADS, KV_HEADS, DIM = 29, 4, 4, 2, 8
 HERE = torch.device("cpu")
 SCORING = Scoring(0.4)
 GENERATOR = torch.Generator().manual_seed(3)
-QUERY, KEY, VALUE = (torch.randn(2, LENGTH, heads, DIM, generator=GENERATOR) for heads in (HEADS, KV_HEADS, KV_HEADS))
+QUERY, KEY, VALUE = (
+    torch.randn(2, LENGTH, heads, DIM, generator=GENERATOR) for heads in (HEADS, KV_HEADS, KV_HEADS)
+)
 """The tensors of two requests."""
 
 
@@ -33,15 +36,23 @@ def expected(request: int, chunk: int) -> Tensor:
     """By the definition: a token sees the positions of its own chunk up to its own."""
     positions = torch.arange(LENGTH)
     hidden = (positions > positions[:, None]) | (positions // chunk != positions[:, None] // chunk)
-    keys, values = (part[request].repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1) for part in (KEY, VALUE))
+    keys, values = (
+        part[request].repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1)
+        for part in (KEY, VALUE)
+    )
     scores = QUERY[request].transpose(0, 1) @ keys.mT * SCORING.scale
     return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values).transpose(0, 1)
 
 
 def run(steps: list[list[tuple[int, int, int]]], chunk: int, gathered: bool) -> tuple[Tensor, bool]:
-    """Outputs of steps of spans (request, first position, end), and whether the kernels of our own made them."""
+    """Outputs of steps of spans (request, first position, end), and whether the kernels of our own
+    made them."""
     pool = KvPool(
-        LayerRange(0, 1), KvMemory(DType.FLOAT32, 16, BLOCK), [KvHeads(KV_HEADS, DIM)], "cpu", scratch=gathered
+        LayerRange(0, 1),
+        KvMemory(DType.FLOAT32, 16, BLOCK),
+        [KvHeads(KV_HEADS, DIM)],
+        "cpu",
+        scratch=gathered,
     )
     for request, blocks in ((0, (5, 2, 7, 0, 11, 3, 9, 14)), (1, (1, 4, 6, 8, 10, 12, 13, 15))):
         pool.grant(request, 0, blocks)
@@ -49,13 +60,18 @@ def run(steps: list[list[tuple[int, int, int]]], chunk: int, gathered: bool) -> 
     for step in steps:
         spans = [Span(request, first, end - first) for request, first, end in step]
         for span in spans:
-            pool.begin_span(span.request, span.first_position, span.token_count, truncate_allowed=True)
+            pool.begin_span(
+                span.request, span.first_position, span.token_count, truncate_allowed=True
+            )
         attention = StepAttention(pool, spans, HERE)
         if gathered:
             attention = StepAttention.gathered(pool, GatheredSpans(pool, spans, HERE))
-            attention._in_chunks = SpansInChunks(pool, spans, lambda view, pieces: GatheredSpans(view, pieces, HERE))
+            attention._in_chunks = SpansInChunks(
+                pool, spans, lambda view, pieces: GatheredSpans(view, pieces, HERE)
+            )
         query, key, value = (
-            torch.cat([part[request, first:end] for request, first, end in step]) for part in (QUERY, KEY, VALUE)
+            torch.cat([part[request, first:end] for request, first, end in step])
+            for part in (QUERY, KEY, VALUE)
         )
         attended = attention.attend(0, query, key, value, SCORING, chunk)
         for (request, first, end), part in zip(
@@ -76,7 +92,10 @@ def run(steps: list[list[tuple[int, int, int]]], chunk: int, gathered: bool) -> 
 def test_a_token_sees_its_chunk_wherever_prompts_are_cut(
     cuts: tuple[set[int], set[int]], together: bool, again: int, chunk: int, gathered: bool
 ) -> None:
-    pieces = [[(request, *piece) for piece in pairwise([0, *sorted(cuts[request]), LENGTH])] for request in range(2)]
+    pieces = [
+        [(request, *piece) for piece in pairwise([0, *sorted(cuts[request]), LENGTH])]
+        for request in range(2)
+    ]
     steps = [[piece] for own in pieces for piece in own]
     if together:
         count = max(map(len, pieces))

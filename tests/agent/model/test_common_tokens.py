@@ -1,7 +1,8 @@
 """Whole models give the same logits and tokens on every kind of processor, bit for bit.
 
-`make aarch64` runs these tests under emulation as well. Weights are made by NumPy, whose integers are the same on every
-machine. The digests hold for all kernels but those that round otherwise (docs/kernels.md, Numbers).
+`make aarch64` runs these tests under emulation as well. Weights are made by NumPy, whose integers
+are the same on every machine. The digests hold for all kernels but those that round otherwise
+(docs/kernels.md, Numbers).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tests.agent.ops.test_common_bits import OWN_BITS
 
 PROMPT_TOKENS, NEW_TOKENS = 150, 24
 WEIGHTS_UP_TO = 0.25
-# A change of an operator changes these on purpose: take them from a failed test then, of any processor.
+# A change of an operator changes these on purpose: take them from a failed test then, of any
+# processor.
 DIGESTS = {
     ("llama", "bfloat16"): "73646ec364498d69",
     ("llama", "int8"): "76e2d7fb1509e31c",
@@ -42,7 +44,8 @@ DIGESTS = {
 pytestmark = [
     pytest.mark.skipif(not native.native_available(), reason="torch's operators do not promise it"),
     pytest.mark.skipif(
-        native.native_available() and native.kernel_names()[0] in OWN_BITS, reason="these kernels round otherwise"
+        native.native_available() and native.kernel_names()[0] in OWN_BITS,
+        reason="these kernels round otherwise",
     ),
 ]
 
@@ -54,7 +57,9 @@ class IntegerWeights:
         generator = np.random.default_rng(11)
         self._tensors: dict[str, torch.Tensor] = {}
         for name, tensor in expected_tensors(config).items():
-            values = torch.from_numpy(generator.integers(-64, 65, tensor.shape)) * (WEIGHTS_UP_TO / 64)
+            values = torch.from_numpy(generator.integers(-64, 65, tensor.shape)) * (
+                WEIGHTS_UP_TO / 64
+            )
             if len(tensor.shape) == 1:
                 values += 1
             self._tensors[name if name == "lm_head.weight" else f"model.{name}"] = values.bfloat16()
@@ -71,9 +76,13 @@ def model(name: str, scheme: str) -> StageModel:
     config = CONFIGS[name]
     source = IntegerWeights(config)
     layers = LayerRange(0, LAYERS)
-    weights = StageWeights.load(source, config, layers, dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation)
+    weights = StageWeights.load(
+        source, config, layers, dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+    )
     blocks = -(-(PROMPT_TOKENS + NEW_TOKENS) // BLOCK_TOKENS)
-    return StageModel.with_kv(weights, KvMemory(KvFormat(DType.BFLOAT16), blocks, BLOCK_TOKENS, slots=1))
+    return StageModel.with_kv(
+        weights, KvMemory(KvFormat(DType.BFLOAT16), blocks, BLOCK_TOKENS, slots=1)
+    )
 
 
 def generate(stage: StageModel) -> tuple[list[int], str]:
@@ -86,7 +95,9 @@ def generate(stage: StageModel) -> tuple[list[int], str]:
     while len(tokens) < NEW_TOKENS:
         grant = KvGrant(0, 0, blocks, slot=0 if has_states([stage]) else None)
         span = Span(0, begin, len(new), sampling=Sampling())
-        logits = advance([stage], StepPlan(grants=(grant,) if begin == 0 else (), spans=(span,)), new)[-1].float()
+        logits = advance(
+            [stage], StepPlan(grants=(grant,) if begin == 0 else (), spans=(span,)), new
+        )[-1].float()
         digest.update(logits.numpy().tobytes())
         tokens.append(int(logits.argmax()))
         begin += len(new)
@@ -95,7 +106,9 @@ def generate(stage: StageModel) -> tuple[list[int], str]:
 
 
 @pytest.mark.parametrize(("name", "scheme"), DIGESTS)
-def test_logits_of_a_whole_model_have_the_same_bits_on_every_processor(name: str, scheme: str) -> None:
+def test_logits_of_a_whole_model_have_the_same_bits_on_every_processor(
+    name: str, scheme: str
+) -> None:
     tokens, digest = generate(model(name, scheme))
     assert len(set(tokens)) > 2, "one token again and again tells little"
     assert digest == DIGESTS[name, scheme]

@@ -1,4 +1,5 @@
-"""The shipped demo model: it has learned to read, our own stages say so, and small integers forget little of it."""
+"""The shipped demo model: it has learned to read, our own stages say so, and small integers forget
+little of it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BEGINNING_BYTES = 10_000
 
 @cache
 def loss(scheme: str, kept: KvFormat | None = None) -> tuple[float, int]:
-    """The result of `score` for the beginning of the validation text: several tests compare with the same ones."""
+    """The result of `score` for the beginning of the validation text: several tests compare with
+    the same ones."""
     text = VALIDATION.read_text(encoding="utf-8").encode()[:BEGINNING_BYTES].decode(errors="ignore")
     return score(demo_stage(scheme, kept), text)
 
@@ -54,7 +56,10 @@ def test_small_integers_cost_few_bits(scheme: str, limit: float) -> None:
 @pytest.mark.one_in(2)
 def test_a_head_of_small_integers_costs_about_a_hundredth_of_perplexity(blocks: str) -> None:
     """The demo model's is tied to its embedding, which keeps its dtype."""
-    whole, int8, int4 = (perplexity(Quantisation.of(IntegerFormat(blocks), head)) for head in ("none", "int8", "int4"))
+    whole, int8, int4 = (
+        perplexity(Quantisation.of(IntegerFormat(blocks), head))
+        for head in ("none", "int8", "int4")
+    )
     assert abs(int8 / whole - 1) < 0.002
     assert int8 < int4 < 1.012 * whole
 

@@ -29,7 +29,16 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Generation, Sampling
 from edgeshard.domain.requests.step import DRAFT_TOKENS, GuessedTokens, Span, StepPlan
-from tests.agent.model.test_guesses import GENERATIONS, LIST, TALE, generation, needs_bits, run, stages, tokenizer
+from tests.agent.model.test_guesses import (
+    GENERATIONS,
+    LIST,
+    TALE,
+    generation,
+    needs_bits,
+    run,
+    stages,
+    tokenizer,
+)
 
 DRAFT = MODEL.parents[1] / "bench" / "draft_model"
 BLOCKS, PLACES = 96, 3
@@ -68,7 +77,9 @@ def draft_model(name: str) -> StageModel:
     path = MODEL if name == "itself" else DRAFT
     config = json.loads((path / "config.json").read_text())
     layers = LayerRange(0, config["num_hidden_layers"])
-    weights = StageWeights.load(SafetensorsDirectory(path), config, layers, dtype=DType.BFLOAT16, device="cpu")
+    weights = StageWeights.load(
+        SafetensorsDirectory(path), config, layers, dtype=DType.BFLOAT16, device="cpu"
+    )
     return StageModel.with_kv(weights, KvMemory(DType.BFLOAT16, BLOCKS, 16))
 
 
@@ -88,7 +99,8 @@ class Always(Drafter):
 
 
 class Marred(Always):
-    """A draft that proposes every fourth token of `answer` as it is and every fourth one wrong; others are its own.
+    """A draft that proposes every fourth token of `answer` as it is and every fourth one wrong;
+    others are its own.
 
     So some draft tokens are accepted and some rejected, whatever bits the draft computes.
     """
@@ -98,7 +110,9 @@ class Marred(Always):
     def guess(self, asks: Sequence[DraftAsk]) -> GuessedTokens:
         drafted = super().guess(asks)
         begins = {ask.request: len(ask.tokens) - ask.prompt_count for ask in asks}
-        return {request: self._marred(begins[request], tokens) for request, tokens in drafted.items()}
+        return {
+            request: self._marred(begins[request], tokens) for request, tokens in drafted.items()
+        }
 
     def _marred(self, begin: int, drafted: tuple[int, ...]) -> tuple[int, ...]:
         tokens = list(drafted)
@@ -125,7 +139,10 @@ def drafter(name: str, in_native_rows: bool = True) -> Drafter:
 
 
 def compared(
-    requests: dict[str, tuple[str, Generation]], own: Drafter, cuts: tuple[int, ...] = (), **options: Any
+    requests: dict[str, tuple[str, Generation]],
+    own: Drafter,
+    cuts: tuple[int, ...] = (),
+    **options: Any,
 ) -> tuple[SchedulerStats, SchedulerStats]:
     """The figures without guesses and with a draft, whose answers are the same bit for bit."""
     plain, before = run(requests, False, cuts=cuts, **options)
@@ -139,7 +156,8 @@ def compared(
 @pytest.mark.parametrize("cuts", [(), (5,)], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_no_option_of_a_generation_gets_another_answer(name: str, cuts: tuple[int, ...]) -> None:
-    """The draft is another model. Some draft tokens are accepted and some rejected, on every processor."""
+    """The draft is another model. Some draft tokens are accepted and some rejected, on every
+    processor."""
     requests = {"r": (TALE, generation(**GENERATIONS[name]))}
     plain, _ = run(requests, False)
     own = Marred(steps_of("small"))
@@ -156,7 +174,10 @@ def test_a_draft_that_is_the_model_itself_is_always_right(name: str, in_native_r
     """Also in the middle of right guesses: it cuts nothing, and reads nothing twice."""
     request = {"r": (TALE, generation(**GENERATIONS[name]))}
     before, stats = compared(request, drafter("itself", in_native_rows))
-    assert stats.guesses == stats.right_guesses > 0.6 * stats.new_tokens and stats.steps < before.steps / 2
+    assert (
+        stats.guesses == stats.right_guesses > 0.6 * stats.new_tokens
+        and stats.steps < before.steps / 2
+    )
 
 
 @needs_bits
@@ -179,7 +200,11 @@ def test_wrong_guesses_leave_no_trace_in_what_the_draft_knows() -> None:
     request = {"r": (TALE, generation(sampling=sampling, ignore_eos=True))}
     plain, _ = run(request, False)
     guessed, stats = run(request, True, drafter=own)
-    assert guessed == plain and own.spoilt > 10 and stats.right_guesses == 2 * own.spoilt + stats.right_guesses % 2
+    assert (
+        guessed == plain
+        and own.spoilt > 10
+        and stats.right_guesses == 2 * own.spoilt + stats.right_guesses % 2
+    )
 
 
 @needs_bits
@@ -195,9 +220,12 @@ def test_no_format_gets_another_answer(scheme: str) -> None:
 
 @needs_bits
 @pytest.mark.parametrize("swap_blocks", [0, 100])
-def test_requests_that_give_way_and_ones_that_are_cancelled_get_their_answers(swap_blocks: int) -> None:
+def test_requests_that_give_way_and_ones_that_are_cancelled_get_their_answers(
+    swap_blocks: int,
+) -> None:
     requests = {
-        f"r{n}": (TALE, generation(sampling=Sampling(temperature=0.9, seed=n), max_new_tokens=90)) for n in (1, 2, 3)
+        f"r{n}": (TALE, generation(sampling=Sampling(temperature=0.9, seed=n), max_new_tokens=90))
+        for n in (1, 2, 3)
     }
     plain, _ = run(requests, False, blocks=14, swap_blocks=swap_blocks)
     own = drafter("small")
@@ -209,14 +237,22 @@ def test_requests_that_give_way_and_ones_that_are_cancelled_get_their_answers(sw
 @needs_bits
 def test_rows_in_native_calls_have_the_logits_of_a_stage() -> None:
     """The text may be cut anywhere, also if some of it is read again."""
-    tokens, pieces = text(150), [(0, 128), (128, 130), (130, 131), (129, 133), (133, 134), (120, 150)]
+    tokens, pieces = (
+        text(150),
+        [(0, 128), (128, 130), (130, 131), (129, 133), (133, 134), (120, 150)],
+    )
     found = []
     for in_native_rows in (True, False):
         steps = steps_of("small", in_native_rows)
         with torch.inference_mode():
             steps.begin(1)
-            found.append([steps.logits(1, first, tokens[first:end]).clone() for first, end in pieces])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True)) and found[0][0].shape == (1, 4096)
+            found.append(
+                [steps.logits(1, first, tokens[first:end]).clone() for first, end in pieces]
+            )
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True)) and found[0][0].shape == (
+        1,
+        4096,
+    )
 
 
 # The data it keeps
@@ -239,7 +275,8 @@ def test_it_reads_a_long_text_over_several_steps_and_then_guesses() -> None:
 
 
 def test_its_memory_is_bounded_whoever_asks() -> None:
-    """More requests than places, one after the other and again: the one asked for longest ago makes room."""
+    """More requests than places, one after the other and again: the one asked for longest ago makes
+    room."""
     own, pool = drafter("small"), draft_model("small").pool
     for request in [1, 2, 3, 4, 5, 1, 5, 4]:
         assert len(own.guess([ask(request, text(20 + request))])[request]) == 3
@@ -262,7 +299,9 @@ def test_a_place_is_empty_for_whoever_gets_it() -> None:
     own.reset()
     for request in range(PLACES):
         own._taken(request)
-    assert not any(arena.keys.any() or arena.values.any() for arena in (pool.arena(0), pool.arena(1)))
+    assert not any(
+        arena.keys.any() or arena.values.any() for arena in (pool.arena(0), pool.arena(1))
+    )
 
 
 def test_a_text_that_its_context_does_not_hold_is_not_guessed() -> None:
@@ -278,7 +317,9 @@ def test_a_text_that_its_context_does_not_hold_is_not_guessed() -> None:
 
 def test_a_token_or_a_bias_beyond_its_vocabulary_costs_guesses_and_nothing_else() -> None:
     own = drafter("small")
-    assert own.guess([ask(1, [5, 6, 4096]), ask(2, [5, 6], logit_bias=((4100, 1.0), (9, 99.0)))]) == {2: (9, 9, 9)}
+    assert own.guess(
+        [ask(1, [5, 6, 4096]), ask(2, [5, 6], logit_bias=((4100, 1.0), (9, 99.0)))]
+    ) == {2: (9, 9, 9)}
     assert own.guess([ask(1, [5, 6, 4096, 7])]) == {}
     small = Always(steps_of("small"), vocab_size=9)
     assert small.guess([ask(1, [5, 6], logit_bias=((9, 99.0),))]) == {}

@@ -1,4 +1,5 @@
-"""Models of eight layers, and sequences beyond two chunks of transformers' delta rules, in chunks, packed and decoded.
+"""Models of eight layers, and sequences beyond two chunks of transformers' delta rules, in chunks,
+packed and decoded.
 
 The tables of test_equivalence.py have four layers and sequences of up to 21 tokens, for which
 transformers' form for prompts takes one chunk of 64. Here an error of a state would add up over
@@ -23,7 +24,8 @@ from tests.agent.model.test_equivalence import disagreement
 from tests.support.forms import in_turn
 
 LENGTHS = (133, 67, 26, 24, 21, 16, 12, 9)
-"""The first is longer than two chunks of 64, all but the last than one of 8, which Mamba2's rows have."""
+"""The first is longer than two chunks of 64, all but the last than one of 8, which Mamba2's rows
+have."""
 ENDS = ((8,), (3, 8), (1, 4, 8), (2, 3, 6, 8))
 """The ends of stages."""
 DECODED = 6
@@ -46,7 +48,10 @@ def deeper(variant: Variant) -> Variant:
         key: value * 2 if isinstance(value, list) and len(value) == LAYERS else value
         for key, value in variant.options.items()
     }
-    for layers, positions in (("num_hidden_layers", "max_position_embeddings"), ("n_layer", "n_positions")):
+    for layers, positions in (
+        ("num_hidden_layers", "max_position_embeddings"),
+        ("n_layer", "n_positions"),
+    ):
         if layers in options:
             options |= {layers: 2 * LAYERS, positions: 256}
     return replace(variant, options=options)
@@ -57,18 +62,26 @@ def stages_of(ends: tuple[int, ...]) -> Iterator[LayerRange]:
 
 
 def test_the_steps_run_each_token_once() -> None:
-    assert [sum(dict(step).get(request, 0) for step in STEPS) for request in range(8)] == list(LENGTHS)
+    assert [sum(dict(step).get(request, 0) for step in STEPS) for request in range(8)] == list(
+        LENGTHS
+    )
 
 
 @pytest.mark.parametrize("name", in_turn(8, first_rows()))
-def test_eight_layers_give_the_unsplit_models_logits(name: str, tmp_path: Path, tiny_head: Any) -> None:
+def test_eight_layers_give_the_unsplit_models_logits(
+    name: str, tmp_path: Path, tiny_head: Any
+) -> None:
     checkpoint = build(deeper(VARIANTS[name]), tmp_path, LENGTHS)
     assert parse_config(checkpoint.config).layer_count == 2 * LAYERS
     for ends in ENDS:
-        head = tiny_head([checkpoint.load(layers) for layers in stages_of(ends)], checkpoint.sequences)
+        head = tiny_head(
+            [checkpoint.load(layers) for layers in stages_of(ends)], checkpoint.sequences
+        )
         parts: list[list[torch.Tensor]] = [[] for _ in LENGTHS]
         for spans in STEPS:
             for request, logits in head.step(spans).items():
                 parts[request].append(logits)
         for own, reference in zip(parts, checkpoint.reference, strict=True):
-            assert disagreement(torch.cat(own), reference, checkpoint.slack) == "", f"stages that end at {ends}"
+            assert disagreement(torch.cat(own), reference, checkpoint.slack) == "", (
+                f"stages that end at {ends}"
+            )

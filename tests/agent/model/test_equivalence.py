@@ -1,4 +1,5 @@
-"""Any contiguous cut of any architecture gives the logits of the unsplit model; wrong arithmetic does not."""
+"""Any contiguous cut of any architecture gives the logits of the unsplit model; wrong arithmetic
+does not."""
 
 from __future__ import annotations
 
@@ -55,11 +56,13 @@ PACKED_STEPS = [
     [(1, 1), (0, 1)],
     [(1, 1)],
 ]
-"""Whole and chunked prefill and decode of three requests of 21, 17 and 13 tokens, alone and side by side."""
+"""Whole and chunked prefill and decode of three requests of 21, 17 and 13 tokens, alone and side by
+side."""
 
 
 def disagreement(found: torch.Tensor, reference: torch.Tensor, slack: float = 0.0) -> str:
-    """Why `found` [n, vocab] are not the reference's logits; '' when they are, or no further apart than the slack."""
+    """Why `found` [n, vocab] are not the reference's logits; '' when they are, or no further apart
+    than the slack."""
     error = (found - reference).abs().max().item()
     bound = max(slack, 1e-4 * max(1.0, reference.std().item()))
     if not error <= bound:
@@ -78,14 +81,22 @@ def run_packed(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
         for request, logits in head.step(spans).items():
             rows[request].append(logits)
     found = {request: torch.cat(parts) for request, parts in rows.items()}
-    assert [len(found[request]) for request in range(3)] == [len(ids) for ids in checkpoint.sequences]
+    assert [len(found[request]) for request in range(3)] == [
+        len(ids) for ids in checkpoint.sequences
+    ]
     return next(
-        (why for i in range(3) if (why := disagreement(found[i], checkpoint.reference[i], checkpoint.slack))), ""
+        (
+            why
+            for i in range(3)
+            if (why := disagreement(found[i], checkpoint.reference[i], checkpoint.slack))
+        ),
+        "",
     )
 
 
 def run_whole(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
-    """Each sequence by itself: prefill of all but three tokens, then decode, with its blocks in a row."""
+    """Each sequence by itself: prefill of all but three tokens, then decode, with its blocks in a
+    row."""
     head = tiny_head(stages, checkpoint.sequences, contiguous=True)
     for request, ids in enumerate(checkpoint.sequences):
         parts = [head.step([(request, len(ids) - 3)])[request]]
@@ -96,7 +107,8 @@ def run_whole(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
 
 
 def cut_rows() -> list[Any]:
-    """Every cut of a family's first row; of its other rows the first and the last, and every third between."""
+    """Every cut of a family's first row; of its other rows the first and the last, and every third
+    between."""
     rows, seen = [], set[str]()
     for index, name in enumerate(VARIANTS):
         family = name.partition("-")[0]
@@ -104,14 +116,18 @@ def cut_rows() -> list[Any]:
             ends = len(cut) in (1, LAYERS)
             if ends or family not in seen or (index + number) % 3 == 0:
                 marks = () if ends else (pytest.mark.long,)
-                rows.append(pytest.param(name, cut, marks=marks, id=f"{name}-{'|'.join(map(str, cut))}"))
+                rows.append(
+                    pytest.param(name, cut, marks=marks, id=f"{name}-{'|'.join(map(str, cut))}")
+                )
         seen.add(family)
     return rows
 
 
 @pytest.mark.parametrize(("variant", "cut"), cut_rows())
 @pytest.mark.one_in(4)
-def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, tiny_head: Any) -> None:
+def test_every_cut_gives_the_unsplit_models_logits(
+    checkpoint: Any, cut: Any, tiny_head: Any
+) -> None:
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
 
@@ -120,18 +136,32 @@ def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, ti
 def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are attended by torch, over arenas of rows, as on a device without our own kernels."""
 
-    def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
-        self._arenas, self._tables, self._gathered = pool.arena, None, GatheredSpans(pool, spans, device)
-        self._in_chunks = SpansInChunks(pool, spans, lambda pool, spans: GatheredSpans(pool, spans, device))
+    def elsewhere(
+        self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device
+    ) -> None:
+        self._arenas, self._tables, self._gathered = (
+            pool.arena,
+            None,
+            GatheredSpans(pool, spans, device),
+        )
+        self._in_chunks = SpansInChunks(
+            pool, spans, lambda pool, spans: GatheredSpans(pool, spans, device)
+        )
         self._layer_states = pool.layer_states
-        self.span_states = attention_module._span_states(pool, spans, device) if pool.states.slots else None
+        self.span_states = (
+            attention_module._span_states(pool, spans, device) if pool.states.slots else None
+        )
 
-    def by_rows(slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *_: object) -> RowArena:
+    def by_rows(
+        slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *_: object
+    ) -> RowArena:
         return RowArena(slots, kv_heads, head_dim, dtype)
 
     monkeypatch.setattr(StepAttention, "__init__", elsewhere)
     monkeypatch.setattr(kv_module, "make_arena", by_rows)
-    monkeypatch.setattr(Checkpoint, "stage", Checkpoint.load)  # those that tests share have other arenas
+    monkeypatch.setattr(
+        Checkpoint, "stage", Checkpoint.load
+    )  # those that tests share have other arenas
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
@@ -151,7 +181,10 @@ def test_what_accelerators_run_gives_the_unsplit_models_logits(
     # Count the pieces of prompts in the steps above that continue one, for layers without a window;
     # once a stage. Layers that attend within 16 positions cut one of them there.
     in_chunks = architecture_named(checkpoint.manifest.architecture).chunks is not None
-    assert set(chunks) in (set(), {(6, 11), (3, 14), (4, 18), (4, 13), *([(2, 16)] if in_chunks else [])})
+    assert set(chunks) in (
+        set(),
+        {(6, 11), (3, 14), (4, 18), (4, 13), *([(2, 16)] if in_chunks else [])},
+    )
     assert len(chunks) <= 2 * 4 * (2 if in_chunks else 1)
 
 
@@ -163,7 +196,9 @@ def test_scores_a_few_rows_at_a_time_are_the_same(
 ) -> None:
     group = checkpoint.config["num_attention_heads"] // checkpoint.config["num_key_value_heads"]
     monkeypatch.setattr(gathered_module, "_BYTES_OF_A_SCORE", 1)
-    monkeypatch.setattr(gathered_module, "MOST_SCORE_BYTES", rows * group * 12)  # of keys in the middle of a prompt
+    monkeypatch.setattr(
+        gathered_module, "MOST_SCORE_BYTES", rows * group * 12
+    )  # of keys in the middle of a prompt
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
 
@@ -173,17 +208,23 @@ def test_there_are_eight_cuts() -> None:
 
 
 @pytest.mark.one_in(3)
-def test_a_restarted_request_truncates_and_continues_the_same(checkpoint: Any, tiny_head: Any) -> None:
+def test_a_restarted_request_truncates_and_continues_the_same(
+    checkpoint: Any, tiny_head: Any
+) -> None:
     if parse_config(checkpoint.config).states:
         return  # they cannot be cut to fewer positions
-    head = tiny_head([checkpoint.stage(LayerRange(0, 1)), checkpoint.stage(LayerRange(1, 4))], checkpoint.sequences)
+    head = tiny_head(
+        [checkpoint.stage(LayerRange(0, 1)), checkpoint.stage(LayerRange(1, 4))],
+        checkpoint.sequences,
+    )
     head.step([(0, 15), (1, 9)])
     again = head.step([(0, 8), (1, 2)], restart={0: 5})
     assert disagreement(again[0], checkpoint.reference[0][5:13], checkpoint.slack) == ""
     assert disagreement(again[1], checkpoint.reference[1][9:11], checkpoint.slack) == ""
 
 
-# -- mutants ---------------------------------------------------------------------------------------------------------
+# -- mutants
+# ---------------------------------------------------------------------------------------------------------
 
 HALVES = (LayerRange(0, 2), LayerRange(2, 4))
 ATTENDING = [name for name in VARIANTS if attends(name)]
@@ -199,7 +240,9 @@ def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> Non
 @pytest.mark.usefixtures("as_an_accelerator")
 @pytest.mark.parametrize("variant", ATTENDING)
 @pytest.mark.one_in(5)
-def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_mask_is_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real: Any = scaled_dot_product_attention
     real_explicit: Any = explicit_attention
 
@@ -222,7 +265,12 @@ def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     real: Any = attend
 
     def shortsighted(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arena: KvArena, spans: SpanTables, scoring: Scoring
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        arena: KvArena,
+        spans: SpanTables,
+        scoring: Scoring,
     ) -> Any:
         real(query, key, value, arena, spans, scoring)
         count, size = spans.span_count, 32
@@ -233,12 +281,18 @@ def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
 
     monkeypatch.setattr(attention_module, "attend", shortsighted)
     monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
-    assert "Δlogit" in run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+    assert "Δlogit" in run_packed(
+        checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head
+    )
 
 
 @pytest.mark.parametrize(
     ("variant", "forgotten"),
-    [(name, index) for name in VARIANTS for index in range(max(map(len, decoder_of(name).shape.states), default=0))],
+    [
+        (name, index)
+        for name in VARIANTS
+        for index in range(max(map(len, decoder_of(name).shape.states), default=0))
+    ],
 )
 @pytest.mark.one_in(3)
 def test_a_state_that_no_step_leaves_to_the_next_is_caught(
@@ -249,7 +303,9 @@ def test_a_state_that_no_step_leaves_to_the_next_is_caught(
 
     def states(self: StepAttention, layer: int) -> tuple[torch.Tensor, ...]:
         kept = real(self, layer)
-        return tuple(torch.zeros_like(one) if index == forgotten else one for index, one in enumerate(kept))
+        return tuple(
+            torch.zeros_like(one) if index == forgotten else one for index, one in enumerate(kept)
+        )
 
     monkeypatch.setattr(StepAttention, "states", states)
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
@@ -270,7 +326,9 @@ def test_full_attention_instead_of_a_window_is_caught(
 
 
 @pytest.mark.parametrize("variant", windowed())
-def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_one_too_wide_is_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = StepAttention.attend
 
     def attend(self: Any, layer: int, query: Any, key: Any, value: Any, scoring: Scoring) -> Any:
@@ -283,7 +341,9 @@ def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkey
 
 
 @pytest.mark.parametrize("variant", ["llama4-nested", "llama4-options"])
-def test_attention_beyond_a_chunk_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_beyond_a_chunk_is_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real: Any = StepAttention.attend
 
     def attend(*given: Any) -> Any:
@@ -315,7 +375,8 @@ def test_a_wrong_rotary_base_on_one_stage_is_caught(checkpoint: Any, tiny_head: 
     stages = [checkpoint.stage(HALVES[0]), checkpoint.load(HALVES[1])]
     for name, buffer in stages[1]._modules.rotary_emb.named_buffers():
         if name.endswith("inv_freq"):
-            # inv_freq is base^(-2i/d): this is a base of 1.2 times the right one at the slowest frequency.
+            # inv_freq is base^(-2i/d): this is a base of 1.2 times the right one at the slowest
+            # frequency.
             buffer.mul_(torch.linspace(1.0, 1 / 1.2, len(buffer)))
     assert_caught(checkpoint, stages, tiny_head)
 
@@ -332,7 +393,14 @@ def test_a_skipped_final_norm_is_caught(checkpoint: Any, tiny_head: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "variant", ["gpt2-options", "qwen2-windows", "gemma3-text", "qwen3_moe-dense-layer", "qwen3_moe-sparse-step"]
+    "variant",
+    [
+        "gpt2-options",
+        "qwen2-windows",
+        "gemma3-text",
+        "qwen3_moe-dense-layer",
+        "qwen3_moe-sparse-step",
+    ],
 )
 def test_a_local_layer_index_is_caught(
     variant: str, checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
@@ -341,7 +409,9 @@ def test_a_local_layer_index_is_caught(
 
     def library_blocks(self: LayerModules) -> torch.nn.ModuleDict:
         first = self.context.layers.first
-        made = {str(first + i): make_layer(self.context, i) for i in range(len(self.context.layers))}
+        made = {
+            str(first + i): make_layer(self.context, i) for i in range(len(self.context.layers))
+        }
         for name, block in made.items():
             attn: Any = block.attn
             attn.layer_idx = int(name)
@@ -361,13 +431,21 @@ def test_a_local_layer_index_is_caught(
     assert_caught(checkpoint, [checkpoint.stage(cut[0]), checkpoint.load(cut[1])], tiny_head)
 
 
-# -- other arithmetic ------------------------------------------------------------------------------------------------
+# -- other arithmetic
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "variant",
     [
-        *("llama-plain", "gemma3-text", "gpt2-plain", "glm4-plain", "gemma2-capped", "gpt_oss-options"),
+        *(
+            "llama-plain",
+            "gemma3-text",
+            "gpt2-plain",
+            "glm4-plain",
+            "gemma2-capped",
+            "gpt_oss-options",
+        ),
         *("lfm2-options", "llama4-options"),
     ],
 )
@@ -386,14 +464,22 @@ def test_half_precision_stays_near(checkpoint: Any, tiny_head: Any, dtype: DType
 def test_half_precision_stays_near_where_the_same_experts_are_chosen(
     checkpoint: Any, tiny_head: Any, dtype: DType, bound: float
 ) -> None:
-    """Scores that are a rounding apart give a token another expert: here one of 51 tokens, whose logits are then off
-    by a third of their deviation and more. The computation of the chosen experts is not at fault."""
+    """Scores that are a rounding apart give a token another expert: here one of 51 tokens, whose
+    logits are then off by a third of their deviation and more. The computation of the chosen
+    experts is not at fault."""
     logits, choices = [], []
     for kind in (DType.FLOAT32, dtype):
         stages = [checkpoint.load(layers, kind) for layers in HALVES]
         chosen: list[torch.Tensor] = []
-        for router in (part for stage in stages for part in stage._modules.modules() if hasattr(part, "topk_group")):
-            router.register_forward_hook(lambda *given, to=chosen: to.append(given[-1][-1].sort().values))
+        for router in (
+            part
+            for stage in stages
+            for part in stage._modules.modules()
+            if hasattr(part, "topk_group")
+        ):
+            router.register_forward_hook(
+                lambda *given, to=chosen: to.append(given[-1][-1].sort().values)
+            )
         head = tiny_head(stages, checkpoint.sequences)
         spans = [(request, len(ids)) for request, ids in enumerate(checkpoint.sequences)]
         logits.append(torch.cat(list(head.step(spans).values())).float())
@@ -408,15 +494,26 @@ def test_half_precision_stays_near_where_the_same_experts_are_chosen(
 def test_rotary_frequencies_stay_float32_in_half_precision(checkpoint: Any) -> None:
     stage = checkpoint.load(HALVES[1], DType.BFLOAT16)
     assert stage._modules.rotary_emb.inv_freq.dtype == torch.float32
-    assert torch.equal(stage._modules.rotary_emb.inv_freq, checkpoint.stage(HALVES[1])._modules.rotary_emb.inv_freq)
+    assert torch.equal(
+        stage._modules.rotary_emb.inv_freq, checkpoint.stage(HALVES[1])._modules.rotary_emb.inv_freq
+    )
 
 
 @pytest.mark.parametrize("variant", keeping_float32())
-def test_what_keeps_float32_does_so_in_half_precision(variant: str, checkpoint: Any, tiny_head: Any) -> None:
+def test_what_keeps_float32_does_so_in_half_precision(
+    variant: str, checkpoint: Any, tiny_head: Any
+) -> None:
     decoder = decoder_of(variant)
     record = decoder.architecture
-    names = [name for name in record.block(decoder.fields, decoder.shape, 2) if record.keeps_float32(name)]
-    halves, wholes = ([checkpoint.load(part, dtype) for part in HALVES] for dtype in (DType.BFLOAT16, DType.FLOAT32))
+    names = [
+        name
+        for name in record.block(decoder.fields, decoder.shape, 2)
+        if record.keeps_float32(name)
+    ]
+    halves, wholes = (
+        [checkpoint.load(part, dtype) for part in HALVES]
+        for dtype in (DType.BFLOAT16, DType.FLOAT32)
+    )
     kept, whole = (stages[1]._modules.state_dict() for stages in (halves, wholes))
     for place in (f"layers.2.layer.{record.place(name).parameter}" for name in names):
         assert kept[place].dtype == torch.float32 and torch.equal(kept[place], whole[place])
@@ -439,7 +536,10 @@ def test_keys_and_values_of_4_bits_through_two_stages(checkpoint: Any, tiny_head
         torch.cat([head.step([(0, 18)])[0], head.step([(0, 1), (1, 4)])[0]])
         for cut in (HALVES, [LayerRange(0, 4)])
         for head in [
-            tiny_head([checkpoint.load(layers, kv_dtype=KvFormat.INT4) for layers in cut], checkpoint.sequences)
+            tiny_head(
+                [checkpoint.load(layers, kv_dtype=KvFormat.INT4) for layers in cut],
+                checkpoint.sequences,
+            )
         ]
     )
     assert torch.equal(halves, whole) or not native_available()
@@ -452,14 +552,22 @@ def test_keys_and_values_of_4_bits_through_two_stages(checkpoint: Any, tiny_head
 @pytest.mark.parametrize("count", [1, 5])
 def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered: bool) -> None:
     """exp(score) / (sum of all exp(scores) + exp(sink)), a sink for each head."""
-    pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 16), [KvHeads(2, 16)], "cpu", scratch=gathered)
+    pool = KvPool(
+        LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 16), [KvHeads(2, 16)], "cpu", scratch=gathered
+    )
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
-    query, key, value = torch.randn(count, 4, 16), torch.randn(count, 2, 16), torch.randn(count, 2, 16)
+    query, key, value = (
+        torch.randn(count, 4, 16),
+        torch.randn(count, 2, 16),
+        torch.randn(count, 2, 16),
+    )
     sinks = torch.randn(4)
     spans, here = [Span(1, 0, count)], torch.device("cpu")
     step = (
-        StepAttention.gathered(pool, GatheredSpans(pool, spans, here)) if gathered else StepAttention(pool, spans, here)
+        StepAttention.gathered(pool, GatheredSpans(pool, spans, here))
+        if gathered
+        else StepAttention(pool, spans, here)
     )
     found = step.attend(3, query, key, value, Scoring(0.5, 0, softcap or 0.0, sinks))
     keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))

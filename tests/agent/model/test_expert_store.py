@@ -1,4 +1,5 @@
-"""Experts on the disk with a cache: the bits of the plain engine at any budget, and one read each in a prompt."""
+"""Experts on the disk with a cache: the bits of the plain engine at any budget, and one read each
+in a prompt."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from edgeshard.process.clock import SystemClock
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
 from tests.support.packing import chosen_sources
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
+pytestmark = pytest.mark.skipif(
+    not native_available(), reason="packed files are for native kernels"
+)
 PLAIN = CONFIGS["qwen3_moe"]
 EXPERTS = 8
 MIXED = PLAIN | {EXPERT_WIDTHS: ["24824448", "22222222", "88888888", "44444442"]}
@@ -46,7 +49,9 @@ MINIMAX = CONFIGS["llama"] | {
     EXPERT_WIDTHS: MIXED[EXPERT_WIDTHS],
 }
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 60)
-TABLE = learn(np.random.default_rng(0).integers(0, EXPERTS, (200, LAYERS, 2)).astype(np.int16), EXPERTS).values()
+TABLE = learn(
+    np.random.default_rng(0).integers(0, EXPERTS, (200, LAYERS, 2)).astype(np.int16), EXPERTS
+).values()
 MODEL = Digest("6" * 64)
 
 
@@ -60,7 +65,9 @@ def load(
 ) -> StageModel:
     packing = None
     if kept is not None:
-        sources = chosen_sources(kept, MODEL, config, LayerRange(0, LAYERS), DType.BFLOAT16, quantisation)
+        sources = chosen_sources(
+            kept, MODEL, config, LayerRange(0, LAYERS), DType.BFLOAT16, quantisation
+        )
         packing = Packing(sources, budget, expert_table=expert_table)
     return StageModel.with_kv(
         StageWeights.load(
@@ -87,7 +94,10 @@ def steps(stage: StageModel) -> list[torch.Tensor]:
     grant, found = KvGrant(0, 0, tuple(range(4))), []
     for first, end in ((0, 40), *((at, at + 1) for at in range(40, 60))):
         sampling = None if first else Sampling()
-        plan = StepPlan(grants=() if first else (grant,), spans=(Span(0, first, end - first, sampling=sampling),))
+        plan = StepPlan(
+            grants=() if first else (grant,),
+            spans=(Span(0, first, end - first, sampling=sampling),),
+        )
         found.append(stage.logits(plan, TOKENS[first:end]))
     return found
 
@@ -102,7 +112,12 @@ def budget_of(plain: StageModel, share: float) -> int:
         for expert in experts
     ]
     rounded = [in_disk_blocks(size) for size in sizes]
-    return plain.parameter_bytes - sum(sizes) + 2 * max(rounded) + int(share * (sum(rounded) - 2 * max(rounded)))
+    return (
+        plain.parameter_bytes
+        - sum(sizes)
+        + 2 * max(rounded)
+        + int(share * (sum(rounded) - 2 * max(rounded)))
+    )
 
 
 def store_of(stage: StageModel) -> ExpertStore:
@@ -125,11 +140,17 @@ def store_of(stage: StageModel) -> ExpertStore:
 @pytest.mark.parametrize("table", [None, TABLE], ids=["even", "table"])
 @pytest.mark.one_in(3)
 def test_bits_are_those_of_the_plain_engine(
-    config: dict[str, Any], quantisation: Quantisation | None, share: float, table: Any, tmp_path: Path
+    config: dict[str, Any],
+    quantisation: Quantisation | None,
+    share: float,
+    table: Any,
+    tmp_path: Path,
 ) -> None:
     plain = load(config, None, quantisation)
     budget = budget_of(plain, share)
-    stage = load(config, units(tmp_path / "packed"), quantisation, budget=budget, expert_table=table)
+    stage = load(
+        config, units(tmp_path / "packed"), quantisation, budget=budget, expert_table=table
+    )
     store = store_of(stage)
     most, waited = 0, store._wait
 
@@ -142,7 +163,9 @@ def test_bits_are_those_of_the_plain_engine(
     for found, wanted in zip(steps(stage), steps(plain), strict=True):
         assert torch.equal(found, wanted)
     experts = sum(unit.large_bytes for group in store.units for unit in group)
-    assert most <= budget - (plain.parameter_bytes - experts), "peak memory is non-experts and budget"
+    assert most <= budget - (plain.parameter_bytes - experts), (
+        "peak memory is non-experts and budget"
+    )
     assert store.cache.counts.needed > LAYERS * 40
     stage.weights.close()
 
@@ -156,7 +179,9 @@ def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
         for expert, unit in enumerate(group):
             real = unit.file.read_large
 
-            def noting(*args: Any, real: Any = real, key: tuple[int, int] = (layer, expert), **options: Any) -> None:
+            def noting(
+                *args: Any, real: Any = real, key: tuple[int, int] = (layer, expert), **options: Any
+            ) -> None:
                 reads.append(key)
                 real(*args, **options)
 
@@ -198,7 +223,13 @@ def test_what_the_cache_does_is_told(tmp_path: Path) -> None:
     each = [unit.large_bytes for group in store.units for unit in group]
     began = stage.experts
     assert began is not None and stage.streaming is None
-    assert (began.cached_bytes, began.hits, began.misses, began.read_bytes, began.hit_rate) == (0, 0, 0, 0, 0.0)
+    assert (began.cached_bytes, began.hits, began.misses, began.read_bytes, began.hit_rate) == (
+        0,
+        0,
+        0,
+        0,
+        0.0,
+    )
     assert began.total_bytes == sum(each) and max(each) <= began.room_bytes == budget - (
         plain.parameter_bytes - sum(each)
     ) - max(each)
@@ -207,24 +238,32 @@ def test_what_the_cache_does_is_told(tmp_path: Path) -> None:
     steps(stage)
     stage.observe_reads(None)
     told, counts = stage.experts, store.cache.counts
-    assert told is not None and told.hits == counts.hits and told.hits + told.misses == counts.needed
+    assert (
+        told is not None and told.hits == counts.hits and told.hits + told.misses == counts.needed
+    )
     assert told.hits > 0 < told.misses and told.hit_rate == counts.hit_rate
     assert 0 < told.cached_bytes <= told.room_bytes and told.waited_s > 0.0
     reads = recorder.reads
-    assert sum(read.size_bytes for read in reads) == told.read_bytes == told.misses * each[0], "each miss is a read"
+    assert sum(read.size_bytes for read in reads) == told.read_bytes == told.misses * each[0], (
+        "each miss is a read"
+    )
     assert {read.layer for read in reads} == set(range(LAYERS))
     assert {read.expert for read in reads} <= set(range(EXPERTS)) and len(reads) > EXPERTS
     stage.weights.close()
 
 
 def test_loading_counts_experts_once_however_they_come(tmp_path: Path) -> None:
-    """From tensors and from packed files, with and without a cache: the same bytes, except for the files' padding."""
+    """From tensors and from packed files, with and without a cache: the same bytes, except for the
+    files' padding."""
     plain, kept = load(PLAIN, None), units(tmp_path / "packed")
     budget = budget_of(plain, 0.0)
     for _ in range(2):
         said: list[StageFilling] = []
         stage = load(PLAIN, kept, budget=budget, progress=said.append)
         told = [filling.done_bytes for filling in said]
-        assert told == sorted(told) and plain.parameter_bytes <= told[-1] <= 1.1 * plain.parameter_bytes
+        assert (
+            told == sorted(told)
+            and plain.parameter_bytes <= told[-1] <= 1.1 * plain.parameter_bytes
+        )
         assert stage.parameter_bytes == plain.parameter_bytes
         stage.weights.close()

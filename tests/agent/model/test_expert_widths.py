@@ -1,4 +1,5 @@
-"""Experts with widths of their own: each is packed as the model states, and the other weights are the same."""
+"""Experts with widths of their own: each is packed as the model states, and the other weights are
+the same."""
 
 from __future__ import annotations
 
@@ -34,17 +35,29 @@ def config_of(widths: list[str] | None) -> dict[str, Any]:
 def logits(widths: list[str] | None, quantisation: Quantisation | None) -> torch.Tensor:
     stage = StageModel.with_kv(
         StageWeights.load(
-            RandomWeights(PLAIN), config_of(widths), ALL, dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+            RandomWeights(PLAIN),
+            config_of(widths),
+            ALL,
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=quantisation,
         ),
         KvMemory(DType.BFLOAT16, 8, 16),
     )
-    plan = StepPlan(grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),))
+    plan = StepPlan(
+        grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),)
+    )
     return stage.logits(plan, TOKENS)
 
 
 def load(widths: list[str] | None) -> StageWeights:
     return StageWeights.load(
-        RandomWeights(PLAIN), config_of(widths), ALL, dtype=DType.BFLOAT16, device="cpu", quantisation=Quantisation.INT8
+        RandomWeights(PLAIN),
+        config_of(widths),
+        ALL,
+        dtype=DType.BFLOAT16,
+        device="cpu",
+        quantisation=Quantisation.INT8,
     )
 
 
@@ -67,14 +80,17 @@ def test_each_expert_has_its_width_and_the_rest_that_of_the_node() -> None:
 def test_bytes_held_are_those_that_were_counted(widths: list[str] | None) -> None:
     source = RandomWeights(PLAIN)
     tensors = [
-        TensorInfo(name, DType.BFLOAT16, tuple(source.read(name).shape), Digest("0" * 64)) for name in source.names()
+        TensorInfo(name, DType.BFLOAT16, tuple(source.read(name).shape), Digest("0" * 64))
+        for name in source.names()
     ]
     counted = held_bytes(config_of(widths), tensors, ALL, DType.BFLOAT16, Quantisation.INT8)
     assert load(widths).modules.parameter_bytes == counted
 
 
 def test_widths_that_are_the_node_s_own_change_nothing() -> None:
-    assert torch.equal(logits(["8" * 8] * LAYERS, Quantisation.INT8), logits(None, Quantisation.INT8))
+    assert torch.equal(
+        logits(["8" * 8] * LAYERS, Quantisation.INT8), logits(None, Quantisation.INT8)
+    )
     assert torch.equal(logits([""] * LAYERS, Quantisation.INT4), logits(None, Quantisation.INT4))
     assert not torch.equal(logits(MIXED, Quantisation.INT8), logits(None, Quantisation.INT8))
 
@@ -94,7 +110,16 @@ def test_widths_are_read_from_the_config() -> None:
 
 
 @pytest.mark.parametrize(
-    "widths", ["2444", ["2" * 8], ["2" * 7, *MIXED[1:]], ["24824443", *MIXED[1:]], [2, *MIXED[1:]], {}, [None] * 4]
+    "widths",
+    [
+        "2444",
+        ["2" * 8],
+        ["2" * 7, *MIXED[1:]],
+        ["24824443", *MIXED[1:]],
+        [2, *MIXED[1:]],
+        {},
+        [None] * 4,
+    ],
 )
 def test_widths_that_do_not_fit_are_refused(widths: Any) -> None:
     with pytest.raises(UnsupportedModelError) as raised:

@@ -1,4 +1,5 @@
-"""Options that single families refuse. The planner's sizes equal the sizes of transformers' models, for every row."""
+"""Options that single families refuse. The planner's sizes equal the sizes of transformers' models,
+for every row."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ MISSING = object()
 
 
 def changed(name: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """A row's config.json with other values for these keys of its decoder; a dot leads into an object."""
+    """A row's config.json with other values for these keys of its decoder; a dot leads into an
+    object."""
     values = json.loads(json.dumps(dict(decoder_of(name).fields.values)))
     for path, value in changes.items():
         *outer, key = path.split(".")
@@ -49,9 +51,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3-windows", {"use_sliding_window": False}, "sliding_window"),
     ("starcoder2-window", {"norm_epsilon": 0}, "norm_epsilon"),
     ("starcoder2-window", {"use_bias": 1}, "use_bias"),
-    ("starcoder2-window", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
-    ("olmo3-windows", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
-    ("olmo3-windows", {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "rope_scaling"),
+    (
+        "starcoder2-window",
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+        "layer_types",
+    ),
+    (
+        "olmo3-windows",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        "rope_parameters",
+    ),
+    (
+        "olmo3-windows",
+        {"rope_scaling": {"full_attention": {"rope_type": "default"}}},
+        "rope_scaling",
+    ),
     ("olmo3-windows", {"sliding_window": None, "layer_types": MISSING}, "sliding_window"),
     ("olmo3-windows", {"sliding_window": None}, "sliding_window"),
     ("exaone4-windows", {"sliding_window_pattern": "LLLG", "layer_types": MISSING}, "layer_types"),
@@ -113,8 +127,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("kimi_linear-groups", {"linear_num_heads": 1 << 17}, "linear_num_heads"),
     ("kimi_linear-groups", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
     ("kimi_linear-groups", {"linear_attn_config": []}, "linear_attn_config"),
-    ("kimi_linear-groups", {"linear_attn_config": {"kda_layers": [1]}}, "linear_attn_config.full_attn_layers"),
-    ("kimi_linear-groups", {"linear_attn_config": {"gate_lower_bound": -5.0}}, "linear_attn_config.gate_lower_bound"),
+    (
+        "kimi_linear-groups",
+        {"linear_attn_config": {"kda_layers": [1]}},
+        "linear_attn_config.full_attn_layers",
+    ),
+    (
+        "kimi_linear-groups",
+        {"linear_attn_config": {"gate_lower_bound": -5.0}},
+        "linear_attn_config.gate_lower_bound",
+    ),
     ("kimi_linear-groups", {"mla_use_nope": False}, "mla_use_nope"),
     ("kimi_linear-groups", {"mla_use_output_gate": True}, "mla_use_output_gate"),
     ("kimi_linear-groups", {"routed_expert_hidden_size": 16}, "routed_expert_hidden_size"),
@@ -122,19 +144,39 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("kimi_linear-groups", {"tie_word_embeddings": True}, "tie_word_embeddings"),
     ("kimi_linear-options", {"q_lora_rank": 0}, "q_lora_rank"),
     ("llama4-options", {"attention_chunk_size": 24}, "attention_chunk_size"),
-    ("llama4-options", {"attention_chunk_size": None, "layer_types": ["sliding_attention"] * 4}, "layer_types"),
+    (
+        "llama4-options",
+        {"attention_chunk_size": None, "layer_types": ["sliding_attention"] * 4},
+        "layer_types",
+    ),
     ("llama4-options", {"no_rope_layers": [0, 1, 1]}, "no_rope_layers"),
     ("llama4-options", {"no_rope_layers": [0, 1, 1, 2]}, "no_rope_layers"),
     ("llama4-options", {"moe_layers": [4]}, "moe_layers"),
-    ("llama4-options", {"interleave_moe_layer_step": 0, "moe_layers": MISSING}, "interleave_moe_layer_step"),
+    (
+        "llama4-options",
+        {"interleave_moe_layer_step": 0, "moe_layers": MISSING},
+        "interleave_moe_layer_step",
+    ),
     ("exaone_moe-windows", {"n_group": 3}, "num_experts"),
     ("exaone_moe-windows", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
     ("exaone_moe-windows", {"is_moe_layer": [True] * 4}, "is_moe_layer"),
     ("exaone_moe-windows", {"num_shared_experts": 0}, "num_shared_experts"),
-    ("nemotron_h-groups", {"layers_block_type": ["mamba", "mlp", "moe", "conv"]}, "layers_block_type"),
+    (
+        "nemotron_h-groups",
+        {"layers_block_type": ["mamba", "mlp", "moe", "conv"]},
+        "layers_block_type",
+    ),
     ("nemotron_h-groups", {"layers_block_type": MISSING}, "hybrid_override_pattern"),
-    ("nemotron_h-groups", {"layers_block_type": MISSING, "hybrid_override_pattern": "M*EX"}, "layers_block_type"),
-    ("nemotron_h-groups", {"layers_block_type": MISSING, "hybrid_override_pattern": "M" * 5000}, "num_hidden_layers"),
+    (
+        "nemotron_h-groups",
+        {"layers_block_type": MISSING, "hybrid_override_pattern": "M*EX"},
+        "layers_block_type",
+    ),
+    (
+        "nemotron_h-groups",
+        {"layers_block_type": MISSING, "hybrid_override_pattern": "M" * 5000},
+        "num_hidden_layers",
+    ),
     ("nemotron_h-groups", {"n_groups": 4}, "mamba_num_heads"),
     ("nemotron_h-groups", {"n_group": 3}, "n_routed_experts"),
     ("nemotron_h-groups", {"conv_kernel": 1}, "conv_kernel"),
@@ -168,14 +210,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mamba2-tied", {"hidden_act": "gelu"}, "hidden_act"),
     ("ministral3-plain", {"rope_parameters.mscale": -1.0}, "rope_parameters.mscale"),
     ("ministral3-plain", {"rope_parameters.factor": 0.0}, "rope_parameters.factor"),
-    ("ministral3-plain", {"rope_scaling": {"rope_type": "default"}}, "rope_scaling.llama_4_scaling_beta"),
+    (
+        "ministral3-plain",
+        {"rope_scaling": {"rope_type": "default"}},
+        "rope_scaling.llama_4_scaling_beta",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "field"), REFUSED, ids=[f"{i}-{name}-{field}" for i, (name, _, field) in enumerate(REFUSED)]
+    ("name", "changes", "field"),
+    REFUSED,
+    ids=[f"{i}-{name}-{field}" for i, (name, _, field) in enumerate(REFUSED)],
 )
-def test_what_a_family_refuses_names_its_field(name: str, changes: dict[str, Any], field: str) -> None:
+def test_what_a_family_refuses_names_its_field(
+    name: str, changes: dict[str, Any], field: str
+) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(changed(name, changes))
     assert caught.value.field == field
@@ -183,7 +233,9 @@ def test_what_a_family_refuses_names_its_field(name: str, changes: dict[str, Any
 
 def test_a_nested_decoder_says_which_it_is() -> None:
     # Two families may be in there.
-    config = json.loads(VARIANTS["ministral3-nested"].library_config().to_json_string(use_diff=False))
+    config = json.loads(
+        VARIANTS["ministral3-nested"].library_config().to_json_string(use_diff=False)
+    )
     del config["text_config"]["model_type"]
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(config)
@@ -201,8 +253,17 @@ STEP = {
     "vocab_size": 61,
     "max_position_embeddings": 64,
     "head_dim": 12,
-    "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 12},
-    "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+    "attention_other_setting": {
+        "num_attention_heads": 6,
+        "num_attention_groups": 2,
+        "head_dim": 12,
+    },
+    "layer_types": [
+        "full_attention",
+        *["sliding_attention"] * 2,
+        "full_attention",
+        "sliding_attention",
+    ],
     "sliding_window": WINDOW,
     "rope_theta": [5000.0, 50.0, 50.0, 5000.0, 50.0],
     "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0],
@@ -224,26 +285,45 @@ STEP = {
     "swiglu_limits": [0.0, 0.0, 0.1, 0.0, 0.0],
     "swiglu_limits_shared": [0.2, 0.0, 0.0, 0.1, 0.0],
 }
-"""As published: older keys, lists by layer with an entry for the block that predicts further tokens."""
+"""As published: older keys, lists by layer with an entry for the block that predicts further
+tokens."""
 
 
 def test_published_keys_mean_what_those_of_transformers_do() -> None:
     found, expected = read_config(STEP), decoder_of("step3p5-clamped")
     assert found.windows() == expected.windows() == (0, WINDOW, WINDOW, 0)
     for layer in range(LAYERS):
-        block, other = (one.architecture.block(one.fields, one.shape, layer) for one in (found, expected))
+        block, other = (
+            one.architecture.block(one.fields, one.shape, layer) for one in (found, expected)
+        )
         assert block == other
     mine, theirs = library_config(found), library_config(expected)
     for kind, entry in theirs.rope_parameters.items():
-        assert {"partial_rotary_factor": 1.0} | mine.rope_parameters[kind] == {"partial_rotary_factor": 1.0} | entry
+        assert {"partial_rotary_factor": 1.0} | mine.rope_parameters[kind] == {
+            "partial_rotary_factor": 1.0
+        } | entry
     assert mine.per_layer_config[1].num_attention_heads == 6
-    for key in ("num_experts_per_tok", "n_routed_experts", "mlp_layer_types", "moe_router_scaling_factor"):
+    for key in (
+        "num_experts_per_tok",
+        "n_routed_experts",
+        "mlp_layer_types",
+        "moe_router_scaling_factor",
+    ):
         assert getattr(mine, key) == getattr(theirs, key)
-    assert [limit or 0 for limit in mine.swiglu_limits] == [limit or 0 for limit in theirs.swiglu_limits]
+    assert [limit or 0 for limit in mine.swiglu_limits] == [
+        limit or 0 for limit in theirs.swiglu_limits
+    ]
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 3), st.integers(0, 1), st.booleans())
-def test_lists_by_layer_are_read_by_layer_type(slides: list[bool], further: int, pad: int, scaled: bool) -> None:
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=9),
+    st.integers(0, 3),
+    st.integers(0, 1),
+    st.booleans(),
+)
+def test_lists_by_layer_are_read_by_layer_type(
+    slides: list[bool], further: int, pad: int, scaled: bool
+) -> None:
     types = ["sliding_attention" if one else "full_attention" for one in slides]
     padded = types + ["sliding_attention"] * further
     by_type = {"full_attention": (5000.0, 0.5), "sliding_attention": (50.0, 1.0)}
@@ -263,17 +343,27 @@ def test_lists_by_layer_are_read_by_layer_type(slides: list[bool], further: int,
     assert found["layer_types"] == types and found["rope_parameters"].keys() == set(types)
     for kind, entry in found["rope_parameters"].items():
         assert (entry["rope_theta"], entry["partial_rotary_factor"]) == by_type[kind]
-        assert entry["rope_type"] == ("llama3" if scaled and kind == "full_attention" else "default")
+        assert entry["rope_type"] == (
+            "llama3" if scaled and kind == "full_attention" else "default"
+        )
 
 
 @given(st.integers(1, 12), st.integers(0, 13), st.integers(-1, 13), st.integers(1, 5))
-def test_the_blocks_with_experts_are_those_of_transformers(layers: int, start: int, end: int, interval: int) -> None:
-    changes = {"num_hidden_layers": layers, "moe_layer_start_index": start, "moe_layer_interval": interval}
+def test_the_blocks_with_experts_are_those_of_transformers(
+    layers: int, start: int, end: int, interval: int
+) -> None:
+    changes = {
+        "num_hidden_layers": layers,
+        "moe_layer_start_index": start,
+        "moe_layer_interval": interval,
+    }
     decoder = read_config(changed("ernie4_5_moe-plain", changes | {"moe_layer_end_index": end}))
     for layer in range(layers):
         names = decoder.architecture.block(decoder.fields, decoder.shape, layer)
         last = layers - 1 if end == -1 else end
-        assert ("mlp.gate.weight" in names) == ((layer + 1) % interval == 0 and start <= layer <= last)
+        assert ("mlp.gate.weight" in names) == (
+            (layer + 1) % interval == 0 and start <= layer <= last
+        )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +377,10 @@ def test_the_blocks_with_experts_are_those_of_transformers(layers: int, start: i
         ({"yarn_only_types": ["sliding_attention"]}, "yarn_only_types"),
         ({"sliding_window": None}, "sliding_window"),
         ({"attention_other_setting": {"num_attention_heads": 5}}, "num_sliding_attention_heads"),
-        ({"attention_other_setting": {"num_attention_groups": 1}}, "attention_other_setting.num_attention_groups"),
+        (
+            {"attention_other_setting": {"num_attention_groups": 1}},
+            "attention_other_setting.num_attention_groups",
+        ),
         ({"attention_other_setting": {"head_dim": 16}}, "attention_other_setting.head_dim"),
         ({"swiglu_limits": [1.0]}, "swiglu_limits"),
         ({"swiglu_limits_shared": [0, 0, 0, -1, 0]}, "swiglu_limits_shared"),
@@ -300,7 +393,9 @@ def test_the_blocks_with_experts_are_those_of_transformers(layers: int, start: i
     ],
     ids=str,
 )
-def test_published_keys_that_contradict_one_another_are_refused(changes: dict[str, Any], field: str) -> None:
+def test_published_keys_that_contradict_one_another_are_refused(
+    changes: dict[str, Any], field: str
+) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(STEP | changes)
     assert caught.value.field == field
@@ -311,15 +406,28 @@ def test_published_keys_that_contradict_one_another_are_refused(changes: dict[st
     [
         (
             "nemotron_h-groups",
-            {"hybrid_override_pattern": "M*EM", "attention_head_dim": 12, "mamba_d_conv": 3, "mamba_n_groups": 2},
+            {
+                "hybrid_override_pattern": "M*EM",
+                "attention_head_dim": 12,
+                "mamba_d_conv": 3,
+                "mamba_n_groups": 2,
+            },
             ("layers_block_type", "num_hidden_layers", "head_dim", "conv_kernel", "n_groups"),
         ),
         ("nemotron_h-groups", {"layers_block_type": ["mamba", "attention", "moe", "mamba"]}, ()),
-        ("nemotron_h-groups", {"layer_types": ["mamba", "attention", "moe", "mamba"]}, ("layers_block_type",)),
+        (
+            "nemotron_h-groups",
+            {"layer_types": ["mamba", "attention", "moe", "mamba"]},
+            ("layers_block_type",),
+        ),
         ("nemotron_h-groups", {"num_hidden_layers": 9}, ()),
         ("nemotron_h-groups", {"time_step_limit": [0.0, {"__float__": "Infinity"}]}, ()),
         ("nemotron_h-groups", {"time_step_limit": [0.0, float("inf")]}, ()),
-        ("granitemoehybrid-dense", {"layers_block_type": ["attention", "mamba"] * 2}, ("layer_types",)),
+        (
+            "granitemoehybrid-dense",
+            {"layers_block_type": ["attention", "mamba"] * 2},
+            ("layer_types",),
+        ),
         ("bamba-partial", {"mamba_d_head": "auto", "time_step_limit": None}, ()),
     ],
 )
@@ -327,11 +435,15 @@ def test_older_keys_of_mamba2_mean_what_those_of_transformers_do(
     name: str, older: dict[str, Any], gone: tuple[str, ...]
 ) -> None:
     expected = decoder_of(name)
-    config = {key: value for key, value in expected.fields.values.items() if key not in gone} | older
+    config = {
+        key: value for key, value in expected.fields.values.items() if key not in gone
+    } | older
     found = read_config(config)
     assert found.shape == expected.shape
     for layer in range(LAYERS):
-        block, other = (one.architecture.block(one.fields, one.shape, layer) for one in (found, expected))
+        block, other = (
+            one.architecture.block(one.fields, one.shape, layer) for one in (found, expected)
+        )
         assert block == other
     mine, theirs = library_config(found), library_config(expected)
     assert tuple(mine.time_step_limit or (0.0, float("inf"))) == tuple(theirs.time_step_limit)
@@ -353,7 +465,10 @@ def test_the_planner_counts_transformers_parameters(variant: str) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(library_config)
     kept = model.state_dict().keys()
-    held = [*model.named_parameters(), *((name, part) for name, part in model.named_buffers() if name in kept)]
+    held = [
+        *model.named_parameters(),
+        *((name, part) for name, part in model.named_buffers() if name in kept),
+    ]
     spec = model_from_config(variant, json.loads(library_config.to_json_string(use_diff=False)))
     assert spec.parameter_count == sum(part.numel() for _, part in held)
     experts = sum(part.numel() for name, part in held if ".experts." in name)

@@ -1,4 +1,5 @@
-"""How far loading is, and how long the rest takes: by the rate so far, of each sort of work by itself."""
+"""How far loading is, and how long the rest takes: by the rate so far, of each sort of work by
+itself."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_reading_and_packing_have_rates_of_their_own() -> None:
     meter.say()
     assert said == [StageFilling(WeightLoadingWork.PACKING, 0, 50)] * 2
     meter.done(10)
-    assert said[-1] == StageFilling(WeightLoadingWork.PACKING, 10, 50), "nobody knows yet how fast it reads"
+    assert said[-1] == StageFilling(WeightLoadingWork.PACKING, 10, 50), (
+        "nobody knows yet how fast it reads"
+    )
     meter.begin(WeightLoadingWork.READING)
     now[0] += 0.5
     meter.done(10)

@@ -1,4 +1,5 @@
-"""float16 with small integers as weights gives the results of float32: the kernels take no rows of float16."""
+"""float16 with small integers as weights gives the results of float32: the kernels take no rows of
+float16."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def logits_of(dtype: DType, quantisation: Quantisation, tied: bool) -> torch.Ten
     config = {**random_llama.CONFIG, **SIZES, "tie_word_embeddings": tied}
     source = random_llama.RandomWeights(config)
     layers = LayerRange(0, LAYERS)
-    weights = StageWeights.load(source, config, layers, dtype=dtype, device="cpu", quantisation=quantisation)
+    weights = StageWeights.load(
+        source, config, layers, dtype=dtype, device="cpu", quantisation=quantisation
+    )
     stage = StageModel.with_kv(weights, KvMemory(dtype, 4, 16))
     span = Span(0, 0, TOKENS, sample=True, sampling=Sampling())
     plan = StepPlan(grants=(KvGrant(0, 0, (0, 1)),), spans=(span,))
@@ -42,7 +45,9 @@ def logits_of(dtype: DType, quantisation: Quantisation, tied: bool) -> torch.Ten
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("quantisation", [Quantisation.INT8, Quantisation.INT4, Quantisation.INT4_HEAD_WHOLE])
+@pytest.mark.parametrize(
+    "quantisation", [Quantisation.INT8, Quantisation.INT4, Quantisation.INT4_HEAD_WHOLE]
+)
 def test_integers_run_in_float16(quantisation: Quantisation, tied: bool) -> None:
     expected = logits_of(DType.FLOAT32, quantisation, tied)
     found = logits_of(DType.FLOAT16, quantisation, tied)

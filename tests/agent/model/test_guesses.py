@@ -50,13 +50,22 @@ from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentErro
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.generation import Generation, Guide, GuideKind, Sampling, Token, TokenLogprob
+from edgeshard.domain.requests.generation import (
+    Generation,
+    Guide,
+    GuideKind,
+    Sampling,
+    Token,
+    TokenLogprob,
+)
 from edgeshard.domain.requests.step import GuessedTokens, KvGrant, Span, StepPlan, StepResult
 from tests.support.hybrids import save_random
 
 TALES = Path(__file__).parents[2] / "data" / "fairy-tales.valid.txt"
 MIXTURE = MODEL.parents[1] / "bench" / "mixture_model"
-needs_bits = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits")
+needs_bits = pytest.mark.skipif(
+    not native_available(), reason="torch's operators do not promise equal bits"
+)
 
 # The sampler
 
@@ -70,21 +79,29 @@ def drawn(sampling: Sampling, assumed: Sequence[int], rows: torch.Tensor = ROWS)
     sampler = Sampler(VOCAB)
     sampler.open(1, sampling, ())
     count = len(assumed) + 1
-    result = sampler.draw_behind_guesses(rows[:count], [(1, 9 + n) for n in range(count)], [None, *assumed])
+    result = sampler.draw_behind_guesses(
+        rows[:count], [(1, 9 + n) for n in range(count)], [None, *assumed]
+    )
     assert [token.position for token in result.tokens] == list(range(9, 9 + len(result.tokens)))
     return [token.token for token in result.tokens]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.2, seed=4), PENALTY])
 def test_a_row_counts_while_all_guesses_before_it_are_what_was_drawn(sampling: Sampling) -> None:
-    """A penalty makes the tokens of equal rows different: it counts the tokens within the guesses."""
+    """A penalty makes the tokens of equal rows different: it counts the tokens within the
+    guesses."""
     rows = ROWS[:1].expand(6, -1).contiguous() if sampling is PENALTY else ROWS
     sampler, right = Sampler(VOCAB), list[int]()
     sampler.open(1, sampling, ())
     for number in range(6):
-        right += [token.token for token in sampler.draw(rows[number : number + 1], [(1, 9 + number)]).tokens]
+        right += [
+            token.token
+            for token in sampler.draw(rows[number : number + 1], [(1, 9 + number)]).tokens
+        ]
     for wrong in range(6):
-        guesses = [token if index < wrong else (token + 1) % VOCAB for index, token in enumerate(right[:5])]
+        guesses = [
+            token if index < wrong else (token + 1) % VOCAB for index, token in enumerate(right[:5])
+        ]
         assert drawn(sampling, guesses, rows) == right[: min(wrong, 5) + 1]
     later = [right[0], (right[1] + 1) % VOCAB, right[2], right[3]]  # right again after a wrong one
     assert drawn(sampling, later, rows) == right[:2]
@@ -105,7 +122,9 @@ def test_requests_with_guesses_and_without_share_a_step() -> None:
         sampler.open(request, Sampling(), ())
     best = ROWS.argmax(dim=-1).tolist()
     wanted = [(0, 5), (1, 8), (1, 9), (1, 10), (2, 3), (2, 4)]
-    result = sampler.draw_behind_guesses(ROWS, wanted, [None, None, best[1], best[2], None, (best[4] + 1) % VOCAB])
+    result = sampler.draw_behind_guesses(
+        ROWS, wanted, [None, None, best[1], best[2], None, (best[4] + 1) % VOCAB]
+    )
     assert {(token.request, token.position): token.token for token in result.tokens} == {
         place: token for place, token in zip(wanted, best, strict=True) if place != (2, 4)
     }
@@ -120,7 +139,9 @@ def pool() -> KvPool:
     pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, 8, 4), [KvHeads(1, 2)], "cpu")
     pool.swap = SwapSpace(4)
     grant = KvGrant(1, 0, (5, 2, 3))
-    pool.commit(pool.check(StepPlan(grants=(grant,), spans=(Span(1, 0, 8, sample=True, guesses=3),))))
+    pool.commit(
+        pool.check(StepPlan(grants=(grant,), spans=(Span(1, 0, 8, sample=True, guesses=3),)))
+    )
     return pool
 
 
@@ -175,7 +196,8 @@ HYBRIDS = {
     "selective scan": "bamba-options",
     "convolutions": "lfm2-options",
 }
-"""Rows of families.py whose models keep states of a request. The first two are in blocks of our own."""
+"""Rows of families.py whose models keep states of a request. The first two are in blocks of our
+own."""
 
 
 @cache
@@ -192,7 +214,9 @@ made: list[tempfile.TemporaryDirectory[str]] = []
 
 def hybrid_of(scheme: str) -> str | None:
     """The name in `HYBRIDS` of a scheme such as "int4 delta rule"."""
-    return next((name for name in HYBRIDS if scheme in (name, f"int4 {name}", f"int8 {name}")), None)
+    return next(
+        (name for name in HYBRIDS if scheme in (name, f"int4 {name}", f"int8 {name}")), None
+    )
 
 
 @cache
@@ -209,7 +233,12 @@ def stages(scheme: str, cuts: tuple[int, ...]) -> list[StageModel]:
     return [
         StageModel.with_kv(
             StageWeights.load(
-                directory, config, LayerRange(*pair), dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+                directory,
+                config,
+                LayerRange(*pair),
+                dtype=DType.BFLOAT16,
+                device="cpu",
+                quantisation=quantisation,
             ),
             KvMemory(kept, 48, 16, swap_bytes=1 << 24, slots=STATES, guess_slots=MOST_GUESSES),
             guides=guides,
@@ -240,7 +269,8 @@ class Run:
     tokens: dict[str, list[Row]] = field(default_factory=dict)
     longest_result: int = 0
     lost: int = 0
-    """One of this many steps with guesses gets them too late, if head and sampling stage are separate nodes."""
+    """One of this many steps with guesses gets them too late, if head and sampling stage are
+    separate nodes."""
     told_steps: int = 0
     drafter: Drafter | None = None
 
@@ -273,12 +303,16 @@ class Run:
         inputs: Any = np.array(formed.tokens, dtype=np.int64) if formed.tokens else None
         for stage in self.stages[:-1]:
             inputs = stage.execute(formed.plan, inputs).hidden
-        result: StepResult = self.stages[-1].execute(formed.plan, inputs, lambda: self.told(formed)).result
+        result: StepResult = (
+            self.stages[-1].execute(formed.plan, inputs, lambda: self.told(formed)).result
+        )
         self.longest_result = max(self.longest_result, len(result.tokens))
         for event in self.scheduler.events(self.scheduler.on_result(formed.number, result, 0.0)):
             if isinstance(event.event, Token):
                 token = event.event
-                self.tokens.setdefault(event.request_id, []).append((token.token, token.logprob, token.top))
+                self.tokens.setdefault(event.request_id, []).append(
+                    (token.token, token.logprob, token.top)
+                )
             assert not isinstance(event.event, Exception), event.event
         return True
 
@@ -301,7 +335,9 @@ def run(
     known: dict[str, list[Row]] | None = None,
 ) -> tuple[dict[str, list[Row]], SchedulerStats]:
     has_states = hybrid_of(scheme) is not None
-    limits = Limits(512, 8, overcommit=blocks < 48, prefix_cache=True, save_every=SAVE_EVERY * has_states)
+    limits = Limits(
+        512, 8, overcommit=blocks < 48, prefix_cache=True, save_every=SAVE_EVERY * has_states
+    )
     of = stages(scheme, cuts)
     slots = MOST_GUESSES if has_states else None
     proposer = NgramDrafter if drafter is None else partial(NgramDrafter, LONGEST_MATCH)
@@ -333,28 +369,41 @@ def run(
 
 @dataclass
 class Remembered:
-    """Guesses the tokens of a run without guesses, except some: a random model seldom repeats itself."""
+    """Guesses the tokens of a run without guesses, except some: a random model seldom repeats
+    itself."""
 
     texts: list[list[int]]
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         end = len(tokens)
         text = next((text for text in self.texts if text[:end] == list(tokens)), [])
-        return [token if (end + number) % 4 else token ^ 1 for number, token in enumerate(text[end : end + limit])]
+        return [
+            token if (end + number) % 4 else token ^ 1
+            for number, token in enumerate(text[end : end + limit])
+        ]
 
 
 LIST = "One fox, two foxes, three foxes, one fox, two foxes, three foxes, one fox, two"
 TALE = "Once upon a time there was a king who had a daughter, and the daughter of the king"
-SCHEMA = json.dumps({"type": "array", "items": {"enum": ["fox", "king", "fox and king"]}, "minItems": 9})
+SCHEMA = json.dumps(
+    {"type": "array", "items": {"enum": ["fox", "king", "fox and king"]}, "minItems": 9}
+)
 NEW = 60
 STATES, SAVE_EVERY = 12, 64
 GENERATIONS: dict[str, dict[str, Any]] = {
     "greedy": {"sampling": Sampling(logprobs=True, top_logprobs=3)},
     "sampled": {"sampling": Sampling(temperature=0.6, seed=5, logprobs=True)},
-    "penalties": {"sampling": Sampling(repetition_penalty=1.03, frequency_penalty=0.03, logprobs=True)},
-    "a penalty on what was there": {"sampling": Sampling(temperature=0.5, presence_penalty=0.2, seed=2, top_p=0.9)},
+    "penalties": {
+        "sampling": Sampling(repetition_penalty=1.03, frequency_penalty=0.03, logprobs=True)
+    },
+    "a penalty on what was there": {
+        "sampling": Sampling(temperature=0.5, presence_penalty=0.2, seed=2, top_p=0.9)
+    },
     "stop string": {"stop_strings": ("foxes, four", " the king's")},
-    "a schema": {"guide": Guide(GuideKind.JSON_SCHEMA, SCHEMA), "sampling": Sampling(logprobs=True)},
+    "a schema": {
+        "guide": Guide(GuideKind.JSON_SCHEMA, SCHEMA),
+        "sampling": Sampling(logprobs=True),
+    },
 }
 
 
@@ -405,13 +454,19 @@ PERSON = {
     "required": ["name", "occupation", "number_of_children"],
     "additionalProperties": False,
 }
-PEOPLE = Guide(GuideKind.JSON_SCHEMA, json.dumps({"type": "array", "items": PERSON, "minItems": 2, "maxItems": 2}))
+PEOPLE = Guide(
+    GuideKind.JSON_SCHEMA,
+    json.dumps({"type": "array", "items": PERSON, "minItems": 2, "maxItems": 2}),
+)
 WORDS = Guide(GuideKind.REGEX, "(the king had a daughter, |the fox ran into the wood, ){4}")
 GUIDED: dict[str, Any] = {
     "greedy": {"guide": PEOPLE, "sampling": Sampling(logprobs=True, top_logprobs=2)},
     "sampled": {"guide": PEOPLE, "sampling": Sampling(temperature=1.3, seed=8, logprobs=True)},
     "a regex": {"guide": WORDS, "sampling": Sampling(temperature=0.9, seed=2, logprobs=True)},
-    "a penalty": {"guide": PEOPLE, "sampling": Sampling(repetition_penalty=1.2, presence_penalty=0.3)},
+    "a penalty": {
+        "guide": PEOPLE,
+        "sampling": Sampling(repetition_penalty=1.2, presence_penalty=0.3),
+    },
     "a limit within": {"guide": PEOPLE, "max_new_tokens": 13},
     "a stop string within": {"guide": PEOPLE, "stop_strings": ("cupation",)},
 }
@@ -426,13 +481,18 @@ def test_what_a_guide_forces_is_guessed_and_changes_no_answer(
 ) -> None:
     """Without n-grams. Sampled answers spell forced text in other ways, too."""
     monkeypatch.setattr(NgramDrafter, "propose", lambda self, tokens, limit: [])
-    monkeypatch.setattr(model_sampling, "PATIENCE_S", 5.0)  # independent of this machine's other work
+    monkeypatch.setattr(
+        model_sampling, "PATIENCE_S", 5.0
+    )  # independent of this machine's other work
     requests = {"r": (TALE, generation(**{"max_new_tokens": 120} | GUIDED[name]))}
     plain, before = run(requests, guesses=False)
     guessed, stats = run(requests, guesses=True, cuts=cuts)
     assert guessed == plain
     assert stats.right_guesses >= 4 and stats.steps < before.steps
-    assert before.steps - stats.steps == stats.right_guesses or name in ("a limit within", "a stop string within")
+    assert before.steps - stats.steps == stats.right_guesses or name in (
+        "a limit within",
+        "a stop string within",
+    )
 
 
 @needs_bits
@@ -446,7 +506,9 @@ def test_guided_requests_that_give_way_between_forced_tokens_get_their_answers(
     plain, _ = run(requests, False)
     guessed, stats = run(requests, True, blocks=10, swap_blocks=swap_blocks)
     assert guessed == plain
-    assert stats.right_guesses > 9 and stats.preemptions > 0 and (stats.swaps > 0) == (swap_blocks > 0)
+    assert (
+        stats.right_guesses > 9 and stats.preemptions > 0 and (stats.swaps > 0) == (swap_blocks > 0)
+    )
 
 
 @needs_bits
@@ -462,13 +524,17 @@ def test_guesses_that_do_not_come_in_time_do_not_count(lost: int) -> None:
 
 @needs_bits
 @pytest.mark.parametrize("swap_blocks", [0, 40])
-def test_requests_that_give_way_or_are_cancelled_between_guesses_get_their_answers(swap_blocks: int) -> None:
+def test_requests_that_give_way_or_are_cancelled_between_guesses_get_their_answers(
+    swap_blocks: int,
+) -> None:
     requests = {f"r{number}": (prompt, generation(sampling=Sampling(logprobs=True), max_new_tokens=90, ignore_eos=True))
                 for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))}  # fmt: skip
     plain, _ = run(requests, False)
     guessed, stats = run(requests, True, blocks=10, swap_blocks=swap_blocks, cancel="r1")
     for name, tokens in guessed.items():
-        assert tokens == plain[name][: len(tokens)] and (len(tokens) == len(plain[name]) or name == "r1")
+        assert tokens == plain[name][: len(tokens)] and (
+            len(tokens) == len(plain[name]) or name == "r1"
+        )
     assert stats.guesses > stats.right_guesses > 0
     assert stats.preemptions > 0 and (stats.swaps > 0) == (swap_blocks > 0)
 
@@ -477,7 +543,12 @@ def test_requests_that_give_way_or_are_cancelled_between_guesses_get_their_answe
 def test_the_context_is_used_to_its_last_position() -> None:
     prompt = (LIST + ", ") * 12
     room = 512 - len(tokenizer().encode(prompt))
-    requests = {"r": (prompt, generation(max_new_tokens=room, ignore_eos=True, sampling=Sampling(logprobs=True)))}
+    requests = {
+        "r": (
+            prompt,
+            generation(max_new_tokens=room, ignore_eos=True, sampling=Sampling(logprobs=True)),
+        )
+    }
     plain, _ = run(requests, False)
     guessed, stats = run(requests, True)
     assert guessed == plain and len(plain["r"]) == room and stats.right_guesses > room / 4
@@ -490,7 +561,9 @@ def same(scheme: str, guessed: Any, plain: Any) -> bool:
         return bool(guessed == plain)
     return guessed.keys() == plain.keys() and all(
         [token for token, *_ in guessed[name]] == [token for token, *_ in plain[name]]
-        and np.allclose([row[1] for row in guessed[name]], [row[1] for row in plain[name]], atol=2e-2)
+        and np.allclose(
+            [row[1] for row in guessed[name]], [row[1] for row in plain[name]], atol=2e-2
+        )
         for name in plain
     )
 
@@ -501,8 +574,16 @@ def same(scheme: str, guessed: Any, plain: Any) -> bool:
 @pytest.mark.parametrize("scheme", HYBRIDS)
 def test_no_kind_of_states_gets_another_answer(scheme: str, cuts: tuple[int, ...]) -> None:
     requests = {
-        "list": (LIST, generation(sampling=Sampling(logprobs=True), max_new_tokens=150, ignore_eos=True)),
-        "tale": (TALE, generation(sampling=Sampling(temperature=0.8, seed=1, logprobs=True), max_new_tokens=150)),
+        "list": (
+            LIST,
+            generation(sampling=Sampling(logprobs=True), max_new_tokens=150, ignore_eos=True),
+        ),
+        "tale": (
+            TALE,
+            generation(
+                sampling=Sampling(temperature=0.8, seed=1, logprobs=True), max_new_tokens=150
+            ),
+        ),
     }
     plain, before = run(requests, False, scheme, cuts)
     guessed, stats = run(requests, True, scheme, cuts, known=plain)
@@ -524,13 +605,19 @@ def test_no_option_gets_another_answer_of_states(name: str) -> None:
 @needs_bits
 @pytest.mark.parametrize("swap_blocks", [0, 40])
 @pytest.mark.parametrize("scheme", HYBRIDS)
-def test_requests_with_states_give_way_or_are_cancelled_between_guesses(scheme: str, swap_blocks: int) -> None:
+def test_requests_with_states_give_way_or_are_cancelled_between_guesses(
+    scheme: str, swap_blocks: int
+) -> None:
     requests = {f"r{number}": (prompt, generation(sampling=Sampling(logprobs=True), max_new_tokens=90, ignore_eos=True))
                 for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))}  # fmt: skip
     plain, _ = run(requests, False, scheme)
-    guessed, stats = run(requests, True, scheme, blocks=10, swap_blocks=swap_blocks, cancel="r1", known=plain)
+    guessed, stats = run(
+        requests, True, scheme, blocks=10, swap_blocks=swap_blocks, cancel="r1", known=plain
+    )
     cut = {name: tokens[: len(guessed[name])] for name, tokens in plain.items()}
-    assert same(scheme, guessed, cut) and all(len(guessed[name]) == len(plain[name]) for name in ("r0", "r2"))
+    assert same(scheme, guessed, cut) and all(
+        len(guessed[name]) == len(plain[name]) for name in ("r0", "r2")
+    )
     assert stats.guesses > stats.right_guesses > 0
     assert stats.preemptions > 0 and (stats.swaps > 0) == (swap_blocks > 0)
 
@@ -543,7 +630,12 @@ def test_states_that_are_not_rolled_back_show_in_the_answers(
     scheme: str, mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the tests of models with states fail if a stage starts from the wrong slot."""
-    requests = {"r": (LIST, generation(sampling=Sampling(logprobs=True), max_new_tokens=150, ignore_eos=True))}
+    requests = {
+        "r": (
+            LIST,
+            generation(sampling=Sampling(logprobs=True), max_new_tokens=150, ignore_eos=True),
+        )
+    }
     plain, _ = run(requests, False, scheme)
     slot_behind = KvTable.slot_behind
     wrong: dict[str, Any] = {
@@ -560,14 +652,17 @@ PROMPTS = int(os.environ.get("EDGESHARD_GUESS_PROMPTS", "2"))
 FORMS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"sampling": Sampling(temperature=0.7, top_p=0.95)},
-    "penalties": {"sampling": Sampling(repetition_penalty=1.05, presence_penalty=0.1, frequency_penalty=0.05)},
+    "penalties": {
+        "sampling": Sampling(repetition_penalty=1.05, presence_penalty=0.1, frequency_penalty=0.05)
+    },
     "guided": {"guide": PEOPLE},
     "logprobs": {"sampling": Sampling(logprobs=True, top_logprobs=5)},
 }
 
 
 def prompts(count: int) -> Iterator[str]:
-    """Pieces of tales, of 6 to 40 words; every other one stands there twice, so that more is guessed."""
+    """Pieces of tales, of 6 to 40 words; every other one stands there twice, so that more is
+    guessed."""
     words = TALES.read_text().split()
     chance = random.Random(4)
     for number in range(count):
@@ -582,8 +677,11 @@ def prompts(count: int) -> Iterator[str]:
 @pytest.mark.parametrize("cuts", [(), (1, 3)], ids=["one node", "three nodes"])
 @pytest.mark.parametrize("model", ["", " delta rule"], ids=["demo", "hybrid"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-def test_answers_to_many_prompts_are_the_same(dtype: str, model: str, cuts: tuple[int, ...], form: str) -> None:
-    """EDGESHARD_GUESS_PROMPTS=200 EDGESHARD_TEST_DAY=every and --long try 200 in each case, two at a time.
+def test_answers_to_many_prompts_are_the_same(
+    dtype: str, model: str, cuts: tuple[int, ...], form: str
+) -> None:
+    """EDGESHARD_GUESS_PROMPTS=200 EDGESHARD_TEST_DAY=every and --long try 200 in each case, two at
+    a time.
 
     Few prompts repeat themselves, so that n-grams may all be wrong.
     """
@@ -596,7 +694,10 @@ def test_answers_to_many_prompts_are_the_same(dtype: str, model: str, cuts: tupl
         for number, prompt in pair:
             options = dict(FORMS[form])
             options["sampling"] = replace(options.get("sampling", Sampling()), seed=number)
-            requests[f"r{number}"] = (prompt, generation(max_new_tokens=16 + number * 7 % 49, **options))
+            requests[f"r{number}"] = (
+                prompt,
+                generation(max_new_tokens=16 + number * 7 % 49, **options),
+            )
         plain, _ = run(requests, False, scheme, cuts)
         guessed, stats = run(requests, True, scheme, cuts, known=plain if is_known else None)
         assert guessed == plain and len(plain) == len(pair)

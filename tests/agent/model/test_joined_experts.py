@@ -1,4 +1,5 @@
-"""Experts of a layer that a checkpoint has in one tensor: they are read one by one, as ranges of its bytes."""
+"""Experts of a layer that a checkpoint has in one tensor: they are read one by one, as ranges of
+its bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from edgeshard.architectures import check_manifest, expected_tensors, parts_of_j
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.storage.checkpoint import StoredTensor, blob_locations, build_manifest, experts_apart, open_checkpoint
+from edgeshard.storage.checkpoint import (
+    StoredTensor,
+    blob_locations,
+    build_manifest,
+    experts_apart,
+    open_checkpoint,
+)
 from edgeshard.storage.locations import BlobLocation
 from tests.agent.model.families import LAYERS, VARIANTS, decoder_of, family_of, has_experts
 from tests.support.imports import write_checkpoint
@@ -44,11 +51,17 @@ def joined_rows() -> list[str]:
 
 def weights_of(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     torch.manual_seed(2)
-    return {name: torch.randn(tensor.shape).bfloat16() for name, tensor in expected_tensors(config).items()}
+    return {
+        name: torch.randn(tensor.shape).bfloat16()
+        for name, tensor in expected_tensors(config).items()
+    }
 
 
-def joined(config: dict[str, Any], variant: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors, with all experts of a layer in one tensor if the family's record has such a one."""
+def joined(
+    config: dict[str, Any], variant: str, tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The same tensors, with all experts of a layer in one tensor if the family's record has such a
+    one."""
     experts, found = decoder_of(variant).architecture.experts, dict(tensors)
     assert experts is not None
     for layer in range(LAYERS):
@@ -64,7 +77,15 @@ def joined(config: dict[str, Any], variant: str, tensors: dict[str, torch.Tensor
 
 
 def test_there_are_rows_to_test() -> None:
-    wanted = {"gemma4", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "llama4", "qwen3_5_moe"}
+    wanted = {
+        "gemma4",
+        "gpt_oss",
+        "granitemoe",
+        "granitemoehybrid",
+        "granitemoeshared",
+        "llama4",
+        "qwen3_5_moe",
+    }
     wanted |= {"qwen3_vl_moe", "step3p5"}
     assert {family_of(name) for name in joined_rows()} == wanted
 
@@ -75,7 +96,10 @@ def test_both_layouts_are_one_model(variant: str, tmp_path: Path) -> None:
     tensors = weights_of(config)
     whole = joined(config, variant, tensors)
     assert len(whole) < len(tensors)
-    paths = write_checkpoint(tmp_path / "apart", config, tensors), write_checkpoint(tmp_path / "whole", config, whole)
+    paths = (
+        write_checkpoint(tmp_path / "apart", config, tensors),
+        write_checkpoint(tmp_path / "whole", config, whole),
+    )
     apart, together = (build_manifest("model", open_checkpoint(path)) for path in paths)
     assert apart.digest() == together.digest()
     assert {tensor.name for tensor in together.tensors} == expected_tensors(config).keys()
@@ -100,16 +124,27 @@ def test_no_more_than_one_expert_is_read_at_once(
     monkeypatch.setattr(cached_source, "_read", noting)
     source = CachedTensorSource(blob_locations(checkpoint, manifest).__getitem__, manifest.tensors)
     StageWeights.load(
-        source, config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+        source,
+        config,
+        LayerRange(0, LAYERS),
+        dtype=DType.BFLOAT16,
+        device="cpu",
+        quantisation=quantisation,
     )
     assert len(sizes) >= len(manifest.tensors)
-    assert max(sizes) == max(tensor.stored_bytes for tensor in manifest.tensors), "no tensor of a whole layer"
+    assert max(sizes) == max(tensor.stored_bytes for tensor in manifest.tensors), (
+        "no tensor of a whole layer"
+    )
 
 
 @pytest.mark.skipif(not native_available(), reason="the native kernels are not built")
-@pytest.mark.parametrize("variant", list({family_of(name): name for name in filter(has_experts, VARIANTS)}.values()))
+@pytest.mark.parametrize(
+    "variant", list({family_of(name): name for name in filter(has_experts, VARIANTS)}.values())
+)
 @pytest.mark.parametrize("quantisation", [Quantisation.INT8, Quantisation.INT4])
-def test_experts_of_every_mixture_are_small_integers(variant: str, quantisation: Quantisation) -> None:
+def test_experts_of_every_mixture_are_small_integers(
+    variant: str, quantisation: Quantisation
+) -> None:
     config = config_of(variant)
     tensors = weights_of(config)
 
@@ -121,7 +156,12 @@ def test_experts_of_every_mixture_are_small_integers(variant: str, quantisation:
             return tensors[name]
 
     stage = StageWeights.load(
-        Source(), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+        Source(),
+        config,
+        LayerRange(0, LAYERS),
+        dtype=DType.BFLOAT16,
+        device="cpu",
+        quantisation=quantisation,
     )
     mixtures = [part for part in stage.modules.modules() if isinstance(part, ExpertModules)]
     assert mixtures
@@ -151,7 +191,9 @@ def test_a_tensor_of_other_experts_than_config_json_says_is_refused(tmp_path: Pa
     whole = joined(config, "qwen3_5_moe-joined", weights_of(config))
     name = "layers.1.mlp.experts.gate_up_proj"
     for wrong in (whole[name][:3], whole[name][:, :-1], whole[name][:, :, None]):
-        directory = write_checkpoint(tmp_path / f"wrong{wrong.numel()}-{wrong.ndim}", config, whole | {name: wrong})
+        directory = write_checkpoint(
+            tmp_path / f"wrong{wrong.numel()}-{wrong.ndim}", config, whole | {name: wrong}
+        )
         with pytest.raises(InvalidArgumentError) as caught:
             build_manifest("model", open_checkpoint(directory))
         assert caught.value.field.startswith(name.removesuffix("gate_up_proj"))
@@ -161,7 +203,9 @@ def test_both_layouts_at_once_are_refused(tmp_path: Path) -> None:
     config = config_of("qwen3_5_moe-joined")
     tensors = weights_of(config)
     both = joined(config, "qwen3_5_moe-joined", tensors) | {
-        name: tensor for name, tensor in tensors.items() if name.endswith("experts.0.up_proj.weight")
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.endswith("experts.0.up_proj.weight")
     }
     directory = write_checkpoint(tmp_path / "both", config, both)
     with pytest.raises(InvalidArgumentError, match="are the same part of the model") as caught:
@@ -181,7 +225,8 @@ def test_a_model_that_was_added_with_whole_layers_is_to_be_added_again(tmp_path:
     config = config_of("gpt_oss-yarn")
     directory = write_checkpoint(tmp_path / "m", config, weights_of(config))
     save_file(
-        joined(config, "gpt_oss-yarn", load_file(directory / "model.safetensors")), directory / "model.safetensors"
+        joined(config, "gpt_oss-yarn", load_file(directory / "model.safetensors")),
+        directory / "model.safetensors",
     )
     checkpoint = open_checkpoint(directory)
     manifest = build_manifest("model", checkpoint)
@@ -193,6 +238,8 @@ def test_a_model_that_was_added_with_whole_layers_is_to_be_added_again(tmp_path:
         for name, tensor in whole.items()
         if "experts" in name
     ]
-    earlier = type(manifest)(manifest.name, manifest.architecture, json.dumps(config), tuple(old), ())
+    earlier = type(manifest)(
+        manifest.name, manifest.architecture, json.dumps(config), tuple(old), ()
+    )
     with pytest.raises(InvalidArgumentError, match="add the model again"):
         check_manifest(earlier)

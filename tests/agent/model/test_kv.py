@@ -90,12 +90,24 @@ REFUSED: dict[str, tuple[Callable[[KvPool], None], type[EdgeShardError]]] = {
     "block twice in a grant": (lambda p: p.grant(2, 1, (0, 0)), FailedPreconditionError),
     "block beyond the pool": (lambda p: p.grant(2, 1, (8,)), InvalidArgumentError),
     "negative block": (lambda p: p.grant(2, 1, (-1,)), InvalidArgumentError),
-    "span beyond the KV length": (lambda p: p.begin_span(1, 7, 1, truncate_allowed=True), FailedPreconditionError),
-    "truncation not allowed": (lambda p: p.begin_span(1, 5, 1, truncate_allowed=False), FailedPreconditionError),
-    "table too short": (lambda p: p.begin_span(1, 6, 3, truncate_allowed=False), FailedPreconditionError),
+    "span beyond the KV length": (
+        lambda p: p.begin_span(1, 7, 1, truncate_allowed=True),
+        FailedPreconditionError,
+    ),
+    "truncation not allowed": (
+        lambda p: p.begin_span(1, 5, 1, truncate_allowed=False),
+        FailedPreconditionError,
+    ),
+    "table too short": (
+        lambda p: p.begin_span(1, 6, 3, truncate_allowed=False),
+        FailedPreconditionError,
+    ),
     "no table": (lambda p: p.begin_span(3, 0, 1, truncate_allowed=True), FailedPreconditionError),
     "empty span": (lambda p: p.begin_span(1, 6, 0, truncate_allowed=False), InvalidArgumentError),
-    "negative position": (lambda p: p.begin_span(1, -1, 1, truncate_allowed=True), InvalidArgumentError),
+    "negative position": (
+        lambda p: p.begin_span(1, -1, 1, truncate_allowed=True),
+        InvalidArgumentError,
+    ),
 }
 
 
@@ -181,7 +193,9 @@ def test_blocks_behind_a_truncation_are_not_full_any_more(pool: KvPool) -> None:
         StepPlan(spans=(Span(1, 2, 4, sampling=Sampling()),)),
     ],
     ids=[
-        "a block that is not full", "a part of a block", "no block", "a block twice", "behind other blocks",
+        "a block that is not full", "a part of a block", "no "
+                                                         "block", "a block "
+                                                                  "twice", "behind other blocks",
         "a sharer writes", "the one who filled it writes",
     ],
 )  # fmt: skip
@@ -194,7 +208,9 @@ def test_what_cannot_be_shared_is_refused(sharing: KvPool, bad: StepPlan) -> Non
 
 def test_a_step_applies_frees_then_grants_then_spans(pool: KvPool) -> None:
     plan = StepPlan(
-        (1,), (KvGrant(1, 0, (2, 0)), KvGrant(2, 1, (5,))), (Span(1, 0, 8, sampling=Sampling()), Span(2, 0, 5))
+        (1,),
+        (KvGrant(1, 0, (2, 0)), KvGrant(2, 1, (5,))),
+        (Span(1, 0, 8, sampling=Sampling()), Span(2, 0, 5)),
     )
     pool.commit(pool.check(plan))
     assert pool.table(1) == KvTable((2, 0), 8)
@@ -213,12 +229,16 @@ def test_a_pool_of_nothing_is_refused(blocks: int, tokens: int) -> None:
 
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("kept", [KvFormat.FLOAT32, KvFormat.BFLOAT16, KvFormat.INT4])
-def test_what_was_swapped_out_comes_back_in_other_blocks(kept: KvFormat, on_disk: bool, tmp_path: Path) -> None:
+def test_what_was_swapped_out_comes_back_in_other_blocks(
+    kept: KvFormat, on_disk: bool, tmp_path: Path
+) -> None:
     pool = KvPool(LayerRange(0, 2), KvMemory(kept, 8, 16), [KvHeads(2, 16)] * 2, "cpu")
     pool.swap = SwapSpace(3, tmp_path if on_disk else None)
     pool.grant(1, 0, (5, 2))
     pool.begin_span(1, 0, 20, truncate_allowed=False)
-    before, after = (torch.tensor([*range(a, a + 16), *range(b, b + 16)]) for a, b in ((80, 32), (0, 112)))
+    before, after = (
+        torch.tensor([*range(a, a + 16), *range(b, b + 16)]) for a, b in ((80, 32), (0, 112))
+    )
     for layer in (0, 1):
         pool.arena(layer).write(before, torch.randn(32, 2, 16), torch.randn(32, 2, 16))
     expected = [pool.arena(layer).read(before) for layer in (0, 1)]
@@ -247,7 +267,9 @@ def test_a_disk_that_is_full_is_said_and_what_was_kept_before_stays(
     swap = SwapSpace(8, tmp_path)
     blocks = torch.arange(4096.0).view(4, 2, 512)
     swap.put(1, 20, 2, [blocks])
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir, buffering: Full(Path(dir, "full"), "w+"))
+    monkeypatch.setattr(
+        "tempfile.TemporaryFile", lambda dir, buffering: Full(Path(dir, "full"), "w+")
+    )
     with pytest.raises(ResourceExhaustedError, match="No space left") as raised:
         swap.put(2, 20, 2, [blocks])
     assert (raised.value.field, swap.used, swap.requests) == ("kv_swap_on_disk", 2, frozenset({1}))
@@ -255,12 +277,16 @@ def test_a_disk_that_is_full_is_said_and_what_was_kept_before_stays(
     assert (swap.used, swap.swapped_out, swap.swapped_in) == (0, 1, 1)
 
 
-def test_what_is_written_piece_by_piece_is_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_piece_by_piece_is_all_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow(io.FileIO):
         def write(self, data: Any, /) -> int:
             return super().write(memoryview(data)[:1000])
 
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir, buffering: Slow(Path(dir, "slow"), "w+"))
+    monkeypatch.setattr(
+        "tempfile.TemporaryFile", lambda dir, buffering: Slow(Path(dir, "slow"), "w+")
+    )
     swap, blocks = SwapSpace(8, tmp_path), torch.arange(4096.0).view(4, 2, 512)
     swap.put(1, 20, 2, [blocks])
     assert torch.equal(swap.take(1)[0], blocks)
@@ -280,7 +306,11 @@ def test_swapping_that_cannot_be_is_refused_and_changes_nothing(pool: KvPool) ->
             pool.check(plan)
         assert (raised.value.reason, state(pool)) == (reason, before)
     pool.commit(pool.check(out))
-    for grant in (KvGrant(1, 0, (0, 3)), KvGrant(1, 0, (0,), swapped=True), KvGrant(1, 0, (0, 3, 4), swapped=True)):
+    for grant in (
+        KvGrant(1, 0, (0, 3)),
+        KvGrant(1, 0, (0,), swapped=True),
+        KvGrant(1, 0, (0, 3, 4), swapped=True),
+    ):
         with pytest.raises(FailedPreconditionError) as raised:
             pool.check(StepPlan(grants=(grant,)))
         assert raised.value.reason == "KV_SWAPPED"

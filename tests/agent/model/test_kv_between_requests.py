@@ -1,4 +1,5 @@
-"""Keys and values that one client's tokens left are gone from every stage once its blocks are another's."""
+"""Keys and values that one client's tokens left are gone from every stage once its blocks are
+another's."""
 
 from __future__ import annotations
 
@@ -39,11 +40,15 @@ HALVES = (LayerRange(0, 2), LayerRange(2, 4))
 class Pipeline:
     """A head's scheduler over real stages; each request runs to its end."""
 
-    def __init__(self, checkpoint: Any, kv_dtype: DType, recorder: Rerun | None, prefix_cache: bool) -> None:
+    def __init__(
+        self, checkpoint: Any, kv_dtype: DType, recorder: Rerun | None, prefix_cache: bool
+    ) -> None:
         directory = SafetensorsDirectory(checkpoint.path)
         self.stages = [
             StageModel.with_kv(
-                StageWeights.load(directory, checkpoint.config, layers, dtype=DType.FLOAT32, device="cpu"),
+                StageWeights.load(
+                    directory, checkpoint.config, layers, dtype=DType.FLOAT32, device="cpu"
+                ),
                 KvMemory(kv_dtype, BLOCKS, SIZE),
                 recorder,
             )
@@ -61,7 +66,10 @@ class Pipeline:
         """The tokens that its prompt and its answer have."""
         generation = Generation(tuple(prompt), new_tokens, ignore_eos=True)
         text = TextStream(lambda ids: "", list(prompt))
-        assert self.scheduler.submit(RequestId(name), generation, list(prompt), text, client=client) is None
+        assert (
+            self.scheduler.submit(RequestId(name), generation, list(prompt), text, client=client)
+            is None
+        )
         tokens, ended = set(prompt), False
         while not ended:
             step = self.scheduler.next_step()
@@ -76,7 +84,8 @@ class Pipeline:
         return tokens
 
     def rows(self) -> set[bytes]:
-        """The bytes of every slot that is not empty: a token's keys, and its values, in each layer of each stage."""
+        """The bytes of every slot that is not empty: a token's keys, and its values, in each layer
+        of each stage."""
         found: set[bytes] = set()
         for stage in self.stages:
             for layer in range(stage.layers.first, stage.layers.end):
@@ -136,7 +145,11 @@ def zero_blocks(pool: KvPool) -> list[int]:
     """Blocks that are zero as a whole; the others are 1 as a whole."""
     found: list[int] = []
     for block in range(8):
-        parts = [part for layer in range(2, 5) for part in pool.arena(layer).read(torch.arange(4) + 4 * block)]
+        parts = [
+            part
+            for layer in range(2, 5)
+            for part in pool.arena(layer).read(torch.arange(4) + 4 * block)
+        ]
         numbers = torch.cat(parts).unique().tolist()
         assert len(numbers) == 1
         found += [block] if numbers == [0] else []
@@ -173,5 +186,8 @@ def test_the_memory_of_a_pool_goes_back_to_the_system() -> None:
 
 
 def is_mapped(address: int) -> bool:
-    ranges = (line.split(" ", 1)[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    ranges = (
+        line.split(" ", 1)[0].split("-")
+        for line in Path("/proc/self/maps").read_text().splitlines()
+    )
     return any(int(first, 16) <= address < int(end, 16) for first, end in ranges)

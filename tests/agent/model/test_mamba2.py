@@ -1,4 +1,5 @@
-"""Mamba2's mixer by its definition in float64, and nemotron_h's, which has two forms in transformers."""
+"""Mamba2's mixer by its definition in float64, and nemotron_h's, which has two forms in
+transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ class Definition:
         group = (channels - inner) // 2
         scales = values.get("ssm_multipliers") or [1.0] * 5
         low, high = values.get("time_step_limit") or (0.0, math.inf)
-        kernel, bias = weights["conv1d.weight"].squeeze(1), weights.get("conv1d.bias", torch.zeros(1))
+        kernel, bias = (
+            weights["conv1d.weight"].squeeze(1),
+            weights.get("conv1d.bias", torch.zeros(1)),
+        )
         taps = [torch.zeros(channels, dtype=torch.float64)] * (before + 1)
         state, found = torch.zeros(heads, state_dim, head_dim, dtype=torch.float64), []
         for token in hidden.double():
@@ -63,11 +67,15 @@ class Definition:
                 decay = (-steps[head] * weights["A_log"][head].exp()).exp()
                 state[head] = state[head] * decay + torch.outer(into, steps[head] * own)
                 out.append(outof @ state[head] + weights["D"][head] * own)
-            found.append(self._linear("out_proj", self._gated(torch.cat(out), gate, group // state_dim)))
+            found.append(
+                self._linear("out_proj", self._gated(torch.cat(out), gate, group // state_dim))
+            )
         return torch.stack(found)
 
     def _linear(self, name: str, row: Tensor) -> Tensor:
-        found: Tensor = linear(row, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        found: Tensor = linear(
+            row, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        )
         return found
 
     def _gated(self, row: Tensor, gate: Tensor, groups: int) -> Tensor:
@@ -82,13 +90,17 @@ class Definition:
 
 
 @pytest.mark.parametrize("variant", ROWS)
-def test_the_mixer_is_its_definition_with_the_same_bits_in_any_chunks(variant: str, checkpoint: Any) -> None:
+def test_the_mixer_is_its_definition_with_the_same_bits_in_any_chunks(
+    variant: str, checkpoint: Any
+) -> None:
     decoder, source = decoder_of(variant), SafetensorsDirectory(checkpoint.path)
     layer = next(index for index, states in enumerate(decoder.shape.states) if states)
     blocks: Any = checkpoint.stage(WHOLE)._modules.layers
     mixer = next(part for part in blocks[str(layer)].modules() if isinstance(part, SelectiveScan))
     path = re.compile(rf".*layers\.{layer}\.(?:mamba|mixer)\.(.+)")
-    names = {found[1]: name for name in source.names() if (found := path.fullmatch(name)) is not None}
+    names = {
+        found[1]: name for name in source.names() if (found := path.fullmatch(name)) is not None
+    }
     weights = {name: source.read(full).double() for name, full in names.items()}
     hidden = torch.randn(27, 32, generator=torch.Generator().manual_seed(1))
     expected = Definition(weights, decoder.fields.values, decoder.shape.states[layer]).run(hidden)
@@ -123,10 +135,13 @@ def _logits(model: Any, ids: Tensor, cached: bool) -> Tensor:
 def test_nemotron_h_has_no_shortest_step(
     least: float, tiny_head: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """transformers' scan over a prompt has one, `time_step_min`, its form for single tokens and the model have none."""
+    """transformers' scan over a prompt has one, `time_step_min`, its form for single tokens and the
+    model have none."""
     row = VARIANTS["nemotron_h-groups"]
     checkpoint = build(Variant(row.config_class, row.options | {"time_step_min": least}), tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     stages = [checkpoint.load(LayerRange(0, 1)), checkpoint.load(LayerRange(1, LAYERS))]
     head = tiny_head(stages, checkpoint.sequences)
     ids = [torch.from_numpy(sequence)[None] for sequence in checkpoint.sequences]
@@ -136,11 +151,15 @@ def test_nemotron_h_has_no_shortest_step(
             part.time_step_limit = (0.0, math.inf)
     free = [_logits(model, one, cached=False) for one in ids]
     for request, sequence in enumerate(checkpoint.sequences):
-        found = torch.cat([head.step([(request, count)])[request] for count in (len(sequence) - 3, 1, 1, 1)])
+        found = torch.cat(
+            [head.step([(request, count)])[request] for count in (len(sequence) - 3, 1, 1, 1)]
+        )
         own = (at_once[request] - by_token[request]).abs().max().item()
         error, far = ((found - form[request]).abs().max().item() for form in (free, at_once))
         tolerance = 1e-4 * max(1.0, free[request].std().item())
-        record_property(f"request {request}", f"{error:.2g} without, {far:.2g} with the limit; own {own:.2g}")
+        record_property(
+            f"request {request}", f"{error:.2g} without, {far:.2g} with the limit; own {own:.2g}"
+        )
         assert error <= tolerance
         assert far <= max(tolerance, 2 * own)
         assert least < 0.1 or own > 100 * tolerance, "the limit makes no difference here"

@@ -1,4 +1,5 @@
-"""The shipped mixture of experts: it has learned to read, and the widths of its experts cost what the tool reports."""
+"""The shipped mixture of experts: it has learned to read, and the widths of its experts cost what
+the tool reports."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_the_model_has_learned_what_its_record_says() -> None:
     tokens = len(token_ids(MODEL, VALIDATION, SCORED_BYTES))
     found = nats(Mixture.load(MODEL, None)) * (tokens - 1) / SCORED_BYTES / math.log(2)
     record = json.loads((MODEL / "training.json").read_text())
-    assert 1.0 < found < record["valid_bits_per_byte"], f"{found:.3f}: the text's beginning is easier than all of it"
+    assert 1.0 < found < record["valid_bits_per_byte"], (
+        f"{found:.3f}: the text's beginning is easier than all of it"
+    )
 
 
 @pytest.mark.long
@@ -42,7 +45,11 @@ def test_layers_that_the_curve_calls_dear_cost_more_in_two_bits_than_cheap_ones(
     assert json.loads((MODEL / "config.json").read_text()).get(EXPERT_WIDTHS) is None
     plain, dear, cheap = (
         nats(Mixture.load(MODEL, Quantisation.INT4, **{EXPERT_WIDTHS: widths}))
-        for widths in (None, ["2" * 16, *["4" * 16] * 7], [*["4" * 16] * 3, "2" * 16, *["4" * 16] * 4])
+        for widths in (
+            None,
+            ["2" * 16, *["4" * 16] * 7],
+            [*["4" * 16] * 3, "2" * 16, *["4" * 16] * 4],
+        )
     )
     assert 0.01 < dear - plain < 0.05
     assert abs(cheap - plain) < 0.005

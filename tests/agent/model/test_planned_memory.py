@@ -34,16 +34,19 @@ MODELS = {
     "qwen3-next-80b-a3b": (2, 96),
     "qwen3.5-35b-a3b": (2, 96),
 }
-"""How many kinds of layers a model has, and how many experts of each fit this test; theirs are all alike."""
+"""How many kinds of layers a model has, and how many experts of each fit this test; theirs are all
+alike."""
 CASES = [(name, kind) for name, (kinds, _) in MODELS.items() for kind in range(kinds)]
 KEPT_BYTES = 256 << 20
-"""About this size of keys and values, and of states; the 2 MiB that any stage takes are little compared with it."""
+"""About this size of keys and values, and of states; the 2 MiB that any stage takes are little
+compared with it."""
 BLOCK_TOKENS = 16
 MOST_OFF = 0.02
 
 
 class RandomTensors:
-    """Tensors of a model, made when they are read; all rows of one are alike, which takes less time."""
+    """Tensors of a model, made when they are read; all rows of one are alike, which takes less
+    time."""
 
     def __init__(self, config: dict[str, Any], layers: LayerRange) -> None:
         self._tensors = expected_tensors(config, layers)
@@ -53,15 +56,26 @@ class RandomTensors:
 
     def read(self, name: str) -> torch.Tensor:
         shape = self._tensors[name].shape
-        return torch.randn(shape[-1:]).bfloat16().expand(shape).clone(memory_format=torch.contiguous_format)
+        return (
+            torch.randn(shape[-1:])
+            .bfloat16()
+            .expand(shape)
+            .clone(memory_format=torch.contiguous_format)
+        )
 
 
 def published(name: str, experts: int | None) -> dict[str, Any]:
     """The config.json of a model, with fewer experts."""
-    config = without_quantisation(json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8")))
+    config = without_quantisation(
+        json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+    )
     decoder = config.get("text_config", config)
     if experts is not None:
-        key = next(key for key in ("num_experts", "num_local_experts", "n_routed_experts") if decoder.get(key))
+        key = next(
+            key
+            for key in ("num_experts", "num_local_experts", "n_routed_experts")
+            if decoder.get(key)
+        )
         decoder[key] = experts
     return config
 
@@ -78,20 +92,29 @@ def anonymous_bytes() -> int:
     """Memory of this process that is no file's."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    found = re.search(r"^Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    found = re.search(
+        r"^Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE
+    )
     assert found is not None
     return int(found[1]) * 1024
 
 
 def memory_of(block: BlockSpec) -> KvMemory:
-    per_block, per_request = BLOCK_TOKENS * block.kv.bytes_per_token(DType.BFLOAT16), block.state_bytes(DType.BFLOAT16)
+    per_block, per_request = (
+        BLOCK_TOKENS * block.kv.bytes_per_token(DType.BFLOAT16),
+        block.state_bytes(DType.BFLOAT16),
+    )
     blocks = KEPT_BYTES // per_block if per_block else 1
-    return KvMemory(DType.BFLOAT16, blocks, BLOCK_TOKENS, slots=KEPT_BYTES // per_request if per_request else 0)
+    return KvMemory(
+        DType.BFLOAT16, blocks, BLOCK_TOKENS, slots=KEPT_BYTES // per_request if per_request else 0
+    )
 
 
 def stage_of(config: dict[str, Any], layer: int, kept: KvMemory) -> StageModel:
     layers = LayerRange(layer, layer + 1)
-    weights = StageWeights.load(RandomTensors(config, layers), config, layers, dtype=DType.BFLOAT16, device="cpu")
+    weights = StageWeights.load(
+        RandomTensors(config, layers), config, layers, dtype=DType.BFLOAT16, device="cpu"
+    )
     return StageModel.with_kv(weights, kept)
 
 
@@ -126,5 +149,7 @@ def test_a_layer_takes_what_a_plan_says(name: str, kind: int) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         size = pool.apply(taken, (config, layers[kind], kept))
     said = planned(block, kept)
-    sys.stdout.write(f"{name}, layer {layers[kind]}: {size} bytes, planned {said}: {size / said - 1:+.2%}\n")
+    sys.stdout.write(
+        f"{name}, layer {layers[kind]}: {size} bytes, planned {said}: {size / said - 1:+.2%}\n"
+    )
     assert size == pytest.approx(said, rel=MOST_OFF)

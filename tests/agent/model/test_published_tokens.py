@@ -1,6 +1,8 @@
-"""Each published config.json, with its own keys and small numbers, gives transformers' tokens at every cut.
+"""Each published config.json, with its own keys and small numbers, gives transformers' tokens at
+every cut.
 
-transformers reads the file, builds a model and saves it. EdgeShard reads the same file and the same weights.
+transformers reads the file, builds a model and saves it. EdgeShard reads the same file and the same
+weights.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.importing.quantised import without_quantisation
 from tests.agent.model.conftest import Checkpoint, random_model, saved_checkpoint
 from tests.agent.model.families import with_patches
-from tests.agent.model.published import LAYERS, MORE_LAYERS, published_config, published_names, shrunk
+from tests.agent.model.published import (
+    LAYERS,
+    MORE_LAYERS,
+    published_config,
+    published_names,
+    shrunk,
+)
 from tests.agent.model.test_equivalence import run_packed, run_whole
 from tests.support import forms
 
@@ -38,8 +46,17 @@ FOR_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "nemotron-nano-9b-v2": {"time_step_min": 1e-9},
 }
 """Values that transformers 5.23 gets in place of the file's."""
-QUICK = {"exaone-3.5-2.4b", "glm-4.5v", "gpt-oss-20b", "minimax-m2.7", "olmo-3-7b", "qwen2.5-vl-7b", "qwen3-vl-30b-a3b"}
-"""The files of the quick form: families whose tokens were wrong, and families with keys or tensors of their own."""
+QUICK = {
+    "exaone-3.5-2.4b",
+    "glm-4.5v",
+    "gpt-oss-20b",
+    "minimax-m2.7",
+    "olmo-3-7b",
+    "qwen2.5-vl-7b",
+    "qwen3-vl-30b-a3b",
+}
+"""The files of the quick form: families whose tokens were wrong, and families with keys or tensors
+of their own."""
 
 
 def small_config(name: str) -> dict[str, Any]:
@@ -70,7 +87,13 @@ def reference_config(name: str, path: Path) -> Any:
     """The config as transformers reads the file."""
     config = small_config(name)
     if config["model_type"] == "exaone":
-        return LlamaConfig(**{EXAONE_KEYS.get(key, key): value for key, value in config.items() if key != "model_type"})
+        return LlamaConfig(
+            **{
+                EXAONE_KEYS.get(key, key): value
+                for key, value in config.items()
+                if key != "model_type"
+            }
+        )
     for key, value in FOR_TRANSFORMERS.get(name, {}).items():
         part = config if key == "tie_word_embeddings" else config.get("text_config", config)
         part[key] = value
@@ -78,20 +101,28 @@ def reference_config(name: str, path: Path) -> Any:
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     found = AutoConfig.from_pretrained(path)
-    return with_patches(found) if config["model_type"] == "step3p5" else found  # it has no class for the text only
+    return (
+        with_patches(found) if config["model_type"] == "step3p5" else found
+    )  # it has no class for the text only
 
 
 def published_checkpoint(name: str, path: Path) -> Checkpoint:
     config = small_config(name)
     reference = reference_config(name, path)
-    auto = "AutoModelForImageTextToText" if hasattr(reference, "vision_config") else "AutoModelForCausalLM"
+    auto = (
+        "AutoModelForImageTextToText"
+        if hasattr(reference, "vision_config")
+        else "AutoModelForCausalLM"
+    )
     model = random_model(reference, auto)
     model.save_pretrained(path)
     if config["model_type"] == "exaone":
         rename_tensors(path / "model.safetensors", EXAONE_TENSORS)
     saved = json.loads((path / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "exaone":
-        assert arithmetic(saved) == arithmetic(config), "transformers saves other keys for the same model"
+        assert arithmetic(saved) == arithmetic(config), (
+            "transformers saves other keys for the same model"
+        )
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return saved_checkpoint(model, path, config)
 
@@ -120,7 +151,8 @@ def rename_tensors(file: Path, names: dict[str, str]) -> None:
 
 
 def cuts(layers: int) -> list[tuple[LayerRange, ...]]:
-    """All divisions of the layers into stages; in the quick form one stage, and a stage for each layer."""
+    """All divisions of the layers into stages; in the quick form one stage, and a stage for each
+    layer."""
     divisions = [
         tuple(LayerRange(a, b) for a, b in zip((0, *inner), (*inner, layers), strict=True))
         for count in range(layers)
@@ -133,7 +165,9 @@ def cases() -> list[Any]:
     """All files that run; in the quick form a few."""
     names = [name for name in published_names() if name not in REFUSED]
     assert set(names) >= QUICK
-    return [pytest.param(name, marks=() if name in QUICK else (pytest.mark.long,)) for name in names]
+    return [
+        pytest.param(name, marks=() if name in QUICK else (pytest.mark.long,)) for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", ["phi-3.5-mini", "phi-4-mini"])
@@ -146,16 +180,24 @@ def test_a_short_context_has_the_short_factors(name: str, tmp_path: Path, tiny_h
     model.save_pretrained(tmp_path)
     checkpoint = saved_checkpoint(model, tmp_path, dict(for_context(config, 24)))
     for cut in cuts(LAYERS):
-        assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == "", cut
+        assert (
+            run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+        ), cut
     beyond = saved_checkpoint(model, tmp_path, dict(for_context(config, 25)))
     assert "Δlogit" in run_packed(beyond, [beyond.stage(LayerRange(0, LAYERS))], tiny_head)
 
 
 @pytest.mark.parametrize("name", cases())
-def test_a_published_config_gives_transformers_tokens_at_every_cut(name: str, tmp_path: Path, tiny_head: Any) -> None:
+def test_a_published_config_gives_transformers_tokens_at_every_cut(
+    name: str, tmp_path: Path, tiny_head: Any
+) -> None:
     checkpoint = published_checkpoint(name, tmp_path)
     check_manifest(checkpoint.manifest)
     for cut in cuts(MORE_LAYERS.get(name, LAYERS)):
-        assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == "", cut
+        assert (
+            run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+        ), cut
         if len(cut) == 1:
-            assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+            assert (
+                run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+            )

@@ -36,19 +36,25 @@ ROWS = [name for name in VARIANTS if isinstance(decoder_of(name).architecture.ru
 
 def assert_as_in_transformers(config: dict[str, Any]) -> None:
     decoder = read_config(config)
-    theirs: Any = getattr(library_of(decoder), decoder.architecture.library.rotary_class)(library_config(decoder))
+    theirs: Any = getattr(library_of(decoder), decoder.architecture.library.rotary_class)(
+        library_config(decoder)
+    )
     rotations = decoder.rotations()
     ours = RotaryFrequencies(rotations)
     for kind in rotations:
         prefix = f"{kind}_" if kind else ""
         frequencies, scaling = ours.of(kind)
-        torch.testing.assert_close(frequencies, getattr(theirs, f"{prefix}inv_freq"), rtol=3e-7, atol=0)
+        torch.testing.assert_close(
+            frequencies, getattr(theirs, f"{prefix}inv_freq"), rtol=3e-7, atol=0
+        )
         assert scaling == getattr(theirs, f"{prefix}attention_scaling")
 
 
 @pytest.mark.parametrize("variant", ROWS)
 def test_of_every_row_of_the_table(variant: str) -> None:
-    assert_as_in_transformers(json.loads(VARIANTS[variant].library_config().to_json_string(use_diff=False)))
+    assert_as_in_transformers(
+        json.loads(VARIANTS[variant].library_config().to_json_string(use_diff=False))
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3", "mixtral", "gemma2"])
@@ -71,12 +77,18 @@ def test_of_what_a_config_gives_or_leaves_out(family: str, given: dict[str, Any]
     "given",
     [
         {"rope_scaling": YARN},
-        {"rope_scaling": YARN | {"original_max_position_embeddings": 128, "beta_fast": 16, "beta_slow": 2}},
+        {
+            "rope_scaling": YARN
+            | {"original_max_position_embeddings": 128, "beta_fast": 16, "beta_slow": 2}
+        },
         {"rope_scaling": YARN | {"truncate": False}},
         {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}},
         {"rope_scaling": YARN | {"attention_factor": 1.1}},
         {"rope_scaling": YARN, "original_max_position_embeddings": 256},
-        {"rope_scaling": {"type": "yarn", "factor": 2}, "rope_parameters": {"rope_type": "linear", "factor": 3}},
+        {
+            "rope_scaling": {"type": "yarn", "factor": 2},
+            "rope_parameters": {"rope_type": "linear", "factor": 3},
+        },
     ],
     ids=str,
 )
@@ -91,7 +103,9 @@ def test_of_families_that_assume_an_entry(family: str, given: dict[str, Any]) ->
 
 
 def test_queries_grow_with_their_position() -> None:
-    rotation = Rotation("default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1)
+    rotation = Rotation(
+        "default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1
+    )
     positions = torch.arange(200)
     found = RotaryFrequencies({"": rotation}).query_factors(positions, "")
     assert found is not None
@@ -101,7 +115,9 @@ def test_queries_grow_with_their_position() -> None:
 
 
 def test_queries_within_the_trained_context_stay_as_they_are() -> None:
-    rotation = Rotation("default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1)
+    rotation = Rotation(
+        "default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1
+    )
     growing = RotaryFrequencies({"": rotation, "never": replace(rotation, growth=0.0)})
     assert growing.query_factors(torch.arange(16), "") is None
     assert growing.query_factors(torch.arange(17), "") is not None
@@ -117,7 +133,10 @@ def test_queries_within_the_trained_context_stay_as_they_are() -> None:
         {"rope_scaling": {"type": "linear", "factor": 8}},
         {"rope_scaling": YARN},
         {"rope_parameters": {"full_attention": YARN, "sliding_attention": None}, "rope_theta": 4e5},
-        {"rope_parameters": {"full_attention": {"rope_theta": 50.0}}, "rope_scaling": {"factor": 8, "type": "linear"}},
+        {
+            "rope_parameters": {"full_attention": {"rope_theta": 50.0}},
+            "rope_scaling": {"factor": 8, "type": "linear"},
+        },
     ],
     ids=str,
 )
@@ -125,21 +144,33 @@ def test_by_layer_type(given: dict[str, Any]) -> None:
     assert_as_in_transformers(BASE | {"model_type": "gemma3_text"} | given)
 
 
-PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.3, "factor": 2.0}
+PROPORTIONAL = {
+    "rope_type": "proportional",
+    "rope_theta": 1e5,
+    "partial_rotary_factor": 0.3,
+    "factor": 2.0,
+}
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {},
-        {"rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": {"rope_type": "default"}}},
+        {
+            "rope_parameters": {
+                "full_attention": PROPORTIONAL,
+                "sliding_attention": {"rope_type": "default"},
+            }
+        },
     ],
     ids=str,
 )
 def test_of_gemma4(given: dict[str, Any]) -> None:
     for entry in given.get("rope_parameters", {}).values():
         entry.setdefault("rope_theta", 5e3)
-    assert_as_in_transformers(BASE | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0} | given)
+    assert_as_in_transformers(
+        BASE | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0} | given
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +178,10 @@ def test_of_gemma4(given: dict[str, Any]) -> None:
     [
         {},
         {"partial_rotary_factor": 0.5},
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}, "partial_rotary_factor": 0.5},
+        {
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75},
+            "partial_rotary_factor": 0.5,
+        },
     ],
     ids=str,
 )

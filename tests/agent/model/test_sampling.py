@@ -52,7 +52,9 @@ def test_a_token_counts_as_seen_once_it_was_sampled() -> None:
 
 def test_logprobs_are_those_of_the_model() -> None:
     sampler = Sampler(VOCAB)
-    penalty = Sampling(temperature=2.0, top_k=3, seed=5, logprobs=True, top_logprobs=4, repetition_penalty=1.5)
+    penalty = Sampling(
+        temperature=2.0, top_k=3, seed=5, logprobs=True, top_logprobs=4, repetition_penalty=1.5
+    )
     sampler.open(1, penalty, (3, 4))
     sampler.open(2, Sampling(temperature=2.0, top_k=3, seed=5, repetition_penalty=1.5), (3, 4))
     token, bare = sampler.draw(torch.stack([LOGITS, LOGITS]), [(1, 8), (2, 8)]).tokens
@@ -60,7 +62,9 @@ def test_logprobs_are_those_of_the_model() -> None:
     assert token.token == bare.token
     assert token.logprob == pytest.approx(reference[token.token].item())
     assert [entry.token for entry in token.top] == reference.topk(4).indices.tolist()
-    assert [entry.logprob for entry in token.top] == pytest.approx(reference.topk(4).values.tolist())
+    assert [entry.logprob for entry in token.top] == pytest.approx(
+        reference.topk(4).values.tolist()
+    )
     assert (bare.logprob, bare.top) == (0.0, ())
 
 
@@ -77,7 +81,12 @@ def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
 def test_parameters_are_checked() -> None:
     sampler = Sampler(VOCAB)
     biased = Sampling(logit_bias=((VOCAB, 1.0),))
-    for sampling, seen in ((Sampling(temperature=-1), ()), (Sampling(), (VOCAB,)), (Sampling(), (-1,)), (biased, ())):
+    for sampling, seen in (
+        (Sampling(temperature=-1), ()),
+        (Sampling(), (VOCAB,)),
+        (Sampling(), (-1,)),
+        (biased, ()),
+    ):
         with pytest.raises(InvalidArgumentError):
             sampler.check(sampling, seen)
     with pytest.raises(InvalidArgumentError):
@@ -86,9 +95,13 @@ def test_parameters_are_checked() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3, top_logprobs=2)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.8, seed=3, top_logprobs=2)]
+)
 def test_logits_on_a_device_give_the_same_tokens(sampling: Sampling) -> None:
     sampler = Sampler(VOCAB)
     sampler.open(1, sampling, ())
-    here, there = (sampler.draw(LOGITS[None].to(device), [(1, 7)]).tokens for device in ("cpu", "cuda"))
+    here, there = (
+        sampler.draw(LOGITS[None].to(device), [(1, 7)]).tokens for device in ("cpu", "cuda")
+    )
     assert here == there

@@ -39,13 +39,23 @@ def test_a_restored_request_has_the_bits_of_the_one_that_was_saved(
     checkpoint = checkpoint_of(name)
     stages = [checkpoint.load(layers, dtype) for layers in (LayerRange(0, 2), LayerRange(2, 4))]
     ids = np.random.default_rng(4).integers(0, decoder_of(name).shape.vocab_size, END)
-    begins = KvGrant(1, 0, (7, 3, 5), slot=1), KvGrant(2, 0, (7, 3), filled=SHARED, slot=2), KvGrant(2, 2, (9,))
+    begins = (
+        KvGrant(1, 0, (7, 3, 5), slot=1),
+        KvGrant(2, 0, (7, 3), filled=SHARED, slot=2),
+        KvGrant(2, 2, (9,)),
+    )
     first = StepPlan(grants=begins[:1], spans=(Span(1, 0, SHARED, sampling=FIRST),))
     logits(stages, first, ids[:SHARED])
     found: list[torch.Tensor] = []
     for position in range(SHARED, END):
         saves = (StateCopy(1, SHARED, 4),) if position == SHARED else ()
-        found.append(logits(stages, StepPlan(spans=(Span(1, position, 1),), saves=saves), ids[position : position + 1]))
+        found.append(
+            logits(
+                stages,
+                StepPlan(spans=(Span(1, position, 1),), saves=saves),
+                ids[position : position + 1],
+            )
+        )
     for position in range(SHARED, END):
         is_first = position == SHARED
         plan = StepPlan(
@@ -67,7 +77,10 @@ def test_a_request_goes_on_behind_any_of_its_guesses(
     """Right guesses, wrong ones after them, and none, next to a request without guesses."""
     checkpoint = checkpoint_of(name)
     decoder = decoder_of(name)
-    stages = [checkpoint.load(layers, dtype, guess_slots=4) for layers in (LayerRange(0, 2), LayerRange(2, 4))]
+    stages = [
+        checkpoint.load(layers, dtype, guess_slots=4)
+        for layers in (LayerRange(0, 2), LayerRange(2, 4))
+    ]
     ids = np.random.default_rng(5).integers(0, decoder.shape.vocab_size, END)
     first = [Span(request, 0, BLOCK, sampling=FIRST) for request in (1, 2)]
     grants = KvGrant(1, 0, (7, 3, 5), slot=1), KvGrant(2, 0, (0, 1, 2), slot=3)
@@ -76,7 +89,9 @@ def test_a_request_goes_on_behind_any_of_its_guesses(
     for guesses, right in ((4, 4), (3, 1), (0, 0), (2, 0), (4, 3), (1, 1), (3, 2)):
         wrong = (ids[at + 1 + right : at + 1 + guesses] + 1) % decoder.shape.vocab_size
         rows = np.concatenate([ids[at : at + 1 + right], wrong])
-        found = logits(stages, StepPlan(spans=(Span(1, at, len(rows), sample=True, guesses=guesses),)), rows)
+        found = logits(
+            stages, StepPlan(spans=(Span(1, at, len(rows), sample=True, guesses=guesses),)), rows
+        )
         for row in range(1 + right):
             plan = StepPlan(spans=(Span(2, at + row, 1),))
             alone = logits(stages, plan, ids[at + row : at + row + 1])
@@ -84,5 +99,7 @@ def test_a_request_goes_on_behind_any_of_its_guesses(
                 assert torch.equal(found[row : row + 1], alone), (at, row)
             else:  # torch sums the products of several rows in another order
                 tolerance = 1e-3 if dtype is DType.FLOAT32 else 0.1
-                torch.testing.assert_close(found[row : row + 1], alone, rtol=tolerance, atol=tolerance)
+                torch.testing.assert_close(
+                    found[row : row + 1], alone, rtol=tolerance, atol=tolerance
+                )
         at += 1 + right

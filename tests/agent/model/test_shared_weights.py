@@ -1,4 +1,5 @@
-"""Weights that are in memory already serve another stage: the same bits, and nothing of them is read again."""
+"""Weights that are in memory already serve another stage: the same bits, and nothing of them is
+read again."""
 
 from __future__ import annotations
 
@@ -40,16 +41,30 @@ def load_weights(
     quantisation = Quantisation(scheme) if scheme.startswith("int") else None
     dtype = DType.BFLOAT16 if quantisation else DType(scheme)
     return StageWeights.load(
-        source, CONFIGS[name], layers, dtype=dtype, device="cpu", quantisation=quantisation, reuse=reuse
+        source,
+        CONFIGS[name],
+        layers,
+        dtype=dtype,
+        device="cpu",
+        quantisation=quantisation,
+        reuse=reuse,
     )
 
 
-def load_stage(source: CountedWeights, name: str, layers: LayerRange, scheme: str, *reuse: StageWeights) -> StageModel:
+def load_stage(
+    source: CountedWeights, name: str, layers: LayerRange, scheme: str, *reuse: StageWeights
+) -> StageModel:
     quantisation = Quantisation(scheme) if scheme.startswith("int") else None
     dtype = DType.BFLOAT16 if quantisation else DType(scheme)
     return StageModel.with_kv(
         StageWeights.load(
-            source, CONFIGS[name], layers, dtype=dtype, device="cpu", quantisation=quantisation, reuse=reuse
+            source,
+            CONFIGS[name],
+            layers,
+            dtype=dtype,
+            device="cpu",
+            quantisation=quantisation,
+            reuse=reuse,
         ),
         KvMemory(dtype, 8, 16, slots=8),
     )
@@ -58,7 +73,8 @@ def load_stage(source: CountedWeights, name: str, layers: LayerRange, scheme: st
 def logits(stages: list[StageModel]) -> torch.Tensor:
     slot = 0 if has_states(stages) else None
     plan = StepPlan(
-        grants=(KvGrant(0, 0, (0, 1, 2), slot=slot),), spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),)
+        grants=(KvGrant(0, 0, (0, 1, 2), slot=slot),),
+        spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),),
     )
     value: Any = TOKENS
     for stage in stages[:-1]:

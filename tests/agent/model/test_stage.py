@@ -73,7 +73,9 @@ def test_numbers_that_are_not_finite_are_an_error_that_names_the_layers(
     checkpoint: Any, broken: int, bad: float
 ) -> None:
     """They pass from node to node: only the sampling stage checks, and reports their layers."""
-    first, last = (load(checkpoint, SafetensorsDirectory(checkpoint.path), layers) for layers in RANGES[::2])
+    first, last = (
+        load(checkpoint, SafetensorsDirectory(checkpoint.path), layers) for layers in RANGES[::2]
+    )
     with torch.no_grad():
         for parameter in (first, last)[broken]._modules.parameters():
             parameter.fill_(bad)
@@ -96,9 +98,15 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
     assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, layers, DType.BFLOAT16)
     done = [filling.done_bytes for filling in seen]
     assert done == sorted(done) and len(done) == len(wanted) and done[-1] == seen[0].total_bytes
-    assert done[-1] == stage.parameter_bytes and {filling.work for filling in seen} == {WeightLoadingWork.CONVERTING}
+    assert done[-1] == stage.parameter_bytes and {filling.work for filling in seen} == {
+        WeightLoadingWork.CONVERTING
+    }
     float32 = getattr(architecture_named(stage.shape.architecture).runs, "float32", "") or "nothing"
-    rounded = {part.dtype for name, part in stage._modules.named_parameters() if not re.search(float32, name)}
+    rounded = {
+        part.dtype
+        for name, part in stage._modules.named_parameters()
+        if not re.search(float32, name)
+    }
     assert rounded <= {torch.bfloat16}
 
 
@@ -122,11 +130,17 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
 )
 @pytest.mark.parametrize("quantisation", ROUNDED)
 @pytest.mark.one_in(3)
-def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisation: Quantisation) -> None:
+def test_quantised_weights_weigh_what_placing_counts(
+    checkpoint: Any, quantisation: Quantisation
+) -> None:
     for layers in RANGES:
-        stage = load(checkpoint, SafetensorsDirectory(checkpoint.path), layers, quantisation=quantisation)
+        stage = load(
+            checkpoint, SafetensorsDirectory(checkpoint.path), layers, quantisation=quantisation
+        )
         wanted = stage_tensors(checkpoint.manifest, layers)
-        assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, layers, DType.FLOAT32, quantisation)
+        assert stage.parameter_bytes == held_bytes(
+            checkpoint.config, wanted, layers, DType.FLOAT32, quantisation
+        )
         assert stage.parameter_bytes < parameter_bytes(wanted, DType.FLOAT32)
 
 
@@ -136,19 +150,30 @@ def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisati
 def test_a_tied_model_has_the_same_bits_however_it_is_cut(
     checkpoint: Any, tiny_head: Any, quantisation: Quantisation
 ) -> None:
-    """The embedding keeps its dtype next to a head of integers, whether or not one node has both."""
+    """The embedding keeps its dtype next to a head of integers, whether or not one node has
+    both."""
     found = []
     for ends in ((4,), (2, 4), (1, 2, 3, 4)):
         ranges = [LayerRange(first, end) for first, end in pairwise((0, *ends))]
         stages = [
-            load(checkpoint, SafetensorsDirectory(checkpoint.path), layers, quantisation=quantisation, kv_blocks=40)
+            load(
+                checkpoint,
+                SafetensorsDirectory(checkpoint.path),
+                layers,
+                quantisation=quantisation,
+                kv_blocks=40,
+            )
             for layers in ranges
         ]
         found.append(tiny_head(stages, checkpoint.sequences).step([(0, 21)])[0])
         first: Any = stages[0]._modules
         last: Any = stages[-1]._modules
         assert last.lm_head.packed.scheme == (quantisation.head or "fp32")
-        (name,) = [tensor.name for tensor in checkpoint.manifest.tensors if tensor.name.endswith("embed_tokens.weight")]
+        (name,) = [
+            tensor.name
+            for tensor in checkpoint.manifest.tensors
+            if tensor.name.endswith("embed_tokens.weight")
+        ]
         embedding = SafetensorsDirectory(checkpoint.path).read(name)
         if len(stages) > 1 or quantisation.head is not None:
             assert torch.equal(first.embed_tokens.weight, embedding.float())
@@ -158,16 +183,29 @@ def test_a_tied_model_has_the_same_bits_however_it_is_cut(
 
 
 @pytest.mark.parametrize("variant", ["qwen3-tied", "llama-plain"])
-def test_the_head_alone_decides_between_quantisations_that_differ_in_it(checkpoint: Any, tiny_head: Any) -> None:
-    """Tied or not: hidden states before the head are the same, logits stray as far as the head's format lets them."""
+def test_the_head_alone_decides_between_quantisations_that_differ_in_it(
+    checkpoint: Any, tiny_head: Any
+) -> None:
+    """Tied or not: hidden states before the head are the same, logits stray as far as the head's
+    format lets them."""
     logits = {}
-    for quantisation in (Quantisation.INT8_HEAD_WHOLE, Quantisation.INT8, Quantisation.INT8_HEAD_INT4):
+    for quantisation in (
+        Quantisation.INT8_HEAD_WHOLE,
+        Quantisation.INT8,
+        Quantisation.INT8_HEAD_INT4,
+    ):
         stage = load(
-            checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4), quantisation=quantisation, kv_blocks=40
+            checkpoint,
+            SafetensorsDirectory(checkpoint.path),
+            LayerRange(0, 4),
+            quantisation=quantisation,
+            kv_blocks=40,
         )
         logits[quantisation.head] = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]
     whole = logits[None]
-    errors = {head: float((found - whole).abs().mean() / whole.std()) for head, found in logits.items()}
+    errors = {
+        head: float((found - whole).abs().mean() / whole.std()) for head, found in logits.items()
+    }
     assert 0 < errors[IntegerFormat.INT8] < 0.02 < errors[IntegerFormat.INT4] < 0.3, errors
 
 
@@ -178,14 +216,21 @@ def test_quantised_logits_stay_near(checkpoint_of: Callable[[str], Any], tiny_he
         source = SafetensorsDirectory(checkpoint.path)
         stage = load(checkpoint, source, LayerRange(0, 4), quantisation=quantisation, kv_blocks=40)
         logits = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]
-        errors.append(float((logits - checkpoint.reference[0]).abs().mean() / checkpoint.reference[0].std()))
+        errors.append(
+            float((logits - checkpoint.reference[0]).abs().mean() / checkpoint.reference[0].std())
+        )
     assert 0 < errors[0] < 0.03 < errors[1] < 0.4
 
 
 @pytest.mark.parametrize("variant", ["gpt2-plain", "opt-plain"])
 def test_quantisation_is_refused_where_the_layers_are_not_ours(checkpoint: Any) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
-        load(checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 1), quantisation=Quantisation.INT8)
+        load(
+            checkpoint,
+            SafetensorsDirectory(checkpoint.path),
+            LayerRange(0, 1),
+            quantisation=Quantisation.INT8,
+        )
     assert caught.value.field == "quantisation"
 
 
@@ -202,14 +247,18 @@ def test_a_missing_or_misshapen_tensor_is_named(checkpoint: Any) -> None:
 
 
 @pytest.mark.parametrize("layers", [(0, 0), (2, 5), (-1, 2), (3, 2)])
-def test_layers_the_model_does_not_have(checkpoint_of: Callable[[str], Any], layers: tuple[int, int]) -> None:
+def test_layers_the_model_does_not_have(
+    checkpoint_of: Callable[[str], Any], layers: tuple[int, int]
+) -> None:
     checkpoint = checkpoint_of("llama-plain")
     with pytest.raises(InvalidArgumentError) as caught:
         load(checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(*layers))
     assert caught.value.field == "layers"
 
 
-def test_a_config_transformers_refuses_is_a_typed_error(checkpoint_of: Callable[[str], Any]) -> None:
+def test_a_config_transformers_refuses_is_a_typed_error(
+    checkpoint_of: Callable[[str], Any],
+) -> None:
     checkpoint = checkpoint_of("apertus-llama3")
     broken = replace(checkpoint, config=checkpoint.config | {"initializer_range": "much"})
     with pytest.raises(UnsupportedModelError):
@@ -225,7 +274,10 @@ def test_code_that_a_config_names_is_not_run(
         (tmp_path / name).write_text(f"import os\nos.mkdir({str(trace)!r})\n")
     monkeypatch.chdir(tmp_path)  # transformers would look here, and next to the weights
     auto_map = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
-    named = replace(checkpoint, config=checkpoint.config | {"auto_map": auto_map, "_name_or_path": str(tmp_path)})
+    named = replace(
+        checkpoint,
+        config=checkpoint.config | {"auto_map": auto_map, "_name_or_path": str(tmp_path)},
+    )
     load(named, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4))
     assert not trace.exists() and not (tmp_path / "__pycache__").exists()
 
@@ -244,13 +296,18 @@ def test_the_stage_keeps_nothing_of_the_file(
     assert (logits - checkpoint.reference[0]).abs().max() < 1e-4
 
 
-# -- steps -----------------------------------------------------------------------------------------------------------
+# -- steps
+# -----------------------------------------------------------------------------------------------------------
 
 
 def opened(checkpoint: Any, layers: LayerRange) -> StageModel:
-    """A stage in which request 1 holds 5 tokens in block 3, and request 2 has a grant of block 0."""
+    """A stage in which request 1 holds 5 tokens in block 3, and request 2 has a grant of block
+    0."""
     stage: StageModel = checkpoint.stage(layers)
-    plan = StepPlan(grants=(KvGrant(1, 0, (3, 1)), KvGrant(2, 0, (0,))), spans=(Span(1, 0, 5, sampling=Sampling()),))
+    plan = StepPlan(
+        grants=(KvGrant(1, 0, (3, 1)), KvGrant(2, 0, (0,))),
+        spans=(Span(1, 0, 5, sampling=Sampling()),),
+    )
     stage.execute(plan, inputs_of(stage, 5))
     return stage
 
@@ -274,7 +331,10 @@ def state(stage: StageModel) -> object:
 
 
 STEP_REFUSED: dict[str, tuple[StepPlan, int]] = {
-    "free then a span without a table": (StepPlan(frees=(1,), spans=(Span(1, 5, 1, sampling=Sampling()),)), 1),
+    "free then a span without a table": (
+        StepPlan(frees=(1,), spans=(Span(1, 5, 1, sampling=Sampling()),)),
+        1,
+    ),
     "a second span that is wrong": (StepPlan(spans=(Span(1, 5, 1), Span(2, 1, 1))), 2),
     "table too short": (StepPlan(frees=(1,), spans=(Span(2, 0, 17, sampling=Sampling()),)), 17),
     "block in use": (StepPlan(grants=(KvGrant(1, 2, (0,)),), spans=(Span(1, 5, 1),)), 1),
@@ -292,7 +352,9 @@ STEP_REFUSED: dict[str, tuple[StepPlan, int]] = {
 @pytest.mark.parametrize("layers", [LayerRange(0, 1), LayerRange(1, 2), LayerRange(3, 4)], ids=str)
 @pytest.mark.parametrize("case", STEP_REFUSED)
 @pytest.mark.one_in(3)
-def test_a_refused_step_changes_nothing(checkpoint_of: Callable[[str], Any], layers: LayerRange, case: str) -> None:
+def test_a_refused_step_changes_nothing(
+    checkpoint_of: Callable[[str], Any], layers: LayerRange, case: str
+) -> None:
     stage = opened(checkpoint_of("llama-plain"), layers)
     plan, count = STEP_REFUSED[case]
     before = state(stage)
@@ -310,7 +372,9 @@ def test_a_refused_step_changes_nothing(checkpoint_of: Callable[[str], Any], lay
         Span(2, 0, 1, sampling=Sampling(), seen_tokens=(61,)),
     ],
 )
-def test_the_last_stage_refuses_wrong_sampling(checkpoint_of: Callable[[str], Any], span: Span) -> None:
+def test_the_last_stage_refuses_wrong_sampling(
+    checkpoint_of: Callable[[str], Any], span: Span
+) -> None:
     stage = opened(checkpoint_of("llama-plain"), LayerRange(3, 4))
     before = state(stage)
     with pytest.raises(EdgeShardError) as caught:
@@ -333,7 +397,9 @@ def test_the_last_stage_refuses_wrong_sampling(checkpoint_of: Callable[[str], An
     ],
     ids=repr,
 )
-def test_the_first_stage_refuses_what_are_not_tokens(checkpoint_of: Callable[[str], Any], inputs: Any) -> None:
+def test_the_first_stage_refuses_what_are_not_tokens(
+    checkpoint_of: Callable[[str], Any], inputs: Any
+) -> None:
     stage = opened(checkpoint_of("llama-plain"), LayerRange(0, 1))
     before = state(stage)
     with pytest.raises(InvalidArgumentError) as caught:
@@ -343,9 +409,13 @@ def test_the_first_stage_refuses_what_are_not_tokens(checkpoint_of: Callable[[st
 
 
 @pytest.mark.parametrize(
-    "inputs", [np.array([1]), torch.ones(1, 31), torch.ones(1, 32, dtype=torch.bfloat16), None], ids=repr
+    "inputs",
+    [np.array([1]), torch.ones(1, 31), torch.ones(1, 32, dtype=torch.bfloat16), None],
+    ids=repr,
 )
-def test_a_later_stage_refuses_other_hidden_states(checkpoint_of: Callable[[str], Any], inputs: Any) -> None:
+def test_a_later_stage_refuses_other_hidden_states(
+    checkpoint_of: Callable[[str], Any], inputs: Any
+) -> None:
     stage = opened(checkpoint_of("llama-plain"), LayerRange(1, 2))
     with pytest.raises(InvalidArgumentError) as caught:
         stage.execute(StepPlan(spans=(Span(1, 5, 1),)), inputs)
@@ -373,7 +443,9 @@ def test_only_spans_that_sample_give_tokens(checkpoint_of: Callable[[str], Any])
             Span(3, 0, 7, sample=True, sampling=Sampling(temperature=0.8, seed=6)),
         ),
     )
-    ids = np.concatenate([checkpoint.sequences[0][:9], checkpoint.sequences[1][:3], checkpoint.sequences[2][:7]])
+    ids = np.concatenate(
+        [checkpoint.sequences[0][:9], checkpoint.sequences[1][:3], checkpoint.sequences[2][:7]]
+    )
     output = stage.execute(plan, ids)
     assert output.hidden is None
     assert [(token.request, token.position) for token in output.result.tokens] == [(1, 9), (3, 7)]
@@ -401,11 +473,22 @@ def test_a_sampled_sentence_is_the_same_alone_and_in_company_and_however_the_mod
     sampling = SAMPLINGS[name]
 
     def sentence(company: bool, cuts: tuple[int, ...] = (0, 2, 4), replayed: int = 0) -> list[int]:
-        """With `replayed`, that many tokens were generated by an earlier epoch, and the prompt runs with them."""
+        """With `replayed`, that many tokens were generated by an earlier epoch, and the prompt runs
+        with them."""
         stages = [checkpoint.stage(LayerRange(*layers)) for layers in pairwise(cuts)]
         prompt, tokens = checkpoint.sequences[0][:6], alone[:replayed] if replayed else []
         prompt = np.concatenate([prompt, np.array(tokens, dtype=np.int64)])
-        spans = [Span(1, 0, len(prompt), True, sampling, tuple(prompt.tolist()), answer_tokens=tuple(tokens))]
+        spans = [
+            Span(
+                1,
+                0,
+                len(prompt),
+                True,
+                sampling,
+                tuple(prompt.tolist()),
+                answer_tokens=tuple(tokens),
+            )
+        ]
         grants = [KvGrant(1, 0, (7, 0, 3, 5))]
         ids = [prompt]
         if company:
@@ -413,7 +496,12 @@ def test_a_sampled_sentence_is_the_same_alone_and_in_company_and_however_the_mod
         for position in range(len(prompt), 14):
             if company:
                 first = position - 6
-                spans.insert(0, Span(2, first, 1, True, Sampling(seed=1, temperature=3.0) if first == 0 else None))
+                spans.insert(
+                    0,
+                    Span(
+                        2, first, 1, True, Sampling(seed=1, temperature=3.0) if first == 0 else None
+                    ),
+                )
                 ids.insert(0, np.array([position]))
             plan = StepPlan(grants=tuple(grants), spans=tuple(spans))
             inputs: Any = np.concatenate(ids)
@@ -427,13 +515,16 @@ def test_a_sampled_sentence_is_the_same_alone_and_in_company_and_however_the_mod
 
     alone = sentence(company=False)
     assert sentence(company=True) == alone
-    assert sentence(company=True, cuts=(0, 4)) == sentence(company=False, cuts=(0, 1, 3, 4)) == alone
+    assert (
+        sentence(company=True, cuts=(0, 4)) == sentence(company=False, cuts=(0, 1, 3, 4)) == alone
+    )
     for replayed in (1, 4, 7):
         assert sentence(company=False, replayed=replayed) == alone
     assert len(set(alone)) > 3
 
 
-# -- the folder of a checkpoint --------------------------------------------------------------------------------------
+# -- the folder of a checkpoint
+# --------------------------------------------------------------------------------------
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Any) -> None:
@@ -449,7 +540,9 @@ def test_a_broken_index_is_refused(tmp_path: Any, text: str) -> None:
         SafetensorsDirectory(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", "pytorch_model.bin", "a/b.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["../x.safetensors", "/x.safetensors", "pytorch_model.bin", "a/b.safetensors"]
+)
 def test_an_index_cannot_name_other_files(tmp_path: Any, file: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{file}"}}}}')
     with pytest.raises(InvalidArgumentError):
@@ -471,7 +564,8 @@ def test_broken_files_are_data_loss(tmp_path: Any) -> None:
         SafetensorsDirectory(tmp_path)
 
 
-# -- bytes -----------------------------------------------------------------------------------------------------------
+# -- bytes
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -496,21 +590,28 @@ def test_bytes_that_do_not_fit_the_shape(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [dtype for dtype in DType if dtype is not DType.FLOAT32])
-def test_keys_and_values_may_be_of_another_dtype(checkpoint_of: Callable[[str], Any], kv_dtype: DType) -> None:
+def test_keys_and_values_may_be_of_another_dtype(
+    checkpoint_of: Callable[[str], Any], kv_dtype: DType
+) -> None:
     checkpoint = checkpoint_of("llama-plain")
     found = []
     for each in (DType.FLOAT32, kv_dtype):
-        stage = load(checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4), kv_dtype=each)
+        stage = load(
+            checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4), kv_dtype=each
+        )
         stage.execute(
-            StepPlan(grants=(KvGrant(0, 0, (0, 1)),), spans=(Span(0, 0, 5, sampling=Sampling()),)), np.arange(5)
+            StepPlan(grants=(KvGrant(0, 0, (0, 1)),), spans=(Span(0, 0, 5, sampling=Sampling()),)),
+            np.arange(5),
         )
         found.append(stage.logits(StepPlan(spans=(Span(0, 5, 1),)), np.array([7])))
     torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(12, "Cannot allocate memory"), MemoryError(), torch.OutOfMemoryError("no memory"),
-              RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")],
+    "error", [OSError(12, "Cannot allocate memory"), MemoryError(), torch.OutOfMemoryError("no "
+                                                                                           "memory"),
+              RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 "
+                           "bytes.")],
     ids=["mapping", "python", "accelerator", "torch"],
 )  # fmt: skip
 def test_memory_that_runs_short_while_loading_is_a_typed_error(

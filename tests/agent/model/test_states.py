@@ -50,7 +50,9 @@ def fill(pool: KvPool, slot: int) -> list[torch.Tensor]:
 
 
 def test_layers_have_the_memory_that_they_ask_for(pool: KvPool) -> None:
-    assert [[(tuple(s.shape), s.dtype) for s in pool.layer_states(layer)] for layer in (4, 5, 6)] == [
+    assert [
+        [(tuple(s.shape), s.dtype) for s in pool.layer_states(layer)] for layer in (4, 5, 6)
+    ] == [
         [((2, 3, 2), torch.bfloat16), ((2, 2, 4, 4), torch.float32)],
         [],
         [((2, 5), torch.bfloat16)],
@@ -69,7 +71,12 @@ def test_a_slot_is_zero_when_it_is_granted_whoever_had_it(pool: KvPool) -> None:
     fill(pool, 0)
     others = fill(pool, 1)
     assert pool.bytes_in_use == 2 * pool.block_bytes + 2 * pool.states.slot_bytes
-    run(pool, frees=(1,), grants=(KvGrant(3, 0, (0,), slot=0),), spans=(Span(3, 0, 2, sampling=Sampling()),))
+    run(
+        pool,
+        frees=(1,),
+        grants=(KvGrant(3, 0, (0,), slot=0),),
+        spans=(Span(3, 0, 2, sampling=Sampling()),),
+    )
     assert not any(state.any() for state in pool.states.of(0))
     assert all(map(torch.equal, pool.states.of(1), others))
     run(pool, frees=(2, 3))
@@ -77,11 +84,18 @@ def test_a_slot_is_zero_when_it_is_granted_whoever_had_it(pool: KvPool) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_states_are_swapped_with_keys_and_values(pool: KvPool, on_disk: bool, tmp_path: Path) -> None:
+def test_states_are_swapped_with_keys_and_values(
+    pool: KvPool, on_disk: bool, tmp_path: Path
+) -> None:
     pool.swap = SwapSpace(4, tmp_path if on_disk else None)
     begin(pool, 1, 0, 0)
     before = fill(pool, 0)
-    run(pool, swap_outs=(1,), grants=(KvGrant(2, 0, (0,), slot=0),), spans=(Span(2, 0, 2, sampling=Sampling()),))
+    run(
+        pool,
+        swap_outs=(1,),
+        grants=(KvGrant(2, 0, (0,), slot=0),),
+        spans=(Span(2, 0, 2, sampling=Sampling()),),
+    )
     assert not any(state.any() for state in pool.states.of(0))
     run(pool, grants=(KvGrant(1, 0, (5,), swapped=True, slot=1),))
     assert all(map(torch.equal, pool.states.of(1), before))
@@ -111,7 +125,8 @@ def test_saved_states_begin_another_request(pool: KvPool) -> None:
 
 
 def test_states_are_saved_before_anything_else_of_the_step(pool: KvPool) -> None:
-    """The step may free the request and grant its slot to another one, which begins from the saved states."""
+    """The step may free the request and grant its slot to another one, which begins from the saved
+    states."""
     begin(pool, 1, 0, 0, 4)
     before = fill(pool, 0)
     plan = StepPlan(
@@ -151,7 +166,10 @@ def test_a_save_and_a_restore_done_twice_are_as_done_once(pool: KvPool) -> None:
         (StepPlan(grants=(KvGrant(2, 0, (1,)),)), "STATE_SLOT_MISSING"),
         (StepPlan(grants=(KvGrant(2, 0, (1,), slot=2),)), "STATE_SLOT_MISSING"),
         (StepPlan(grants=(KvGrant(2, 0, (1,), slot=0),)), "STATE_SLOT_IN_USE"),
-        (StepPlan(grants=(KvGrant(2, 0, (1,), slot=1), KvGrant(3, 0, (2,), slot=1))), "STATE_SLOT_IN_USE"),
+        (
+            StepPlan(grants=(KvGrant(2, 0, (1,), slot=1), KvGrant(3, 0, (2,), slot=1))),
+            "STATE_SLOT_IN_USE",
+        ),
         (StepPlan(grants=(KvGrant(1, 1, (1,), slot=1),)), "STATE_SLOT_NOT_DUE"),
         (StepPlan(spans=(Span(1, 2, 1, sampling=Sampling()),)), "STATE_TRUNCATION_REFUSED"),
         (StepPlan(saves=(StateCopy(1, 3, 2),)), "STATE_SLOT_MISSING"),
@@ -178,7 +196,8 @@ def test_what_the_head_may_not_ask_of_slots_is_refused_and_changes_nothing(
 
 @pytest.fixture
 def guessing() -> KvPool:
-    """Three slots, followed by four for guesses; requests 1 and 2 have 5 and 2 certain positions."""
+    """Three slots, followed by four for guesses; requests 1 and 2 have 5 and 2 certain
+    positions."""
     pool = made(3, 4)
     pool.swap = SwapSpace(4)
     for request, blocks, tokens in ((1, (0, 1, 2, 5), 5), (2, (3, 4), 2)):
@@ -224,7 +243,10 @@ def test_no_slot_behind_a_guess_is_of_two_requests(guessing: KvPool) -> None:
     ):
         with pytest.raises(FailedPreconditionError) as refused:
             guessing.check(StepPlan(spans=spans))
-        assert refused.value.reason == "STATE_GUESS_SLOTS_IN_USE" and refused.value.field == "spans.guesses"
+        assert (
+            refused.value.reason == "STATE_GUESS_SLOTS_IN_USE"
+            and refused.value.field == "spans.guesses"
+        )
     run(guessing, spans=(Span(1, 8, 1),))
     run(guessing, spans=(guess(2, 3, 3),))
     assert guessing.table(2).guess_slots == (6, 3, 4)
@@ -240,7 +262,9 @@ def test_slots_behind_guesses_go_with_their_request(guessing: KvPool, way: str) 
     if way == "swap_outs":
         grant = KvGrant(1, 0, (0, 1), swapped=True, slot=0)
         run(guessing, grants=(grant,), spans=(Span(1, 6, 1),))
-        assert same(guessing, 0, kept) and guessing.table(1).guess_slots == (), "as they were behind what is certain"
+        assert same(guessing, 0, kept) and guessing.table(1).guess_slots == (), (
+            "as they were behind what is certain"
+        )
 
 
 def test_what_is_saved_beside_guesses_is_certain(guessing: KvPool) -> None:

@@ -1,4 +1,5 @@
-"""Decode steps in buffers of fixed shapes: the same numbers as step by step, whatever comes, recorded once a shape.
+"""Decode steps in buffers of fixed shapes: the same numbers as step by step, whatever comes,
+recorded once a shape.
 
 Without a GPU, a `Tape` replaces a CUDA graph: it records the operations on tensors once and repeats
 them on the same memory, without running the model's Python again. If there is a GPU, the same cases
@@ -56,15 +57,26 @@ CONTEXT = 64
 WHOLE = LayerRange(0, 4)
 HALVES = (LayerRange(0, 2), LayerRange(2, 4))
 
-_NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+_NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
 DEVICES = ["cpu", pytest.param("cuda", marks=_NEEDS_GPU)]
-STATIC = ["llama-options", "qwen3-windows", "gemma3-text", "gpt2-options", "opt-350m", "phi3-partial"]
+STATIC = [
+    "llama-options",
+    "qwen3-windows",
+    "gemma3-text",
+    "gpt2-options",
+    "opt-350m",
+    "phi3-partial",
+]
 
 _READS_BACK = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "lift_fresh")
 
 
 class Tape:
-    """A recorder that treats the processor's memory as CUDA graphs treat theirs, host reads and all."""
+    """A recorder that treats the processor's memory as CUDA graphs treat theirs, host reads and
+    all."""
 
     def __init__(self) -> None:
         self.recorded = 0
@@ -101,7 +113,9 @@ class _Notes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in _READS_BACK:
-            raise RuntimeError(f"{func} reads from the device, or makes a tensor from a number of the host")
+            raise RuntimeError(
+                f"{func} reads from the device, or makes a tensor from a number of the host"
+            )
         result = func(*args, **(kwargs or {}))
         self.calls.append(_Call(func, args, kwargs or {}, result))
         return result
@@ -138,7 +152,8 @@ class Refusing:
 
 @pytest.fixture
 def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules' operators are torch's, as on an accelerator: the kernels' operations are on no tape."""
+    """The modules' operators are torch's, as on an accelerator: the kernels' operations are on no
+    tape."""
     monkeypatch.setenv(native.SWITCH, "0")
     monkeypatch.setattr(Projection, "pack", lambda _: None)
     monkeypatch.setattr(rotary, "is_on_cpu", lambda _: False)
@@ -153,13 +168,21 @@ def load(
     kv_dtype: DType | None = None,
 ) -> StageModel:
     return StageModel.with_kv(
-        StageWeights.load(SafetensorsDirectory(checkpoint.path), checkpoint.config, layers, dtype=dtype, device=device),
+        StageWeights.load(
+            SafetensorsDirectory(checkpoint.path),
+            checkpoint.config,
+            layers,
+            dtype=dtype,
+            device=device,
+        ),
         KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS, slots=8),
         recorder=recorder,
     )
 
 
-def stages(checkpoint: Any, recorder: Callable[[], Recorder | None], device: str = "cpu") -> list[StageModel]:
+def stages(
+    checkpoint: Any, recorder: Callable[[], Recorder | None], device: str = "cpu"
+) -> list[StageModel]:
     return [load(checkpoint, layers, recorder(), device) for layers in HALVES]
 
 
@@ -169,7 +192,8 @@ def recorder_on(device: str) -> Callable[[], Recorder]:
 
 @dataclass
 class RandomHead:
-    """Forms steps as they may come: prefills, decodes of some, shared prefixes, frees and blocks used again."""
+    """Forms steps as they may come: prefills, decodes of some, shared prefixes, frees and blocks
+    used again."""
 
     chance: random.Random
     free: list[int] = field(default_factory=lambda: list(range(KV_BLOCKS)))
@@ -182,7 +206,12 @@ class RandomHead:
     def steps(self, count: int) -> Iterator[tuple[StepPlan, np.ndarray]]:
         for _ in range(count):
             plan = self._plan()
-            yield plan, np.array([self.chance.randrange(61) for _ in range(plan.token_count)], dtype=np.int64)
+            yield (
+                plan,
+                np.array(
+                    [self.chance.randrange(61) for _ in range(plan.token_count)], dtype=np.int64
+                ),
+            )
 
     def _plan(self) -> StepPlan:
         frees = [request for request in self.tables if self.chance.random() < 0.08]
@@ -231,7 +260,9 @@ class RandomHead:
         spans.append(Span(request, first, count, True, sampling))
 
 
-def run(pipeline: Sequence[StageModel], plan: StepPlan, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    pipeline: Sequence[StageModel], plan: StepPlan, tokens: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(hidden states between the stages, logits) of a step, on the CPU."""
     hidden = pipeline[0].execute(plan, tokens).hidden
     if hidden is None:
@@ -250,7 +281,8 @@ def same_tokens(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.equal(found.argmax(-1)[clear], wanted.argmax(-1)[clear])
 
 
-# -- the same numbers --------------------------------------------------------------------------------------------------
+# -- the same numbers
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -258,7 +290,10 @@ def same_tokens(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 @pytest.mark.usefixtures("as_on_an_accelerator")
 @pytest.mark.one_in(3)
 def test_random_steps_give_what_the_ordinary_path_gives(checkpoint: Any, device: str) -> None:
-    ordinary, static = stages(checkpoint, lambda: None), stages(checkpoint, recorder_on(device), device)
+    ordinary, static = (
+        stages(checkpoint, lambda: None),
+        stages(checkpoint, recorder_on(device), device),
+    )
     seen: set[int] = set()
 
     @settings(max_examples=in_form(5, 15) if device == "cpu" else 40, deadline=None)
@@ -281,7 +316,11 @@ def test_random_steps_give_what_the_ordinary_path_gives(checkpoint: Any, device:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
-    [(DType.BFLOAT16, DType.BFLOAT16), (DType.FLOAT16, DType.FLOAT16), (DType.FLOAT32, DType.BFLOAT16)],
+    [
+        (DType.BFLOAT16, DType.BFLOAT16),
+        (DType.FLOAT16, DType.FLOAT16),
+        (DType.FLOAT32, DType.BFLOAT16),
+    ],
 )
 @pytest.mark.usefixtures("as_on_an_accelerator")
 def test_fewer_bits_stay_near(
@@ -292,7 +331,14 @@ def test_fewer_bits_stay_near(
     stage = load(checkpoint, WHOLE, recorder_on(device)(), device, dtype, kv_dtype)
     head = tiny_head([stage], checkpoint.sequences)
     errors = []
-    for spans in ([(0, 6), (1, 4)], [(0, 7), (1, 1)], [(0, 1), (1, 1)], [(1, 5)], [(0, 1)], [(1, 1), (0, 1)]):
+    for spans in (
+        [(0, 6), (1, 4)],
+        [(0, 7), (1, 1)],
+        [(0, 1), (1, 1)],
+        [(1, 5)],
+        [(0, 1)],
+        [(1, 1), (0, 1)],
+    ):
         for request, logits in head.step(spans).items():
             end = head.lengths[request]
             reference = checkpoint.reference[request][end - len(logits) : end]
@@ -319,7 +365,10 @@ def test_a_step_after_another_shape_and_back_reads_its_own_buffers(
 @pytest.mark.usefixtures("as_on_an_accelerator")
 def test_a_result_outlives_the_next_step(checkpoint_of: Callable[[str], Any], device: str) -> None:
     stage = load(checkpoint_of("llama-plain"), HALVES[0], recorder_on(device)(), device)
-    stage.execute(StepPlan(grants=(KvGrant(1, 0, (5, 9)),), spans=(Span(1, 0, 3, sampling=Sampling()),)), np.arange(3))
+    stage.execute(
+        StepPlan(grants=(KvGrant(1, 0, (5, 9)),), spans=(Span(1, 0, 3, sampling=Sampling()),)),
+        np.arange(3),
+    )
     first = stage.execute(StepPlan(spans=(Span(1, 3, 1),)), np.array([7])).hidden
     assert first is not None
     kept = first.clone()
@@ -327,7 +376,8 @@ def test_a_result_outlives_the_next_step(checkpoint_of: Callable[[str], Any], de
     assert torch.equal(first, kept)
 
 
-# -- shapes ------------------------------------------------------------------------------------------------------------
+# -- shapes
+# ------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -360,7 +410,9 @@ def test_too_many_requests_and_pieces_of_prompts_go_the_ordinary_way(
     checkpoint_of: Callable[[str], Any], tiny_head: Any
 ) -> None:
     tape = Tape()
-    head = tiny_head([load(checkpoint_of("llama-plain"), WHOLE, tape)], [np.arange(CONTEXT) % 61] * 3)
+    head = tiny_head(
+        [load(checkpoint_of("llama-plain"), WHOLE, tape)], [np.arange(CONTEXT) % 61] * 3
+    )
     head.step([(0, 1), (1, 2)])
     assert tape.recorded == 0
     static = head.stages[0]._static
@@ -369,7 +421,8 @@ def test_too_many_requests_and_pieces_of_prompts_go_the_ordinary_way(
     assert static.takes(one_token[:-1]) and not static.takes(one_token) and not static.takes([])
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory
+# ------------------------------------------------------------------------------------------------------------
 
 
 def rows_of(pool: KvPool, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -390,7 +443,10 @@ def test_rows_that_belong_to_nobody_write_to_the_scratch_block_alone(
     head.step([(0, 1), (1, 1), (2, 1)])  # recording may run a step more than once
     before = [[rows.clone() for rows in rows_of(stage.pool, layer)] for layer in range(4)]
     head.step([(0, 1), (1, 1), (2, 1)])
-    written = {head.tables[request][7 // BLOCK_TOKENS] * BLOCK_TOKENS + 7 % BLOCK_TOKENS for request in range(3)}
+    written = {
+        head.tables[request][7 // BLOCK_TOKENS] * BLOCK_TOKENS + 7 % BLOCK_TOKENS
+        for request in range(3)
+    }
     scratch = KV_BLOCKS * BLOCK_TOKENS
     for layer in range(4):
         for old, new in zip(before[layer], rows_of(stage.pool, layer), strict=True):
@@ -412,19 +468,26 @@ def test_the_scratch_block_is_the_heads_to_give_no_more_than_any_other_beyond_th
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.usefixtures("as_on_an_accelerator")
-def test_what_others_left_in_the_memory_is_never_read(checkpoint_of: Callable[[str], Any], device: str) -> None:
-    """Keys that are not a number, beyond a request's length or in blocks of others, would make its own so."""
+def test_what_others_left_in_the_memory_is_never_read(
+    checkpoint_of: Callable[[str], Any], device: str
+) -> None:
+    """Keys that are not a number, beyond a request's length or in blocks of others, would make its
+    own so."""
     stage = load(checkpoint_of("llama-plain"), HALVES[0], recorder_on(device)(), device)
     for layer in range(2):
         for rows in rows_of(stage.pool, layer):
             rows.fill_(torch.nan)
-    stage.execute(StepPlan(grants=(KvGrant(1, 0, (0, 3)),), spans=(Span(1, 0, 3, sampling=Sampling()),)), np.arange(3))
+    stage.execute(
+        StepPlan(grants=(KvGrant(1, 0, (0, 3)),), spans=(Span(1, 0, 3, sampling=Sampling()),)),
+        np.arange(3),
+    )
     for position in range(3, 6):
         hidden = stage.execute(StepPlan(spans=(Span(1, position, 1),)), np.array([position])).hidden
         assert hidden is not None and torch.isfinite(hidden).all()
 
 
-# -- recording ---------------------------------------------------------------------------------------------------------
+# -- recording
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("as_on_an_accelerator")
@@ -456,7 +519,9 @@ def test_every_model_but_mixtures_and_those_with_states_is_recorded(
             head.step([(0, 4)])
             compare(head.step([(0, 1)])[0][0], checkpoint.reference[0][4])
         assert tape.recorded == (0 if mixture or states else 1) and not logs
-        if mixture and not states and decoder_of(variant).architecture.chunks is None:  # it could not be
+        if (
+            mixture and not states and decoder_of(variant).architecture.chunks is None
+        ):  # it could not be
             monkeypatch.setattr(DecoderModules, "is_static", True)
             head = tiny_head([load(checkpoint, WHOLE, tape)], checkpoint.sequences)
             head.step([(0, 4)])
@@ -471,14 +536,22 @@ def test_a_graph_is_for_cuda_and_can_be_switched_off(monkeypatch: pytest.MonkeyP
     assert recorder_for("cuda:1") is None
 
 
-# -- what these tests stand on -----------------------------------------------------------------------------------------
+# -- what these tests stand on
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "reading",
-    [lambda x: x[: int(x.sum())], lambda x: x[: len(x.tolist())], lambda x: x + torch.tensor([2.0]), torch.nonzero],
+    [
+        lambda x: x[: int(x.sum())],
+        lambda x: x[: len(x.tolist())],
+        lambda x: x + torch.tensor([2.0]),
+        torch.nonzero,
+    ],
 )
-def test_a_tape_refuses_what_a_capture_refuses(reading: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_tape_refuses_what_a_capture_refuses(
+    reading: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     with pytest.raises(RuntimeError, match="reads from the device"):
         Tape().record(lambda: reading(torch.ones(3)))
 
@@ -505,7 +578,9 @@ def test_lengths_from_the_host_instead_of_the_buffer_are_caught(
     real = of_decodes.__func__
 
     def frozen(cls: Any, pool: Any, tables: torch.Tensor, lengths: torch.Tensor) -> GatheredSpans:
-        step: GatheredSpans = real(cls, pool, tables, torch.full(lengths.shape, 5, dtype=torch.int32))
+        step: GatheredSpans = real(
+            cls, pool, tables, torch.full(lengths.shape, 5, dtype=torch.int32)
+        )
         return step
 
     monkeypatch.setattr(GatheredSpans, "of_decodes", classmethod(frozen))

@@ -1,4 +1,5 @@
-"""Models whose tensors are stored in formats of their own: each matrix is packed in its own, and nothing is rounded."""
+"""Models whose tensors are stored in formats of their own: each matrix is packed in its own, and
+nothing is rounded."""
 
 from __future__ import annotations
 
@@ -24,9 +25,19 @@ from edgeshard_agent.ops.block_formats import BlockWeight, Weight
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
-from edgeshard.architectures import FORMATS, expected_tensors, held_bytes, name_of_experts, parse_config
+from edgeshard.architectures import (
+    FORMATS,
+    expected_tensors,
+    held_bytes,
+    name_of_experts,
+    parse_config,
+)
 from edgeshard.architectures.weights import check_manifest
-from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedModelError
+from edgeshard.domain.errors import (
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnsupportedModelError,
+)
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
@@ -95,7 +106,11 @@ def stored(model_type: str) -> dict[str, Weight]:
         rows, columns = tensor.shape
         size = (rows, columns // kind.stored_block, kind.stored_block_bytes)
         blocks = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
-        starts = {IntegerFormat.Q6_K: (208,), IntegerFormat.INT8: (0,), IntegerFormat.INT4: (0,)}.get(kind, (0, 2))
+        starts = {
+            IntegerFormat.Q6_K: (208,),
+            IntegerFormat.INT8: (0,),
+            IntegerFormat.INT4: (0,),
+        }.get(kind, (0, 2))
         scale = 2e-5 if kind.layout is not None else 1e-3 if kind is IntegerFormat.INT8 else 1e-2
         for first in starts:
             scales = torch.rand(blocks.shape[:2], generator=generator) * scale
@@ -130,16 +145,24 @@ def with_formats(config: dict[str, Any]) -> dict[str, Any]:
 def load(
     config: dict[str, Any], layers: LayerRange = ALL, packing: Packing | None = None, **options: Any
 ) -> StageModel:
-    defaults: dict[str, Any] = {"dtype": DType.FLOAT32, "quantisation": Quantisation.STORED, "source": Stored(config)}
+    defaults: dict[str, Any] = {
+        "dtype": DType.FLOAT32,
+        "quantisation": Quantisation.STORED,
+        "source": Stored(config),
+    }
     options = defaults | options
     source, dtype = options.pop("source"), options["dtype"]
-    made = StageWeights.load(source, with_formats(config), layers, device="cpu", packing=packing, **options)
+    made = StageWeights.load(
+        source, with_formats(config), layers, device="cpu", packing=packing, **options
+    )
     return StageModel.with_kv(made, KvMemory(dtype, 8, 16))
 
 
 def logits(stages: list[StageModel], tokens: np.ndarray = TOKENS) -> torch.Tensor:
     """Logits [T, vocab] of the tokens, by stages that follow one another."""
-    plan = StepPlan(grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(tokens), sampling=Sampling()),))
+    plan = StepPlan(
+        grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(tokens), sampling=Sampling()),)
+    )
     if len(stages) == 1:
         return stages[0].logits(plan, tokens)
     hidden: Any = tokens
@@ -165,20 +188,29 @@ def test_each_matrix_has_its_own_format(config: dict[str, Any]) -> None:
         assert isinstance(block.qkv, JoinedProjection)
         parts: list[Any] = list(block.qkv.parts)
         assert [part.packed.scheme for part in parts] == ["q4_k", ("q6_k", "q5_k", "int8")[layer]]
-        assert block.output.packed is not None and block.output.packed.scheme == ("fp32", "int4", "q4_k")[layer]
+        assert (
+            block.output.packed is not None
+            and block.output.packed.scheme == ("fp32", "int4", "q4_k")[layer]
+        )
     head: Any = modules.lm_head
     assert isinstance(head, Projection) and head.packed is not None and head.packed.scheme == "q6_k"
-    assert hasattr(modules, "embed_tokens") != config["tie_word_embeddings"], "a tied one is there once"
+    assert hasattr(modules, "embed_tokens") != config["tie_word_embeddings"], (
+        "a tied one is there once"
+    )
 
 
 @pytest.mark.parametrize("config", [PLAIN, MIXTURE], ids=["dense", "mixture"])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
-def test_bytes_held_are_those_that_are_counted_and_planned(config: dict[str, Any], dtype: DType) -> None:
+def test_bytes_held_are_those_that_are_counted_and_planned(
+    config: dict[str, Any], dtype: DType
+) -> None:
     held = load(config, dtype=dtype).weights.parameter_bytes
     assert held == held_bytes(with_formats(config), infos(config), ALL, dtype, Quantisation.STORED)
     model = model_from_config("m", with_formats(config))
     planned = sum(block.weight_bytes(dtype, Quantisation.STORED) for block in model.blocks)
-    planned += model.head_bytes(dtype, Quantisation.STORED) + model.embedding_bytes(dtype, Quantisation.STORED)
+    planned += model.head_bytes(dtype, Quantisation.STORED) + model.embedding_bytes(
+        dtype, Quantisation.STORED
+    )
     assert held == planned - model.shared_bytes(dtype, Quantisation.STORED)
 
 
@@ -186,7 +218,9 @@ def test_bytes_held_are_those_that_are_counted_and_planned(config: dict[str, Any
 def test_it_computes_with_the_numbers_that_are_stored(config: dict[str, Any]) -> None:
     found = logits([load(config)])
     numbers = logits([load(config, source=Stored(config, is_whole=True), quantisation=None)])
-    assert (found - numbers).norm() < 0.02 * numbers.norm(), "activations are rounded, weights are not"
+    assert (found - numbers).norm() < 0.02 * numbers.norm(), (
+        "activations are rounded, weights are not"
+    )
 
 
 @pytest.mark.skipif(not native_available(), reason="torch's own products depend on the batch")
@@ -207,17 +241,24 @@ def test_a_row_has_the_same_bits_however_the_model_is_cut_and_batched() -> None:
 
 @pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
 @pytest.mark.parametrize("config", [PLAIN, MIXTURE], ids=["dense", "mixture"])
-def test_packed_files_and_streaming_keep_the_formats(config: dict[str, Any], tmp_path: Path) -> None:
+def test_packed_files_and_streaming_keep_the_formats(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     plain, units = load(config), PackedUnits(tmp_path / "packed")
 
     def packing(budget: int | None) -> Packing:
-        chosen = chosen_sources(units, MODEL, with_formats(config), ALL, DType.FLOAT32, Quantisation.STORED)
+        chosen = chosen_sources(
+            units, MODEL, with_formats(config), ALL, DType.FLOAT32, Quantisation.STORED
+        )
         return Packing(chosen, budget, prefetched=1)
 
     expected = logits([plain])
     assert torch.equal(logits([load(config, packing=packing(None))]), expected)
     again = load(config, packing=packing(None), source=NothingLeft(config))
-    assert torch.equal(logits([again]), expected) and again.weights.parameter_bytes == plain.weights.parameter_bytes
+    assert (
+        torch.equal(logits([again]), expected)
+        and again.weights.parameter_bytes == plain.weights.parameter_bytes
+    )
     with pytest.raises(ResourceExhaustedError) as refused:
         load(config, packing=packing(1), source=NothingLeft(config))
     budget = 1 + int(refused.value.message.split("too few by ")[1].split(":")[0])
@@ -236,10 +277,25 @@ class NothingLeft(Stored):
 
 def manifests(config: dict[str, Any]) -> Iterator[tuple[str, ModelManifest]]:
     tensors = tuple(infos(config))
-    yield "good", ModelManifest(ModelName("m"), config["model_type"], json.dumps(with_formats(config)), tensors, ())
-    yield "no formats", ModelManifest(ModelName("m"), config["model_type"], json.dumps(config), tensors, ())
-    other = tuple(replace(tensor, integers=None) if "q_proj" in tensor.name else tensor for tensor in tensors)
-    yield "others", ModelManifest(ModelName("m"), config["model_type"], json.dumps(with_formats(config)), other, ())
+    yield (
+        "good",
+        ModelManifest(
+            ModelName("m"), config["model_type"], json.dumps(with_formats(config)), tensors, ()
+        ),
+    )
+    yield (
+        "no formats",
+        ModelManifest(ModelName("m"), config["model_type"], json.dumps(config), tensors, ()),
+    )
+    other = tuple(
+        replace(tensor, integers=None) if "q_proj" in tensor.name else tensor for tensor in tensors
+    )
+    yield (
+        "others",
+        ModelManifest(
+            ModelName("m"), config["model_type"], json.dumps(with_formats(config)), other, ()
+        ),
+    )
 
 
 @pytest.mark.parametrize("config", [PLAIN, MIXTURE], ids=["dense", "mixture"])
@@ -269,7 +325,9 @@ def test_formats_that_cannot_be_are_refused(value: Any, why: str) -> None:
 def test_other_words_for_the_weights_round_them() -> None:
     """`int8`, or whole weights, of a model that is stored in formats of its own."""
     whole_numbers = Stored(PLAIN, is_whole=True)
-    found, numbers = (logits([load(PLAIN, quantisation=None, source=s)]) for s in (Stored(PLAIN), whole_numbers))
+    found, numbers = (
+        logits([load(PLAIN, quantisation=None, source=s)]) for s in (Stored(PLAIN), whole_numbers)
+    )
     assert torch.equal(found, numbers)
     rounded = logits([load(PLAIN, quantisation=Quantisation.INT8)])
     assert 0 < (rounded - numbers).norm() < 0.05 * numbers.norm()

@@ -1,4 +1,5 @@
-"""Stages from packed files, in memory and streamed from the disk, give the bits of stages loaded from checkpoints."""
+"""Stages from packed files, in memory and streamed from the disk, give the bits of stages loaded
+from checkpoints."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ def load(
     dtype = options.pop("dtype", DType.FLOAT32)
     packing = None
     if units is not None:
-        sources = chosen_sources(units, MODEL, checkpoint.config, layers, dtype, options.get("quantisation"))
+        sources = chosen_sources(
+            units, MODEL, checkpoint.config, layers, dtype, options.get("quantisation")
+        )
         packing = Packing(sources, budget, prefetched=prefetched)
     return StageModel.with_kv(
         StageWeights.load(
@@ -113,7 +116,9 @@ def _least_budget(checkpoint: Any, units: PackedUnits, prefetched: int, **option
 
 
 @pytest.mark.one_in(6)
-def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
+def test_a_family_from_packed_files_and_streamed(
+    variant: str, checkpoint: Any, tiny_head: Any, tmp_path: Path
+) -> None:
     plain = load(checkpoint, None)
     wanted = list(logits(plain, checkpoint, tiny_head))
     units = _packed(tmp_path)
@@ -130,8 +135,13 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
     every = frozenset(range(_layer_count(checkpoint)))
     form = UnitForm(MODEL, first.dtype, None, first.shape)
     held = held_of(form, checkpoint.config, frozenset(units.ids))
-    assert held.layers == every and held.head, "by the ids of its files, others know what this node has"
-    assert held_of(replace(form, dtype=DType.FLOAT16), checkpoint.config, frozenset(units.ids)) == NOTHING_HELD
+    assert held.layers == every and held.head, (
+        "by the ids of its files, others know what this node has"
+    )
+    assert (
+        held_of(replace(form, dtype=DType.FLOAT16), checkpoint.config, frozenset(units.ids))
+        == NOTHING_HELD
+    )
     nothing = NothingLeft(SafetensorsDirectory(checkpoint.path))
     again = load(checkpoint, units, source=nothing)
     assert again.parameter_bytes == plain.parameter_bytes
@@ -141,7 +151,9 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
     streamed = load(checkpoint, units, budget=budget, prefetched=0, source=nothing)
     assert streamed.parameter_bytes == plain.parameter_bytes
     store = streamed.weights.filled.store
-    if streamed.weights.filled.experts is not None:  # tests/agent/model/test_expert_store.py is about these
+    if (
+        streamed.weights.filled.experts is not None
+    ):  # tests/agent/model/test_expert_store.py is about these
         assert all(map(torch.equal, logits(streamed, checkpoint, tiny_head), wanted))
     elif _layer_count(checkpoint) > 1:
         assert store is not None
@@ -174,7 +186,9 @@ def test_bits_in_all_dtypes(
     if dtype is DType.FLOAT16:
         if quantisation is not None:
             pytest.skip("kernels of small integers take float32 and bfloat16")
-        monkeypatch.setattr(units_module, "SMALL_TENSOR_BYTES", 256)  # its matrices are plain tensors
+        monkeypatch.setattr(
+            units_module, "SMALL_TENSOR_BYTES", 256
+        )  # its matrices are plain tensors
     options: dict[str, Any] = {"dtype": dtype, "quantisation": quantisation}
     wanted = list(logits(load(checkpoint, None, **options), checkpoint, tiny_head))
     units = _packed(tmp_path)
@@ -189,7 +203,11 @@ def test_bits_in_all_dtypes(
 @pytest.mark.parametrize("variant", ["llama-plain"])
 @pytest.mark.parametrize("native_rows", [attention_module.MOST_NATIVE_ROWS, 8, 0])
 def test_a_sweep_reads_once_and_gives_what_its_steps_give(
-    checkpoint: Any, tiny_head: Any, tmp_path: Path, native_rows: int, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Any,
+    tiny_head: Any,
+    tmp_path: Path,
+    native_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # In one native call for all, in several with other steps between, and in none.
     monkeypatch.setattr(attention_module, "MOST_NATIVE_ROWS", native_rows)
@@ -198,7 +216,8 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
     streamed = load(checkpoint, units, budget=_least_budget(checkpoint, units, 1), prefetched=1)
     store = streamed.weights.filled.store
     assert store is not None
-    # The steps of one sweep, in order: two chunks of one prompt, another prompt, and a decode after both.
+    # The steps of one sweep, in order: two chunks of one prompt, another prompt, and a decode after
+    # both.
     wanted: list[StageOutput] = []
     swept: list[StageOutput] = []
     behind: list[torch.Tensor] = []
@@ -212,21 +231,29 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
             before = store.counts.layers_read
             outputs = stage.execute_sweep(list(zip(steps, inputs, strict=True)))
             seen.extend(outputs)
-            round_of_layers = store.streamed_bytes // (store.counts.bytes_read // store.counts.layers_read)
-            assert store.counts.layers_read - before <= round_of_layers + 2, "read ahead of the next sweep"
+            round_of_layers = store.streamed_bytes // (
+                store.counts.bytes_read // store.counts.layers_read
+            )
+            assert store.counts.layers_read - before <= round_of_layers + 2, (
+                "read ahead of the next sweep"
+            )
         behind.extend(head.step([(request, 1)])[request] for request in (0, 1))
     assert torch.equal(behind[0], behind[2])
     assert torch.equal(behind[1], behind[3])
     assert [output.result.tokens for output in swept] == [output.result.tokens for output in wanted]
     freed = head.plan(((2, 3),))
     steps = [(freed, head.inputs(freed)), (StepPlan(frees=(2,)), None)]
-    assert len(streamed.execute_sweep(steps)) == 1, "a step that frees a request of the sweep waits for the next"
+    assert len(streamed.execute_sweep(steps)) == 1, (
+        "a step that frees a request of the sweep waits for the next"
+    )
     assert streamed.execute(StepPlan(frees=(2,))).result.tokens == ()
     streamed.release()
 
 
 @pytest.mark.parametrize("variant", ["llama-plain"])
-def test_reads_are_told_while_somebody_observes_them(checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
+def test_reads_are_told_while_somebody_observes_them(
+    checkpoint: Any, tiny_head: Any, tmp_path: Path
+) -> None:
     units = _packed(tmp_path)
     streamed = load(checkpoint, units, budget=_least_budget(checkpoint, units, 1), prefetched=1)
     store = streamed.weights.filled.store
@@ -240,16 +267,22 @@ def test_reads_are_told_while_somebody_observes_them(checkpoint: Any, tiny_head:
     streamed.observe_reads(None)
     reads = recorder.reads
     streamed_layers = {read.layer for read in reads}
-    assert len(reads) >= 2 * len(streamed_layers) and all(store.streams(layer) for layer in streamed_layers)
+    assert len(reads) >= 2 * len(streamed_layers) and all(
+        store.streams(layer) for layer in streamed_layers
+    )
     assert all(began - 60 < read.began_s <= read.ended_s for read in reads)
-    assert [a.ended_s <= b.began_s for a, b in pairwise(reads)] == [True] * (len(reads) - 1), "one at a time"
+    assert [a.ended_s <= b.began_s for a, b in pairwise(reads)] == [True] * (len(reads) - 1), (
+        "one at a time"
+    )
     each = store.streamed_bytes // len({layer for layer in range(64) if store.streams(layer)})
     assert {read.size_bytes for read in reads} == {each}
     streamed.release()
 
 
 @pytest.mark.parametrize("variant", ["llama-plain"])
-def test_a_damaged_or_vanished_file_is_named_and_made_again(checkpoint: Any, tmp_path: Path, tiny_head: Any) -> None:
+def test_a_damaged_or_vanished_file_is_named_and_made_again(
+    checkpoint: Any, tmp_path: Path, tiny_head: Any
+) -> None:
     units = _packed(tmp_path)
     wanted = list(logits(load(checkpoint, units), checkpoint, tiny_head))
     for damage in (_flip_last, _cut_last, _flip_first, lambda path: path.unlink()):
@@ -294,7 +327,8 @@ def test_without_room_a_stage_loads_and_packs_nothing(checkpoint: Any, tmp_path:
 def test_packing_what_streams_leaves_nothing_of_it_in_memory(
     checkpoint: Any, tmp_path: Path, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor of a few bytes would hold the chunk in which its layer was packed, and all chunks are the model."""
+    """A tensor of a few bytes would hold the chunk in which its layer was packed, and all chunks
+    are the model."""
     taken, mapping = list[tuple[weakref.ref[Any], int]](), huge_pages._mapping
 
     def noting(size: int) -> Any:
@@ -321,7 +355,9 @@ def test_packing_what_streams_leaves_nothing_of_it_in_memory(
 
 
 @pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
-def test_what_is_done_is_told_while_a_stage_is_packed_and_while_it_is_read(checkpoint: Any, tmp_path: Path) -> None:
+def test_what_is_done_is_told_while_a_stage_is_packed_and_while_it_is_read(
+    checkpoint: Any, tmp_path: Path
+) -> None:
     units = _packed(tmp_path)
     packed, read = list[StageFilling](), list[StageFilling]()
     load(checkpoint, units, progress=packed.append)

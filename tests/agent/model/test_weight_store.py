@@ -54,7 +54,9 @@ class Reads:
         self.layers: list[int] = []
         self.spans: list[tuple[float, float]] = []
 
-    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None:
+    def read(
+        self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None
+    ) -> None:
         self.layers.append(layer)
         self.spans.append((began_s, ended_s))
 

@@ -1,4 +1,5 @@
-"""A node's heartbeats on its control stream: the first whole, then what changed; and a node that finds its way back."""
+"""A node's heartbeats on its control stream: the first whole, then what changed; and a node that
+finds its way back."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ DEADLINE_S = 60.0
 
 
 class Site(CoordinatorServiceServicer):
-    """Records the nodes' messages, stream by stream, and ends a stream when the test requests it."""
+    """Records the nodes' messages, stream by stream, and ends a stream when the test requests
+    it."""
 
     def __init__(self) -> None:
         self.registered: list[float] = []
@@ -95,9 +97,17 @@ class Node:
     def __init__(self, address: str) -> None:
         self.stages: tuple[StageStatus, ...] = (STAGE,)
         self.channel = open_channel(address, None, reconnect_s=MAX_RETRY_S)
-        registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i")
+        registration = Registration(
+            NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i"
+        )
         self.client = ControlClient(
-            self.channel, address, registration, lambda i, c: None, lambda: self.stages, lambda: 1000, self._pages
+            self.channel,
+            address,
+            registration,
+            lambda i, c: None,
+            lambda: self.stages,
+            lambda: 1000,
+            self._pages,
         )
         self.running = asyncio.create_task(self.client.run())
 
@@ -155,7 +165,9 @@ async def test_a_new_stream_begins_with_a_whole_one(site: Site, node: Node) -> N
     assert len(site.registered) == 2, "a node that is not known any more registers again"
 
 
-async def test_a_heartbeat_behind_the_answer_to_a_release_does_not_name_the_stage(site: Site, node: Node) -> None:
+async def test_a_heartbeat_behind_the_answer_to_a_release_does_not_name_the_stage(
+    site: Site, node: Node
+) -> None:
     """Also for a change that was pending when the stage was released."""
     await site.until(0, 1)
     for number in range(2, 22):
@@ -176,7 +188,10 @@ async def test_how_often_a_node_says_that_it_lives_goes_by_whether_it_holds_a_st
     site: Site, server: Server, monkeypatch: pytest.MonkeyPatch, holds: bool
 ) -> None:
     """Either is soon enough for no ping to be sent between two of them."""
-    assert (HOLDING_INTERVAL_S, IDLE_INTERVAL_S) == (0.9, 1.8) and IDLE_INTERVAL_S < CONTROL_KEEPALIVE_S
+    assert (HOLDING_INTERVAL_S, IDLE_INTERVAL_S) == (
+        0.9,
+        1.8,
+    ) and IDLE_INTERVAL_S < CONTROL_KEEPALIVE_S
     for name, used in (("HOLDING_INTERVAL_S", holds), ("IDLE_INTERVAL_S", not holds)):
         monkeypatch.setattr(commands, name, 0.005 if used else 1e6)
     node = Node(await server.start())
@@ -185,7 +200,9 @@ async def test_how_often_a_node_says_that_it_lives_goes_by_whether_it_holds_a_st
     await node.close()
 
 
-async def test_a_node_that_is_refused_tries_again_twice_a_second(site: Site, server: Server) -> None:
+async def test_a_node_that_is_refused_tries_again_twice_a_second(
+    site: Site, server: Server
+) -> None:
     """However often it was refused before."""
     site.refuses = True
     node = Node(await server.start())
@@ -201,5 +218,8 @@ async def test_a_node_that_is_refused_tries_again_twice_a_second(site: Site, ser
 def test_nodes_do_not_come_back_all_at_once() -> None:
     delays = [drawn(MAX_RETRY_S) for _ in range(1000)]
     assert max(delays) <= MAX_RETRY_S and min(delays) >= MAX_RETRY_S / 2
-    shares = [sum(low <= delay / MAX_RETRY_S < low + 0.1 for delay in delays) for low in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    shares = [
+        sum(low <= delay / MAX_RETRY_S < low + 0.1 for delay in delays)
+        for low in (0.5, 0.6, 0.7, 0.8, 0.9)
+    ]
     assert min(shares) > 100

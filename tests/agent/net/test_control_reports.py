@@ -1,4 +1,5 @@
-"""A node's measurements on their way to a listening coordinator: progress, the report, and only then the result."""
+"""A node's measurements on their way to a listening coordinator: progress, the report, and only
+then the result."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ PROBE = ProbeLinks(())
 
 
 class Site(CoordinatorServiceServicer):
-    """Sends one command on each stream, and ends the stream when the node answers or `hang_up` is set."""
+    """Sends one command on each stream, and ends the stream when the node answers or `hang_up` is
+    set."""
 
     def __init__(self, command: ControlMessage) -> None:
         self.heard: list[tuple[str, Any]] = []
@@ -58,7 +60,9 @@ class Site(CoordinatorServiceServicer):
         self.registered.append(request)
         return pb.RegisterResponse()
 
-    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
+    async def ReportProfile(
+        self, request: pb.ReportProfileRequest, context: Any
+    ) -> pb.ReportProfileResponse:
         if request.node_id != "n":
             raise InvalidArgumentError("node_id is not known here", field="node_id")
         self.heard.append(("report", request))
@@ -92,9 +96,18 @@ class Node:
         self.channel = open_channel(address, None)
         self.lost = 0
         self.commands: asyncio.Queue[ControlMessage] = asyncio.Queue()
-        registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i", starting)
+        registration = Registration(
+            NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i", starting
+        )
         self.client = ControlClient(
-            self.channel, address, registration, self._command, lambda: (), lambda: 1, no_huge_pages, self._on_lost
+            self.channel,
+            address,
+            registration,
+            self._command,
+            lambda: (),
+            lambda: 1,
+            no_huge_pages,
+            self._on_lost,
         )
         self.running = asyncio.create_task(self.client.run())
 
@@ -138,7 +151,9 @@ async def node(server: Server, site: Site) -> AsyncIterator[Node]:
     await node.close()
 
 
-async def test_progress_the_report_and_the_result_arrive_in_this_order(node: Node, site: Site) -> None:
+async def test_progress_the_report_and_the_result_arrive_in_this_order(
+    node: Node, site: Site
+) -> None:
     assert await asyncio.wait_for(node.commands.get(), 30) == PROBE
     node.client.send(CommandProgress(OperationId("op"), 0, 2, "link to m"))
     await until(lambda: site.heard)
@@ -153,7 +168,9 @@ async def test_progress_the_report_and_the_result_arrive_in_this_order(node: Nod
 
 
 async def test_a_suspicion_and_its_end_arrive_as_they_were_said(node: Node, site: Site) -> None:
-    suspected = LinkSuspected(DeploymentName("tales"), Epoch(3), 2, 0, recovered=False, why="nothing came back")
+    suspected = LinkSuspected(
+        DeploymentName("tales"), Epoch(3), 2, 0, recovered=False, why="nothing came back"
+    )
     recovered = replace(suspected, recovered=True, why="")
     for said in (suspected, recovered):
         node.client.send(said)
@@ -161,7 +178,9 @@ async def test_a_suspicion_and_its_end_arrive_as_they_were_said(node: Node, site
     assert [agent_message_from_wire(message) for _, message in site.heard] == [suspected, recovered]
 
 
-async def test_reported_facts_are_what_the_node_registers_with_later(node: Node, site: Site) -> None:
+async def test_reported_facts_are_what_the_node_registers_with_later(
+    node: Node, site: Site
+) -> None:
     await asyncio.wait_for(node.commands.get(), 30)
     await node.client.report(ProfileReport(NodeId("n"), replace(FACTS, memory_budget_bytes=70)))
     assert site.heard[-1][1].facts.memory_budget_bytes == 70
@@ -170,7 +189,9 @@ async def test_reported_facts_are_what_the_node_registers_with_later(node: Node,
     assert [request.facts.memory_budget_bytes for request in site.registered[:2]] == [50, 70]
 
 
-async def test_a_node_counts_as_registered_once_its_stream_has_been_answered(server: Server) -> None:
+async def test_a_node_counts_as_registered_once_its_stream_has_been_answered(
+    server: Server,
+) -> None:
     """Between the call and the stream the coordinator refuses to deploy to it."""
     site, hello, answer = Site(PROBE), asyncio.Event(), asyncio.Event()
 
@@ -191,10 +212,16 @@ async def test_a_node_counts_as_registered_once_its_stream_has_been_answered(ser
     await node.close()
 
 
-async def test_what_no_message_holds_ends_neither_the_node_nor_the_stream(node: Node, site: Site) -> None:
+async def test_what_no_message_holds_ends_neither_the_node_nor_the_stream(
+    node: Node, site: Site
+) -> None:
     node.client.send(CommandProgress(OperationId("op"), 2**70, 2, "more than a number on the wire"))
-    node.client.send_results((CommandResult(OperationId("op"), InternalError("no text", field="caf\udce9")),))
-    large = StageStatus(DeploymentName("x" * (17 << 20)), Epoch(1), 0, LayerRange(0, 1), StagePhase.READY)
+    node.client.send_results(
+        (CommandResult(OperationId("op"), InternalError("no text", field="caf\udce9")),)
+    )
+    large = StageStatus(
+        DeploymentName("x" * (17 << 20)), Epoch(1), 0, LayerRange(0, 1), StagePhase.READY
+    )
     node.client.send_results((CommandResult(OperationId("large"), stage=large),))
     await until(lambda: len(site.heard) == 2 or node.lost)
     results = [(kind, m.result.operation_id, m.result.failure.reason) for kind, m in site.heard]
@@ -202,7 +229,9 @@ async def test_what_no_message_holds_ends_neither_the_node_nor_the_stream(node: 
     assert not node.running.done() and not node.lost
 
 
-async def test_dumps_of_a_stream_that_ended_are_not_sent_on_the_next(node: Node, site: Site) -> None:
+async def test_dumps_of_a_stream_that_ended_are_not_sent_on_the_next(
+    node: Node, site: Site
+) -> None:
     """Written without a pause in between, so that nothing is sent before the stream ends."""
     await until(node.client.joined.is_set)
     node.client.send_dump(OperationId("dump"), b"{}")
@@ -235,13 +264,20 @@ async def test_a_command_to_measure_arrives_whole(server: Server) -> None:
     await node.close()
 
 
-async def test_a_node_that_has_started_says_so_over_the_stream_it_has(server: Server, site: Site) -> None:
+async def test_a_node_that_has_started_says_so_over_the_stream_it_has(
+    server: Server, site: Site
+) -> None:
     node = Node(await server.start(), starting=True)
     await asyncio.wait_for(node.client.joined.wait(), 30)
-    assert [request.starting for request in site.registered] == [True] and not node.client.placeable.is_set()
+    assert [request.starting for request in site.registered] == [
+        True
+    ] and not node.client.placeable.is_set()
     node.client.started(replace(FACTS, memory_budget_bytes=70))
     await asyncio.wait_for(node.client.placeable.wait(), 30)
-    assert [(r.starting, r.facts.memory_budget_bytes) for r in site.registered] == [(True, 50), (False, 70)]
+    assert [(r.starting, r.facts.memory_budget_bytes) for r in site.registered] == [
+        (True, 50),
+        (False, 70),
+    ]
     assert node.lost == 0
     await node.close()
 

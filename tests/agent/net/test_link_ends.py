@@ -1,4 +1,5 @@
-"""How a stream of a hop ends at its receiver: with a typed error, soon, and with no operation of gRPC cut off."""
+"""How a stream of a hop ends at its receiver: with a typed error, soon, and with no operation of
+gRPC cut off."""
 
 from __future__ import annotations
 
@@ -28,13 +29,25 @@ pytestmark = pytest.mark.timing
 NAME = DeploymentName("tales")
 NODE = NodeName("a")
 SOON_S = 30.0
-NARROW = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+NARROW = [
+    ("grpc.http2.lookahead_bytes", 1 << 16),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 """A caller's flow control that lets 64 KiB through until the caller reads."""
-HELLO = pb.LinkHello(deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION)
+HELLO = pb.LinkHello(
+    deployment=NAME,
+    epoch=1,
+    from_stage=0,
+    to_stage=1,
+    dialler_sends=True,
+    wire_version=WIRE_VERSION,
+)
 
 
 class Watched:
-    """A call's context that records which operations were cut off by a cancel, or begun while another one ran."""
+    """A call's context that records which operations were cut off by a cancel, or begun while
+    another one ran."""
 
     def __init__(self, context: Any, wrong: list[str]) -> None:
         self._context = context
@@ -80,12 +93,16 @@ class WatchedServicer(StageServicer):
 class Neighbour:
     """A stage with a real server, and its dialling neighbours."""
 
-    def __init__(self, servicer: WatchedServicer, channel: grpc.aio.Channel, narrow: grpc.aio.Channel) -> None:
+    def __init__(
+        self, servicer: WatchedServicer, channel: grpc.aio.Channel, narrow: grpc.aio.Channel
+    ) -> None:
         self.servicer = servicer
         self.stub = StageServiceStub(channel)
         self.narrow = StageServiceStub(narrow)
         contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
-        servicer.open(NAME, 1, LinkReceiver(0, NODE, contract, lambda step: None, lambda step: None))
+        servicer.open(
+            NAME, 1, LinkReceiver(0, NODE, contract, lambda step: None, lambda step: None)
+        )
 
     async def dial(self, stub: StageServiceStub | None = None) -> Any:
         call = (stub or self.stub).Exchange()
@@ -116,8 +133,11 @@ async def end_of(call: Any) -> EdgeShardError:
 
 
 @asynccontextmanager
-async def stuck_in_a_write(neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Any, Watched]]:
-    """A stream whose receiver writes more than the flow control of a caller that does not read lets through."""
+async def stuck_in_a_write(
+    neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Any, Watched]]:
+    """A stream whose receiver writes more than the flow control of a caller that does not read lets
+    through."""
     with monkeypatch.context() as patch:
         large = pb.ExchangeResponse(message=pb.LinkMessage(padding=bytes(1 << 20)))
         patch.setattr(link_receiver, "exchange_response", lambda message: large)
@@ -131,18 +151,27 @@ async def stuck_in_a_write(neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
 async def test_a_newer_stream_is_served_at_once_beside_one_that_is_stuck_in_a_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with listening() as neighbour, stuck_in_a_write(neighbour, monkeypatch) as (stuck, watched):
+    async with (
+        listening() as neighbour,
+        stuck_in_a_write(neighbour, monkeypatch) as (stuck, watched),
+    ):
         newer = await neighbour.dial()
         welcome = await newer.read()
         assert welcome.message.WhichOneof("message") == "welcome"
         assert not neighbour.servicer.wrong, "an operation was cut off"
         assert "write" in watched.running, "it was not stuck"
         ended = await end_of(stuck)
-        assert isinstance(ended, UnavailableError) and ended.reason == "LINK_ENDED" and "newer" in ended.message
+        assert (
+            isinstance(ended, UnavailableError)
+            and ended.reason == "LINK_ENDED"
+            and "newer" in ended.message
+        )
         newer.cancel()
 
 
-async def test_a_stage_that_closes_ends_a_stream_that_is_stuck_in_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_that_closes_ends_a_stream_that_is_stuck_in_a_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with listening() as neighbour, stuck_in_a_write(neighbour, monkeypatch) as (stuck, _):
         neighbour.servicer.close(NAME, 1)
         ended = await end_of(stuck)
@@ -155,7 +184,9 @@ async def test_streams_that_replace_each_other_all_the_time_end_all_but_the_last
         calls = [await neighbour.dial() for _ in range(30)]
         ends = [asyncio.create_task(end_of(call)) for call in calls]
         while sum(not end.done() for end in ends) > 1:
-            await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED
+            )
         (left,) = (end for end in ends if not end.done())
         assert {end.result().reason for end in ends if end is not left} == {"LINK_ENDED"}
         assert not neighbour.servicer.wrong
@@ -166,7 +197,8 @@ async def test_streams_that_replace_each_other_all_the_time_end_all_but_the_last
 async def test_a_stage_that_closes_between_a_hello_and_its_welcome_ends_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when it enters its next epoch at that moment. The stream would belong to no stage, and stay."""
+    """As when it enters its next epoch at that moment. The stream would belong to no stage, and
+    stay."""
     async with listening() as neighbour:
         find = neighbour.servicer._find
 

@@ -1,4 +1,5 @@
-"""Parts of a step follow the link's rate: never more than it carries in two seconds, and large if it is fast."""
+"""Parts of a step follow the link's rate: never more than it carries in two seconds, and large if
+it is fast."""
 
 from __future__ import annotations
 
@@ -83,7 +84,10 @@ def test_a_new_stream_says_nothing_of_what_the_one_before_carried() -> None:
 @given(
     st.floats(40e3, 1e10),
     st.lists(
-        st.tuples(st.lists(st.integers(0, 8 << 20), min_size=1, max_size=3), st.sampled_from([0.0, 0.0, 0.1, 3.0])),
+        st.tuples(
+            st.lists(st.integers(0, 8 << 20), min_size=1, max_size=3),
+            st.sampled_from([0.0, 0.0, 0.1, 3.0]),
+        ),
         max_size=12,
     ),
 )

@@ -1,4 +1,5 @@
-"""Writes that begin at once, one after the other, and their outcome if one fails or the stream ends."""
+"""Writes that begin at once, one after the other, and their outcome if one fails or the stream
+ends."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Line:
             await asyncio.sleep(0)
 
 
-async def test_the_first_write_is_under_way_when_poke_returns_and_the_others_follow_in_order() -> None:
+async def test_the_first_write_is_under_way_when_poke_returns_and_the_others_follow_in_order() -> (
+    None
+):
     line = Line()
     line.put(1)
     assert (line.begun, line.ended) == ([1], [])

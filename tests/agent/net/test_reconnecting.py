@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.net.streams import MAX_PAUSE_S, MAX_RETRY_S, PATIENCE_S, QUIET_S, STEADY_S, Reconnecting
+from edgeshard_agent.net.streams import (
+    MAX_PAUSE_S,
+    MAX_RETRY_S,
+    PATIENCE_S,
+    QUIET_S,
+    STEADY_S,
+    Reconnecting,
+)
 
 DAY_S = 86_400.0
 

@@ -67,18 +67,26 @@ class Front(HeadServiceServicer):
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, asyncio.Future[str]] = {}
 
-    def start(self, name: str, prompt: list[int], new_tokens: int = NEW_TOKENS, **options: Any) -> asyncio.Future[str]:
+    def start(
+        self, name: str, prompt: list[int], new_tokens: int = NEW_TOKENS, **options: Any
+    ) -> asyncio.Future[str]:
         self.tokens[name] = []
         self.ended[name] = asyncio.get_running_loop().create_future()
-        generation = head_pb2.Generation(prompt_tokens=prompt, max_new_tokens=new_tokens, ignore_eos=True, **options)
+        generation = head_pb2.Generation(
+            prompt_tokens=prompt, max_new_tokens=new_tokens, ignore_eos=True, **options
+        )
         start = head_pb2.StartRequest(request_id=name, generation=generation)
         self.down.put_nowait(head_pb2.AttachResponse(start=start))
         return self.ended[name]
 
     def cancel(self, name: str) -> None:
-        self.down.put_nowait(head_pb2.AttachResponse(cancel=head_pb2.CancelRequest(request_id=name)))
+        self.down.put_nowait(
+            head_pb2.AttachResponse(cancel=head_pb2.CancelRequest(request_id=name))
+        )
 
-    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> Any:
+    async def Attach(
+        self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any
+    ) -> Any:
         await context.send_initial_metadata(())
         reading = asyncio.create_task(self._read(request_iterator))
         try:
@@ -97,7 +105,9 @@ class Front(HeadServiceServicer):
                         self.ended[token.request_id].set_result(str(token.finish_reason))
             elif kind in ("finished", "failed"):
                 ended = getattr(message, kind)
-                self.ended[ended.request_id].set_result(kind if kind == "failed" else str(ended.reason))
+                self.ended[ended.request_id].set_result(
+                    kind if kind == "failed" else str(ended.reason)
+                )
 
 
 class Ring:
@@ -126,8 +136,8 @@ async def open_ring(
     drafts: bool = False,
     **options: Any,
 ) -> AsyncIterator[Ring]:
-    """Real servers, real streams, real weights; one event loop and one compute thread stand for all nodes. With
-    `drafts` the head's has the model itself as a draft."""
+    """Real servers, real streams, real weights; one event loop and one compute thread stand for all
+    nodes. With `drafts` the head's has the model itself as a draft."""
     torch.set_num_threads(1)
     front, worker, broken = Front(), ComputeThread(1), list[str]()
     coordinator = Server("127.0.0.1:0", None)
@@ -164,16 +174,26 @@ async def open_ring(
 
     def stage_of(layers: LayerRange) -> StageModel:
         source = SafetensorsDirectory(model)
-        return StageModel.with_kv(StageWeights.load(source, config, layers, dtype=DType.FLOAT32, device="cpu"), memory)
+        return StageModel.with_kv(
+            StageWeights.load(source, config, layers, dtype=DType.FLOAT32, device="cpu"), memory
+        )
 
     stages = []
     for index, cut in enumerate(cuts):
         prepare = PrepareStage(spec, placement, index, Epoch(1), Digest("0" * 64))
         weights = stage_of(cut)
         pin = Pin(BlobCache(directory, 1 << 20), [])
-        drafter = Drafter(DraftSteps(stage_of(LayerRange(0, 4)), 2), 2, 96) if drafts and not index else None
-        loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0, drafter)
-        around = HostServices(NodeId(f"n{index}"), worker, servicers[index], dial, None, SystemClock(), lambda: None)
+        drafter = (
+            Drafter(DraftSteps(stage_of(LayerRange(0, 4)), 2), 2, 96)
+            if drafts and not index
+            else None
+        )
+        loaded = LoadedModel(
+            model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0, drafter
+        )
+        around = HostServices(
+            NodeId(f"n{index}"), worker, servicers[index], dial, None, SystemClock(), lambda: None
+        )
         stages.append(HostedStage(prepare, loaded, around, lambda d, e: broken.append(d)))
     try:
         for stage in stages:
@@ -228,7 +248,9 @@ async def generate_all(ring: Ring, name: str = "r") -> list[list[int]]:
     return [ring.front.tokens[f"{name}{i}"] for i in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize("cuts", [CUTS, [LayerRange(0, 2), LayerRange(2, 4)], [LayerRange(0, 4)]], ids=len)
+@pytest.mark.parametrize(
+    "cuts", [CUTS, [LayerRange(0, 2), LayerRange(2, 4)], [LayerRange(0, 4)]], ids=len
+)
 async def test_concurrent_requests_get_the_unsplit_models_tokens(
     tiny_llama: Path, reference: list[list[int]], cuts: list[LayerRange], tmp_path: Path
 ) -> None:
@@ -237,8 +259,11 @@ async def test_concurrent_requests_get_the_unsplit_models_tokens(
         await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
 
 
-async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(model: Path, tmp_path: Path) -> None:
-    """Ten requests in a pool that holds three of them, coming one after the other; every third is cancelled."""
+async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(
+    model: Path, tmp_path: Path
+) -> None:
+    """Ten requests in a pool that holds three of them, coming one after the other; every third is
+    cancelled."""
     dice = random.Random(3)
     trunk = [dice.randrange(90) for _ in range(32)]
     prompts = [trunk + [dice.randrange(90) for _ in range(dice.randint(1, 9))] for _ in range(10)]
@@ -265,7 +290,8 @@ async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(
 
 
 class Mishaps:
-    """Stands in for the sender's write: duplicates, holds back, flips, cuts and breaks, by a seeded roll of dice."""
+    """Stands in for the sender's write: duplicates, holds back, flips, cuts and breaks, by a seeded
+    roll of dice."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self.rng = random.Random(seed)
@@ -292,13 +318,19 @@ class Mishaps:
             if self.rng.random() < 0.5:
                 await self._write(call, message)
             call.cancel()
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "cut")
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "cut"
+            )
         await self._write(call, message)
 
     def telling(self) -> Callable[[LinkReceiver, Frame], None]:
-        """Stands in for the head's way to the stage that samples: guesses go lost, flip, or come after their step."""
+        """Stands in for the head's way to the stage that samples: guesses go lost, flip, or come
+        after their step."""
         late: list[Frame] = []
-        tell, ways = LinkReceiver.tell, cycle(["told", "told late", "told", "told damaged", "told", "not told"])
+        tell, ways = (
+            LinkReceiver.tell,
+            cycle(["told", "told late", "told", "told damaged", "told", "not told"]),
+        )
 
         def told(receiver: LinkReceiver, frame: Frame) -> None:
             for before in [late.pop()] if late else []:
@@ -321,7 +353,8 @@ class Mishaps:
 async def test_a_node_in_the_middle_learns_how_many_tokens_are_guessed_and_not_which(
     tiny_llama: Path, reference: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that its two links bring it, but activations and times, is the same bytes whichever tokens are guessed."""
+    """All that its two links bring it, but activations and times, is the same bytes whichever
+    tokens are guessed."""
     wrong = [token for token in range(90) if token not in reference[0]][:2]
     captured: list[list[bytes]] = []
     heard = set[tuple[int, int]]()
@@ -343,14 +376,18 @@ async def test_a_node_in_the_middle_learns_how_many_tokens_are_guessed_and_not_w
     monkeypatch.setattr(LinkSender, "_heard", listen)
     for token in wrong:
         captured.append([])
-        monkeypatch.setattr(NgramDrafter, "propose", lambda self, tokens, limit, token=token: [token] * limit)
+        monkeypatch.setattr(
+            NgramDrafter, "propose", lambda self, tokens, limit, token=token: [token] * limit
+        )
         async with open_ring(tiny_llama, CUTS, tmp_path, speculation=Speculation.GUESSES) as ring:
             async with asyncio.timeout(60):
                 await ring.front.start("r", PROMPTS[0])
             assert ring.front.tokens["r"] == reference[0]
             await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
     headers = [stage_pb2.FrameHeader.FromString(header) for header in captured[0]]
-    assert sum(span.guesses.assumed_count for header in headers for span in header.forward.spans) > 3
+    assert (
+        sum(span.guesses.assumed_count for header in headers for span in header.forward.spans) > 3
+    )
     assert captured[0] == captured[1]
     assert heard == {(2, 0)}
 
@@ -402,7 +439,10 @@ async def test_mishaps_between_guesses_never_change_a_token(
     def remembered(_: NgramDrafter, tokens: Sequence[int], limit: int) -> list[int]:
         end = len(tokens)
         text = next(text for text in texts if text[:end] == list(tokens))
-        return [token if (end + number) % 4 else token ^ 1 for number, token in enumerate(text[end : end + limit])]
+        return [
+            token if (end + number) % 4 else token ^ 1
+            for number, token in enumerate(text[end : end + limit])
+        ]
 
     if model.name == "tiny-hybrid":
         monkeypatch.setattr(NgramDrafter, "propose", remembered)
@@ -410,7 +450,9 @@ async def test_mishaps_between_guesses_never_change_a_token(
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
     monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(LinkReceiver, "tell", mishaps.telling())
-    async with open_ring(model, CUTS, tmp_path, speculation=Speculation.GUESSES, drafts=drafts) as ring:
+    async with open_ring(
+        model, CUTS, tmp_path, speculation=Speculation.GUESSES, drafts=drafts
+    ) as ring:
         assert await one_by_one(ring) == right
         guesses = ring.stages[0].status().guesses
         assert guesses is not None and guesses.guessed > guesses.right > 0
@@ -452,7 +494,13 @@ async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     """Another epoch, another hop, another pipeline, another version, or no hello at all."""
     async with open_ring(tiny_llama, CUTS, tmp_path) as ring:
         target = ring.stages[0].prepare.placement.stages[1].address
-        good: dict[str, Any] = {"deployment": "ring", "epoch": 1, "from_stage": 0, "to_stage": 1, "dialler_sends": True}
+        good: dict[str, Any] = {
+            "deployment": "ring",
+            "epoch": 1,
+            "from_stage": 0,
+            "to_stage": 1,
+            "dialler_sends": True,
+        }
         cases: list[tuple[dict[str, Any], str]] = [
             ({"epoch": 0}, "STALE_EPOCH"),
             ({"epoch": 2}, "NOT_PREPARED"),
@@ -467,7 +515,9 @@ async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
             for change, reason in cases:
                 call = StageServiceStub(channel).Exchange()
                 hello = stage_pb2.LinkHello(**{**good, "wire_version": WIRE_VERSION, **change})
-                await call.write(stage_pb2.ExchangeRequest(message=stage_pb2.LinkMessage(hello=hello)))
+                await call.write(
+                    stage_pb2.ExchangeRequest(message=stage_pb2.LinkMessage(hello=hello))
+                )
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     while await call.read() is not grpc.aio.EOF:
                         pass
@@ -477,8 +527,11 @@ async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cuts", [CUTS, [LayerRange(0, 4)]], ids=len)
-async def test_a_head_that_fails_breaks_its_stage(tiny_llama: Path, tmp_path: Path, cuts: list[LayerRange]) -> None:
-    """It computes nothing more, and the coordinator would send it requests. Those that it has wait for an epoch."""
+async def test_a_head_that_fails_breaks_its_stage(
+    tiny_llama: Path, tmp_path: Path, cuts: list[LayerRange]
+) -> None:
+    """It computes nothing more, and the coordinator would send it requests. Those that it has wait
+    for an epoch."""
     async with open_ring(tiny_llama, cuts, tmp_path) as ring:
         stage = ring.stages[0]
         assert await ring.front.start("long", [3] * 1000, 1) == "failed", "too long for the model"
@@ -488,4 +541,6 @@ async def test_a_head_that_fails_breaks_its_stage(tiny_llama: Path, tmp_path: Pa
         assert stage.head is not None
         stage.head.on_return(ReturnedStep(10_000, StepResult()))
         assert ring.broken == ["ring"] and stage.status().phase is StagePhase.FAILED
-        assert not ended.done() and RequestId("r") in {held.request_id for held in stage.head.held()}
+        assert not ended.done() and RequestId("r") in {
+            held.request_id for held in stage.head.held()
+        }

@@ -1,4 +1,5 @@
-"""Links over real streams and a proxy that fails silently: the suspicions, and how soon they arise."""
+"""Links over real streams and a proxy that fails silently: the suspicions, and how soon they
+arise."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ async def line(bits_per_s: float = 0.0) -> AsyncIterator[Line]:
         )
         made = Line(sender, proxy)
         contract = FrameContract(NAME, 1, DType.FLOAT32, WIDTH, 4096, WINDOW)
-        servicer.open(NAME, 1, LinkReceiver(0, NODE, contract, made.arrived.put_nowait, lambda step: None))
+        servicer.open(
+            NAME, 1, LinkReceiver(0, NODE, contract, made.arrived.put_nowait, lambda step: None)
+        )
         counting = asyncio.create_task(made.count_lateness())
         sender.start()
         try:
@@ -97,7 +100,9 @@ async def line(bits_per_s: float = 0.0) -> AsyncIterator[Line]:
 
 
 @pytest.mark.parametrize("owing", [False, True], ids=["idle", "owing"])
-async def test_a_link_that_stalls_is_suspect_soon_and_recovers_without_a_lost_step(owing: bool) -> None:
+async def test_a_link_that_stalls_is_suspect_soon_and_recovers_without_a_lost_step(
+    owing: bool,
+) -> None:
     async with line() as link:
         link.send()
         assert await link.received() == [0]
@@ -107,7 +112,9 @@ async def test_a_link_that_stalls_is_suspect_soon_and_recovers_without_a_lost_st
             link.send()
         suspected = await link.told()
         assert time.monotonic() - began - (link.late_s - late_s) <= NOTICED_S
-        assert suspected == LinkSuspected(NAME, Epoch(1), 0, 1, False, f"nothing came back for {SUSPECT_S:.1f} s")
+        assert suspected == LinkSuspected(
+            NAME, Epoch(1), 0, 1, False, f"nothing came back for {SUSPECT_S:.1f} s"
+        )
         for _ in range(2):
             link.send()
         await asyncio.sleep(1.0)
@@ -127,11 +134,16 @@ async def test_a_connection_that_died_alone_is_replaced_by_another() -> None:
         assert not (await link.told()).recovered
         began, late_s = time.monotonic(), link.late_s
         assert (await link.told()).recovered and await link.received() == [1]
-        assert time.monotonic() - began - (link.late_s - late_s) <= 2 * BEACON_S, "it was not dialled at once"
+        assert time.monotonic() - began - (link.late_s - late_s) <= 2 * BEACON_S, (
+            "it was not dialled at once"
+        )
 
 
-async def test_a_receiver_that_answers_but_gets_nothing_is_noticed_while_the_sender_is_held_up() -> None:
-    """More data than all buffers hold is in flight, so a write waits; keepalives are read all the same."""
+async def test_a_receiver_that_answers_but_gets_nothing_is_noticed_while_the_sender_is_held_up() -> (
+    None
+):
+    """More data than all buffers hold is in flight, so a write waits; keepalives are read all the
+    same."""
     async with line() as link:
         link.send()
         assert await link.received() == [0]

@@ -28,7 +28,14 @@ from tests.support.identities import Identities, is_denied
 pytestmark = pytest.mark.timing
 
 NAME = DeploymentName("tales")
-HELLO = pb.LinkHello(deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION)
+HELLO = pb.LinkHello(
+    deployment=NAME,
+    epoch=1,
+    from_stage=0,
+    to_stage=1,
+    dialler_sends=True,
+    wire_version=WIRE_VERSION,
+)
 
 
 async def dial(channel: grpc.aio.Channel) -> tuple[Any, Any]:
@@ -38,13 +45,19 @@ async def dial(channel: grpc.aio.Channel) -> tuple[Any, Any]:
     return call, await call.read()
 
 
-@pytest.mark.parametrize("stranger", [(Role.AGENT, "c"), (Role.CLIENT, "a"), (Role.OPERATOR, "a")], ids=str)
-async def test_a_hop_is_opened_by_the_node_before_it_alone(tmp_path: Path, stranger: tuple[Role, str]) -> None:
+@pytest.mark.parametrize(
+    "stranger", [(Role.AGENT, "c"), (Role.CLIENT, "a"), (Role.OPERATOR, "a")], ids=str
+)
+async def test_a_hop_is_opened_by_the_node_before_it_alone(
+    tmp_path: Path, stranger: tuple[Role, str]
+) -> None:
     identities = Identities(tmp_path)
     server, servicer = Server("127.0.0.1:0", identities.of(Role.AGENT, "b")), StageServicer()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
-    servicer.open(NAME, 1, LinkReceiver(0, NodeName("a"), contract, lambda step: None, lambda step: None))
+    servicer.open(
+        NAME, 1, LinkReceiver(0, NodeName("a"), contract, lambda step: None, lambda step: None)
+    )
     address, node = await server.start(), NodeName("b")
     try:
         async with (
@@ -80,7 +93,9 @@ async def test_a_node_is_dialled_by_its_name_and_nobody_else_answers_for_it(tmp_
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)
     address = await server.start()
     try:
-        async with open_channel(address, identities.of(Role.AGENT, "a"), node=NodeName("b")) as channel:
+        async with open_channel(
+            address, identities.of(Role.AGENT, "a"), node=NodeName("b")
+        ) as channel:
             call: Any = StageServiceStub(channel).Exchange()
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(pb.ExchangeRequest(message=pb.LinkMessage(hello=HELLO)))

@@ -1,4 +1,5 @@
-"""Long-lived streams that flap, are replaced or end: they come back, they are ended, and no task outlives them."""
+"""Long-lived streams that flap, are replaced or end: they come back, they are ended, and no task
+outlives them."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ class FlappingFront(HeadServiceServicer):
     def __init__(self) -> None:
         self.attached = 0
 
-    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+    async def Attach(
+        self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any
+    ) -> None:
         self.attached += 1
         await context.send_initial_metadata(())
         for _ in range(self.attached % 7):
@@ -81,7 +84,9 @@ class CountingFront(HeadServiceServicer):
     def __init__(self) -> None:
         self.messages: asyncio.Queue[head_pb2.AttachRequest] = asyncio.Queue()
 
-    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+    async def Attach(
+        self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any
+    ) -> None:
         await context.send_initial_metadata(())
         async for message in request_iterator:
             self.messages.put_nowait(message)
@@ -100,7 +105,9 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
     monkeypatch.setattr(attach, "RETRY_S", 0.0)
     front = FlappingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(
+        partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1)
+    )
     stream.start(Quiet())  # type: ignore[arg-type]
     task = stream._task
     assert task is not None
@@ -119,7 +126,9 @@ class ForgetfulFront(HeadServiceServicer):
         self.refused = 0
         self.taken = asyncio.Event()
 
-    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+    async def Attach(
+        self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any
+    ) -> None:
         if self.refused < 2:
             self.refused += 1
             await abort(context, StaleEpochError("does not await this head", field="epoch"))
@@ -135,7 +144,9 @@ async def test_a_head_that_is_refused_comes_back_for_a_coordinator_that_awaits_i
     monkeypatch.setattr(attach, "STALE_RETRY_S", 0.01)
     front = ForgetfulFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(
+        partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1)
+    )
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await front.taken.wait()
@@ -145,7 +156,9 @@ async def test_a_head_that_is_refused_comes_back_for_a_coordinator_that_awaits_i
 async def test_tokens_that_are_there_together_go_in_one_message_in_order(server: Server) -> None:
     front = CountingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(
+        partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1)
+    )
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await stream.attached.wait()
@@ -154,7 +167,12 @@ async def test_tokens_that_are_there_together_go_in_one_message_in_order(server:
         stream.emit(HeadEvent(RequestId("r0"), RequestEnd(FinishReason.LENGTH, "")))
         stream.emit(HeadEvent(RequestId("r1"), Token(2, 3, "x")))
         kinds = [(await front.messages.get()) for _ in range(4)]
-    assert [message.WhichOneof("message") for message in kinds] == ["hello", "tokens", "finished", "token"]
+    assert [message.WhichOneof("message") for message in kinds] == [
+        "hello",
+        "tokens",
+        "finished",
+        "token",
+    ]
     assert kinds[0].hello.head_for_s == Quiet.head_for_s
     assert [token.request_id for token in kinds[1].tokens.tokens] == ["r0", "r1", "r2"]
     await stream.stop()
@@ -170,10 +188,14 @@ class Starting(Quiet):
         self.started.append(start)
 
 
-async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(server: Server) -> None:
+async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(
+    server: Server,
+) -> None:
     front = CountingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(
+        partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1)
+    )
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await stream.attached.wait()
@@ -186,20 +208,29 @@ async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(s
         messages = [(await front.messages.get()) for _ in range(6)]
     kinds = [message.WhichOneof("message") for message in messages]
     assert kinds == ["hello", "token", "token", "token", "failed", "token"]
-    assert (messages[4].failed.request_id, messages[4].failed.failure.reason) == ("large", "ANSWER_TOO_LARGE")
+    assert (messages[4].failed.request_id, messages[4].failed.failure.reason) == (
+        "large",
+        "ANSWER_TOO_LARGE",
+    )
     assert messages[5].token.request_id == "small"
     await stream.stop()
 
 
-async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_served(server: Server) -> None:
+async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_served(
+    server: Server,
+) -> None:
     front = ring_module.Front()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(
+        partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1)
+    )
     head = Starting()
     stream.start(head)  # type: ignore[arg-type]
     both = head_pb2.Generation(prompt="text", prompt_tokens=[1])
     refused = front.ended["both"] = asyncio.get_running_loop().create_future()
-    front.down.put_nowait(head_pb2.AttachResponse(start=head_pb2.StartRequest(request_id="both", generation=both)))
+    front.down.put_nowait(
+        head_pb2.AttachResponse(start=head_pb2.StartRequest(request_id="both", generation=both))
+    )
     front.start("next", [1])
     async with asyncio.timeout(60):
         assert await refused == "failed"
@@ -210,20 +241,25 @@ async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_se
 
 
 class BeaconFront(HeadServiceServicer):
-    """Sends keepalives unless it is `silent`, none after a `last` one, and counts streams and messages."""
+    """Sends keepalives unless it is `silent`, none after a `last` one, and counts streams and
+    messages."""
 
     def __init__(self) -> None:
         self.streams = 0
         self.answers = self.tokens = self.beacons = 0
         self.silent = self.last = False
 
-    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+    async def Attach(
+        self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any
+    ) -> None:
         self.streams += 1
         await context.send_initial_metadata(())
         reading = asyncio.create_task(self._read(request_iterator))
         while not self.last:
             if not self.silent:
-                await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon(follows=True)))
+                await context.write(
+                    head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon(follows=True))
+                )
                 self.beacons += 1
             await asyncio.sleep(0.02)
         await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon()))
@@ -236,12 +272,17 @@ class BeaconFront(HeadServiceServicer):
 
 
 @asynccontextmanager
-async def beaconing(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BeaconFront, HeadStream]]:
-    """A head that suspects after 0.5 s of silence, at a coordinator whose first keepalives it has answered."""
+async def beaconing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[BeaconFront, HeadStream]]:
+    """A head that suspects after 0.5 s of silence, at a coordinator whose first keepalives it has
+    answered."""
     monkeypatch.setattr(link_watch, "SUSPECT_S", 0.5)
     front = BeaconFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(
+        partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1)
+    )
     stream.start(Quiet())  # type: ignore[arg-type]
     await until(lambda: front.answers >= 3)
     yield front, stream
@@ -277,7 +318,9 @@ async def test_a_stream_goes_on_with_a_coordinator_that_stood_still(
         assert (front.streams, stream.suspicions) == (1, 1)
 
 
-async def test_tokens_are_answer_enough_to_beacons(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_are_answer_enough_to_beacons(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with beaconing(server, monkeypatch) as (front, stream):
         monkeypatch.setattr(attach, "BEACON_S", 60.0)
         stream.emit(HeadEvent(RequestId("r"), Token(5, 7, "word")))
@@ -291,22 +334,29 @@ async def test_tokens_are_answer_enough_to_beacons(server: Server, monkeypatch: 
         await until(lambda: front.answers >= answers + 3)
 
 
-async def test_a_head_without_requests_waits_for_no_beacon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_without_requests_waits_for_no_beacon(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with beaconing(server, monkeypatch) as (front, stream):
         front.last = True
         await asyncio.sleep(1.6)
         assert front.streams == 1 and stream.suspicions == 0
 
 
-@pytest.mark.parametrize("fault", [asyncio.InvalidStateError("RPC already finished."), ValueError("?")], ids=repr)
+@pytest.mark.parametrize(
+    "fault", [asyncio.InvalidStateError("RPC already finished."), ValueError("?")], ids=repr
+)
 async def test_a_write_on_a_finished_call_is_a_lost_stream(
     server: Server, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    """The error that grpc raises if a write meets the end of its call before the reader has seen it."""
+    """The error that grpc raises if a write meets the end of its call before the reader has seen
+    it."""
     monkeypatch.setattr(attach, "RETRY_S", 0.0)
     front = ring_module.Front()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(
+        partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1)
+    )
     faults, again = [fault], asyncio.Event()
 
     async def write(call: Any) -> None:
@@ -332,7 +382,9 @@ class Site(CoordinatorServiceServicer):
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         return pb.RegisterResponse()
 
-    async def Control(self, request_iterator: AsyncIterator[pb.ControlRequest], context: Any) -> Any:
+    async def Control(
+        self, request_iterator: AsyncIterator[pb.ControlRequest], context: Any
+    ) -> Any:
         self.streams += 1
         async for message in request_iterator:
             if message.WhichOneof("message") == "result":
@@ -352,7 +404,9 @@ async def test_a_node_survives_a_write_on_a_finished_control_stream(
     channel = open_channel(address, None)
     facts = DeviceFacts("cpu", "x", 1, 1, 1, False, "x")
     registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, facts, "i")
-    client = ControlClient(channel, address, registration, lambda i, c: None, lambda: (), lambda: 1, no_huge_pages)
+    client = ControlClient(
+        channel, address, registration, lambda i, c: None, lambda: (), lambda: 1, no_huge_pages
+    )
     client._reconnecting = Reconnecting(0.0)
     broken = [True]
     write_out = client._write
@@ -386,7 +440,12 @@ async def receiving(server: Server) -> AsyncIterator[tuple[StageServicer, Callab
     contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
     servicer.open(NAME, 1, LinkReceiver(0, NODE, contract, lambda step: None, lambda step: None))
     hello = stage_pb2.LinkHello(
-        deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION
+        deployment=NAME,
+        epoch=1,
+        from_stage=0,
+        to_stage=1,
+        dialler_sends=True,
+        wire_version=WIRE_VERSION,
     )
 
     async def dial() -> Any:
@@ -423,9 +482,12 @@ async def test_a_link_that_is_closed_while_it_is_welcomed_ends_too(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with receiving(server) as (servicer, dial):
-        # The reader starts again just before the welcome is written: the stage closes in the midst of that.
+        # The reader starts again just before the welcome is written: the stage closes in the midst
+        # of that.
         monkeypatch.setattr(
-            FrameReader, "restart_stream", lambda _: asyncio.get_running_loop().call_soon(servicer.close, NAME, 1)
+            FrameReader,
+            "restart_stream",
+            lambda _: asyncio.get_running_loop().call_soon(servicer.close, NAME, 1),
         )
         call = await dial()
         with pytest.raises(grpc.aio.AioRpcError) as closed:
@@ -440,9 +502,12 @@ async def test_a_stopped_ring_leaves_no_task(tiny_llama: Path, tmp_path: Path) -
 
     def left() -> list[asyncio.Task[Any]]:
         tasks = asyncio.all_tasks() - before
-        return [task for task in tasks if "edgeshard_agent" in repr(task) or "Event.wait" in repr(task)]
+        return [
+            task for task in tasks if "edgeshard_agent" in repr(task) or "Event.wait" in repr(task)
+        ]
 
-    # gRPC ends the handlers of its calls in its own time; a task of a link or a head would stay for ever.
+    # gRPC ends the handlers of its calls in its own time; a task of a link or a head would stay for
+    # ever.
     deadline = time.monotonic() + 60
     while left() and time.monotonic() < deadline:  # noqa: ASYNC110 (tasks that end have no event in common)
         await asyncio.sleep(0.005)

@@ -45,7 +45,10 @@ async def test_only_an_older_term_of_the_same_site_is_refused(server: Server) ->
         site.term = ("home", 5)
         with pytest.raises(UnavailableError, match="has term 5") as refused:
             await node.client._register()
-        assert refused.value.reason == "STALE_COORDINATOR" and "restart this agent" in refused.value.message
+        assert (
+            refused.value.reason == "STALE_COORDINATOR"
+            and "restart this agent" in refused.value.message
+        )
         site.term = ("home", 7)
         await node.client._register()
     finally:

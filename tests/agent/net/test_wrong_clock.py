@@ -1,4 +1,5 @@
-"""A node whose clock is outside the certificate of its coordinator, or of another node, names the clock."""
+"""A node whose clock is outside the certificate of its coordinator, or of another node, names the
+clock."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def authority() -> Authority:
     return Authority.create(SITE, now() - YEAR, life=9 * YEAR)
 
 
-def issued(authority: Authority, principal: Principal, directory: Path, offset: timedelta) -> TlsFiles:
+def issued(
+    authority: Authority, principal: Principal, directory: Path, offset: timedelta
+) -> TlsFiles:
     """Files whose certificate was made `offset` from now."""
     key = new_key()
     certificate = authority.issue(principal, request_for(key), now() + offset)
@@ -48,14 +51,17 @@ def issued(authority: Authority, principal: Principal, directory: Path, offset: 
 
 @pytest.fixture
 async def serve(authority: Authority, tmp_path: Path) -> AsyncIterator[Any]:
-    """Starts servers without a service. Such a server has a certificate that this machine's clock is outside."""
+    """Starts servers without a service. Such a server has a certificate that this machine's clock
+    is outside."""
     servers = []
 
     async def started(principal: Principal, offset: timedelta) -> str:
         files = issued(authority, principal, tmp_path / principal.id, offset)
         pair = (files.key.read_bytes(), files.cert.read_bytes())
         server = grpc.aio.server()
-        credentials = grpc.ssl_server_credentials([pair], files.ca.read_bytes(), require_client_auth=True)
+        credentials = grpc.ssl_server_credentials(
+            [pair], files.ca.read_bytes(), require_client_auth=True
+        )
         port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
         servers.append(server)
@@ -72,23 +78,31 @@ def tls(authority: Authority, tmp_path: Path) -> TlsFiles:
 
 
 def check_names_the_clock(error: EdgeShardError, address: str) -> None:
-    assert isinstance(error, FailedPreconditionError) and (error.reason, error.field) == ("CLOCK", "clock")
+    assert isinstance(error, FailedPreconditionError) and (error.reason, error.field) == (
+        "CLOCK",
+        "clock",
+    )
     assert error.message.startswith("this machine's clock shows ")
     assert f"but the certificate of {address} is valid from " in error.message
     assert "timedatectl" in error.message and "renew the certificate" in error.message
 
 
 def client_of(address: str, tls: TlsFiles) -> ControlClient:
-    registration = Registration(NodeId("n"), NodeName("a"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i", True)
+    registration = Registration(
+        NodeId("n"), NodeName("a"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i", True
+    )
     channel = open_channel(address, tls, "coordinator")
-    return ControlClient(channel, address, registration, lambda *_: None, tuple, lambda: 0, no_huge_pages)
+    return ControlClient(
+        channel, address, registration, lambda *_: None, tuple, lambda: 0, no_huge_pages
+    )
 
 
 @pytest.mark.parametrize("offset", [timedelta(days=7), -2 * YEAR], ids=["behind", "ahead"])
 async def test_an_agent_names_a_clock_outside_the_certificate_of_its_coordinator(
     serve: Any, tls: TlsFiles, offset: timedelta
 ) -> None:
-    """It ends before it has joined, as with any refusal; its measurements are refused in the same way."""
+    """It ends before it has joined, as with any refusal; its measurements are refused in the same
+    way."""
     address = await serve(coordinator_of(SITE), offset)
     client = client_of(address, tls)
     with pytest.raises(FailedPreconditionError) as ended:
@@ -117,14 +131,18 @@ async def test_the_sdk_names_a_clock_outside_the_certificate_of_the_coordinator(
         check_names_the_clock(caught.value, address)
 
 
-async def test_a_probe_names_a_clock_outside_the_certificate_of_another_node(serve: Any, tls: TlsFiles) -> None:
+async def test_a_probe_names_a_clock_outside_the_certificate_of_another_node(
+    serve: Any, tls: TlsFiles
+) -> None:
     address = await serve(PEER, timedelta(days=7))
     with pytest.raises(FailedPreconditionError) as probed:
         await probe_link(Peer(NodeId("id-b"), NodeName("b"), address), tls)
     check_names_the_clock(probed.value, address)
 
 
-async def test_a_certificate_of_another_authority_says_nothing_of_the_clock(serve: Any, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_authority_says_nothing_of_the_clock(
+    serve: Any, tmp_path: Path
+) -> None:
     address = await serve(coordinator_of(SITE), timedelta())
     other = Authority.create(SITE, now(), life=YEAR)
     client = client_of(address, issued(other, PEER, tmp_path / "other", timedelta()))
@@ -134,7 +152,9 @@ async def test_a_certificate_of_another_authority_says_nothing_of_the_clock(serv
     await client.channel.close()
 
 
-def test_an_upgrade_from_the_site_names_the_clock(authority: Authority, tls: TlsFiles, tmp_path: Path) -> None:
+def test_an_upgrade_from_the_site_names_the_clock(
+    authority: Authority, tls: TlsFiles, tmp_path: Path
+) -> None:
     files = issued(authority, coordinator_of(SITE), tmp_path / "coordinator", timedelta(days=7))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.cert, files.key)

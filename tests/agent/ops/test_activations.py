@@ -1,4 +1,5 @@
-"""Activations, the cap on logits, angles and routing against their definitions written out in torch."""
+"""Activations, the cap on logits, angles and routing against their definitions written out in
+torch."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def capped(x: torch.Tensor) -> torch.Tensor:
     return softcap(x, 3.0)
 
 
-REFERENCES: list[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = [
+REFERENCES: list[
+    tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
+] = [
     (gelu, functional.gelu),
     (quick_gelu, lambda x: x * torch.sigmoid(1.702 * x)),
     (capped, lambda x: torch.tanh(x / 3.0) * 3.0),
@@ -75,18 +78,24 @@ def test_angles_are_scaled_before_they_are_rounded(dtype: torch.dtype, kernels: 
     half = torch.outer(positions.float(), frequencies)
     tolerance = 3e-7 if dtype is torch.float32 else 2**-8
     for result, expected in ((cos, half.cos() * 1.3), (sin, half.sin() * 1.3)):
-        torch.testing.assert_close(result, expected.repeat(1, 2).to(dtype), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            result, expected.repeat(1, 2).to(dtype), rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("experts", [4, 60, 128])
 def test_shares_by_softmax(experts: int, dtype: torch.dtype, kernels: str) -> None:
-    logits = torch.stack([torch.randperm(experts, generator=torch.Generator().manual_seed(row)) for row in range(40)])
+    logits = torch.stack(
+        [torch.randperm(experts, generator=torch.Generator().manual_seed(row)) for row in range(40)]
+    )
     logits = (logits / 16).to(dtype)  # exact in either dtype, and no two of a row are equal
     chosen, shares = route(logits, 3, scale=2.0)
     best = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(3, dim=-1)
     assert torch.equal(chosen, best.indices)
-    torch.testing.assert_close(shares, 2.0 * best.values / best.values.sum(-1, keepdim=True), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        shares, 2.0 * best.values / best.values.sum(-1, keepdim=True), rtol=1e-6, atol=0
+    )
     _, raw = route(logits, 3, normalised=False)
     torch.testing.assert_close(raw, best.values, rtol=1e-6, atol=1e-30)
 

@@ -39,9 +39,12 @@ def as_kept(numbers: torch.Tensor, kept: Kept) -> torch.Tensor:
 
 
 class Memory:
-    """Some requests' queries, keys and values, and an arena full of NaN in which their shuffled blocks lie."""
+    """Some requests' queries, keys and values, and an arena full of NaN in which their shuffled
+    blocks lie."""
 
-    def __init__(self, kv_heads: int, heads: int, head_dim: int, dtype: torch.dtype, kept: Kept | None = None) -> None:
+    def __init__(
+        self, kv_heads: int, heads: int, head_dim: int, dtype: torch.dtype, kept: Kept | None = None
+    ) -> None:
         generator = torch.Generator().manual_seed(1)
         # Side by side in a row, as the linear layer makes them.
         shape = (REQUESTS * LONGEST, heads + 2 * kv_heads, head_dim)
@@ -49,20 +52,31 @@ class Memory:
         self.query, self.key, self.value = torch.split(packed, [heads, kv_heads, kv_heads], dim=1)
         blocks = -(-LONGEST // BLOCK_TOKENS)
         count = 2 * REQUESTS * blocks
-        self.tables = torch.randperm(count, generator=generator)[: REQUESTS * blocks].view(REQUESTS, blocks).int()
+        self.tables = (
+            torch.randperm(count, generator=generator)[: REQUESTS * blocks]
+            .view(REQUESTS, blocks)
+            .int()
+        )
         self.kept = kept or dtype
-        self.arena = make_arena(count * BLOCK_TOKENS, kv_heads, head_dim, self.kept, BLOCK_TOKENS, "cpu")
+        self.arena = make_arena(
+            count * BLOCK_TOKENS, kv_heads, head_dim, self.kept, BLOCK_TOKENS, "cpu"
+        )
         for part in (self.arena.keys, self.arena.values):
             part.fill_(255 if part.dtype is torch.uint8 else torch.nan)
         self.scoring = Scoring(head_dim**-0.5)
 
     def slots(self, request: int, end: int) -> torch.Tensor:
         positions = torch.arange(end)
-        return self.tables[request].long()[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+        return (
+            self.tables[request].long()[positions // BLOCK_TOKENS] * BLOCK_TOKENS
+            + positions % BLOCK_TOKENS
+        )
 
     def step(self, *spans: Span) -> torch.Tensor:
         """The rows of all spans; what is before them must have been written."""
-        rows = torch.cat([torch.arange(end - count, end) + request * LONGEST for request, count, end in spans])
+        rows = torch.cat(
+            [torch.arange(end - count, end) + request * LONGEST for request, count, end in spans]
+        )
         tables = SpanTables(
             self.tables[[request for request, _, _ in spans]],
             torch.tensor([end for _, _, end in spans], dtype=torch.int32),
@@ -105,7 +119,8 @@ def parts(result: torch.Tensor, spans: Sequence[Span]) -> list[torch.Tensor]:
     return list(result.split([count for _, count, _ in spans]))
 
 
-# Decodes and chunks of three requests, past one end of a tile of keys, up to another, and over a third.
+# Decodes and chunks of three requests, past one end of a tile of keys, up to another, and over a
+# third.
 STEPS: list[list[Span]] = [
     [(0, 2, 2), (2, 1, 1)],
     [(0, 15, 17)],
@@ -132,10 +147,20 @@ KV_DTYPES = (*DTYPES, torch.float16)
 CASES = [
     *(((2, 4, 64), limits, dtype, dtype) for limits in LIMITS for dtype in DTYPES),
     *((shape, LIMITS[2], dtype, dtype) for shape in SHAPES for dtype in DTYPES),
-    *(((2, 4, 64), LIMITS[0], dtype, other) for dtype in DTYPES for other in KV_DTYPES if other != dtype),
+    *(
+        ((2, 4, 64), LIMITS[0], dtype, other)
+        for dtype in DTYPES
+        for other in KV_DTYPES
+        if other != dtype
+    ),
     ((2, 4, 64), LIMITS[0], torch.float16, torch.float32),
     *(((2, 4, 64), limits, dtype, INT4) for limits in LIMITS for dtype in DTYPES),
-    *((shape, LIMITS[2], dtype, INT4) for shape in SHAPES if shape[2] % 16 == 0 for dtype in DTYPES),
+    *(
+        (shape, LIMITS[2], dtype, INT4)
+        for shape in SHAPES
+        if shape[2] % 16 == 0
+        for dtype in DTYPES
+    ),
 ]
 
 
@@ -149,7 +174,9 @@ def test_spans_of_any_length_behind_any_past(
     for spans in STEPS:
         for span, found in zip(spans, parts(memory.step(*spans), spans), strict=True):
             tolerance = 4e-3 if dtype is torch.float16 else TOLERANCE[dtype]
-            torch.testing.assert_close(found, memory.expected(*span).to(dtype), rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                found, memory.expected(*span).to(dtype), rtol=tolerance, atol=tolerance
+            )
     ends = {request: end for spans in STEPS for request, _, end in spans}
     for request, end in ends.items():
         keys, values = memory.arena.read(memory.slots(request, end))
@@ -157,7 +184,9 @@ def test_spans_of_any_length_behind_any_past(
         assert torch.equal(keys, as_kept(memory.key[mine], kept))
         assert torch.equal(values, as_kept(memory.value[mine], kept))
     keys, _ = memory.arena.read(torch.arange(memory.arena.slots))
-    assert keys.isnan().all(2).all(1).sum() == memory.arena.slots - sum(ends.values()), "wrote beside the slots"
+    assert keys.isnan().all(2).all(1).sum() == memory.arena.slots - sum(ends.values()), (
+        "wrote beside the slots"
+    )
 
 
 def test_more_query_heads_than_a_unit_has_rows(kernels: str) -> None:
@@ -167,7 +196,9 @@ def test_more_query_heads_than_a_unit_has_rows(kernels: str) -> None:
 
 @pytest.mark.parametrize("kept", [None, INT4])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("window", "softcap"), one_in(3, [(70, 3.0), (0, 0.0), (70, 0.0), (0, 3.0)]))
+@pytest.mark.parametrize(
+    ("window", "softcap"), one_in(3, [(70, 3.0), (0, 0.0), (70, 0.0), (0, 3.0)])
+)
 @pytest.mark.one_in(2)
 def test_a_token_has_the_same_bits_in_any_span(
     window: int, softcap: float, dtype: torch.dtype, kept: Kept | None, kernels: str
@@ -178,7 +209,9 @@ def test_a_token_has_the_same_bits_in_any_span(
     memory.scoring = replace(memory.scoring, window=window, softcap=softcap)
     whole = [memory.step((request, LONGEST, LONGEST)) for request in range(REQUESTS)]
     for spans in STEPS:
-        for (request, count, end), found in zip(spans, parts(memory.step(*spans), spans), strict=True):
+        for (request, count, end), found in zip(
+            spans, parts(memory.step(*spans), spans), strict=True
+        ):
             assert torch.equal(found, whole[request][end - count : end])
 
 
@@ -188,14 +221,19 @@ def test_a_token_has_the_same_bits_in_any_span(
 def test_threads_share_the_work_and_give_the_same_bits(
     threads: int, shape: tuple[int, int, int], kept: Kept, kernels: str
 ) -> None:
-    """A prompt is cut by queries, and a single token's context by keys where its heads are too few."""
+    """A prompt is cut by queries, and a single token's context by keys where its heads are too
+    few."""
     memory = Memory(*shape, torch.bfloat16, kept)
     before = torch.get_num_threads()
 
     def answers(threads: int) -> list[torch.Tensor]:
         torch.set_num_threads(threads)
         try:
-            return [memory.step((0, LONGEST, LONGEST)), memory.step((0, 1, LONGEST)), memory.step((0, 4, 570))]
+            return [
+                memory.step((0, LONGEST, LONGEST)),
+                memory.step((0, 1, LONGEST)),
+                memory.step((0, 4, 570)),
+            ]
         finally:
             torch.set_num_threads(before)
 
@@ -255,13 +293,23 @@ def test_pages_give_back_what_was_written(dtype: torch.dtype) -> None:
     keys, values = (torch.randn(40, 3, 48).to(dtype) for _ in range(2))
     arena.write(slots, keys, values)
     assert (arena.slots, arena.width) == (64, (3, 48))
-    assert all(torch.equal(found, given) for found, given in zip(arena.read(slots), (keys, values), strict=True))
+    assert all(
+        torch.equal(found, given)
+        for found, given in zip(arena.read(slots), (keys, values), strict=True)
+    )
     rest = torch.tensor(sorted(set(range(64)) - set(slots.tolist())))
     assert not arena.read(rest)[0].any() and not arena.read(rest)[1].any()
 
 
 @pytest.mark.parametrize(
-    "change", ["block", "negative block", "length beyond the table", "no length", "more tokens than the length"]
+    "change",
+    [
+        "block",
+        "negative block",
+        "length beyond the table",
+        "no length",
+        "more tokens than the length",
+    ],
 )
 def test_what_lies_outside_is_refused_before_anything_is_written(change: str, kernels: str) -> None:
     memory = Memory(2, 4, 64, torch.float32)
@@ -270,7 +318,10 @@ def test_what_lies_outside_is_refused_before_anything_is_written(change: str, ke
         memory.tables[1, 3] = -1 if change == "negative block" else 2 * memory.tables.numel()
     tables = SpanTables(
         memory.tables[[0, 1]],
-        torch.tensor([8, {"length beyond the table": 577, "no length": 0}.get(change, 100)], dtype=torch.int32),
+        torch.tensor(
+            [8, {"length beyond the table": 577, "no length": 0}.get(change, 100)],
+            dtype=torch.int32,
+        ),
         torch.tensor([0, 8, 12], dtype=torch.int32),
         BLOCK_TOKENS,
     )
@@ -278,7 +329,14 @@ def test_what_lies_outside_is_refused_before_anything_is_written(change: str, ke
         tables.lengths[1] = 3
     rows = slice(0, 12)
     with pytest.raises(InvalidArgumentError, match=f"span {span[0]}") as raised:
-        attend(memory.query[rows], memory.key[rows], memory.value[rows], memory.arena, tables, memory.scoring)
+        attend(
+            memory.query[rows],
+            memory.key[rows],
+            memory.value[rows],
+            memory.arena,
+            tables,
+            memory.scoring,
+        )
     assert raised.value.field == "blocks"
     assert memory.arena.keys.isnan().all() and memory.arena.values.isnan().all()
 
@@ -295,14 +353,23 @@ def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
     query, key, value = memory.query[:4], memory.key[:4], memory.value[:4]
 
     def spans(rows: int, blocks: torch.Tensor = memory.tables[:1]) -> SpanTables:
-        lengths, edges = torch.tensor([40], dtype=torch.int32), torch.tensor([0, rows], dtype=torch.int32)
+        lengths, edges = (
+            torch.tensor([40], dtype=torch.int32),
+            torch.tensor([0, rows], dtype=torch.int32),
+        )
         return SpanTables(blocks, lengths, edges, BLOCK_TOKENS)
 
     for field, call in (
         ("arena", lambda: attend(query[:, :3], key, value, memory.arena, spans(4), memory.scoring)),
-        ("arena", lambda: attend(query[..., :32], key, value, memory.arena, spans(4), memory.scoring)),
+        (
+            "arena",
+            lambda: attend(query[..., :32], key, value, memory.arena, spans(4), memory.scoring),
+        ),
         ("new_keys", lambda: attend(query, key[:3], value, memory.arena, spans(4), memory.scoring)),
-        ("new_keys", lambda: attend(query, key, value[..., :32], memory.arena, spans(4), memory.scoring)),
+        (
+            "new_keys",
+            lambda: attend(query, key, value[..., :32], memory.arena, spans(4), memory.scoring),
+        ),
         ("first_rows", lambda: attend(query, key, value, memory.arena, spans(3), memory.scoring)),
         ("first_rows", lambda: spans(0)),
         ("blocks", lambda: spans(4, memory.tables[:1].long())),

@@ -1,4 +1,5 @@
-"""Matrices in llama.cpp's block formats: their numbers, their packed bytes, and the products of the kernels."""
+"""Matrices in llama.cpp's block formats: their numbers, their packed bytes, and the products of the
+kernels."""
 
 from __future__ import annotations
 
@@ -44,12 +45,16 @@ def inputs(rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def _numbers(kind: IntegerFormat, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The numbers by the `gguf` package; by their definition, one by one, in the formats that it does not read."""
+    """The numbers by the `gguf` package; by their definition, one by one, in the formats that it
+    does not read."""
     if kind not in ("q1_0", "q2_0", "int4_zeros"):
         return gguf.dequantize(data, gguf.GGMLQuantizationType[kind.upper()])
     layout, found = layout_of(kind), []
     for block in data.reshape(-1, layout.stored_bytes):
-        scale, packed = block[:2].view(np.float16).astype(np.float32), block[3 if kind == "int4_zeros" else 2 :]
+        scale, packed = (
+            block[:2].view(np.float16).astype(np.float32),
+            block[3 if kind == "int4_zeros" else 2 :],
+        )
         for place in range(layout.inputs):
             if kind == "q1_0":
                 value = 2 * (int(packed[place // 8]) >> place % 8 & 1) - 1
@@ -76,7 +81,10 @@ def test_numbers_are_bit_for_bit_those_of_the_gguf_package(kind: IntegerFormat) 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [5, 32, 70])
 def test_packed_rows_are_the_numbers_bit_for_bit(kind: IntegerFormat, rows: int) -> None:
-    weight, order = made(kind, rows), torch.randperm(rows, generator=torch.Generator().manual_seed(2))
+    weight, order = (
+        made(kind, rows),
+        torch.randperm(rows, generator=torch.Generator().manual_seed(2)),
+    )
     packed = pack_blocks(weight)
     assert torch.equal(block_rows(packed, kind, COLUMNS, order), weight.dequantize()[order])
     assert packed.numel() == kind.matrix_bytes(-(-rows // 32) * 32, COLUMNS)
@@ -85,7 +93,9 @@ def test_packed_rows_are_the_numbers_bit_for_bit(kind: IntegerFormat, rows: int)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_are_those_of_the_numbers(kind: IntegerFormat, dtype: torch.dtype, kernels: str) -> None:
+def test_products_are_those_of_the_numbers(
+    kind: IntegerFormat, dtype: torch.dtype, kernels: str
+) -> None:
     weight, x, bias = made(kind, 70), inputs(13, dtype), torch.linspace(-1, 1, 70)
     found = PackedLinear.pack_blocks(weight, bias)(x)
     rounded = x.float() if kernels == FALLBACK else quantize_activation(x, ROW_GROUP)
@@ -117,7 +127,9 @@ def test_what_is_no_number_is_not_hidden(kind: IntegerFormat, bad: float, kernel
     assert bool(found[[0, 2]].isfinite().all()) and not bool(found[1].isfinite().any())
 
 
-@pytest.mark.parametrize("kind", [IntegerFormat.Q4_K, IntegerFormat.IQ3_S, IntegerFormat.INT4_ZEROS])
+@pytest.mark.parametrize(
+    "kind", [IntegerFormat.Q4_K, IntegerFormat.IQ3_S, IntegerFormat.INT4_ZEROS]
+)
 @pytest.mark.skipif(not native_available(), reason="the fallback has no packed bytes")
 def test_packed_bytes_of_rows_that_fill_no_panel_are_adopted(kind: IntegerFormat) -> None:
     layer = PackedLinear.pack_blocks(made(kind, 70))
@@ -129,7 +141,9 @@ def test_packed_bytes_of_rows_that_fill_no_panel_are_adopted(kind: IntegerFormat
 @pytest.mark.skipif(not native_available(), reason="the fallback has no address")
 def test_layers_that_continue_give_the_outputs_of_each() -> None:
     x = inputs(5)
-    weights = [made(kind, rows) for kind, rows in ((IntegerFormat.Q4_K, 64), (IntegerFormat.Q6_K, 40))]
+    weights = [
+        made(kind, rows) for kind, rows in ((IntegerFormat.Q4_K, 64), (IntegerFormat.Q6_K, 40))
+    ]
     parts = [PackedLinear.pack_blocks(weight) for weight in weights]
     parts.append(PackedLinear.pack(torch.randn(10, COLUMNS), "fp32"))
     expected = torch.cat([part(x) for part in parts], dim=1)

@@ -33,14 +33,18 @@ def hatch_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_without_a_compiler_it_says_what_to_install(hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_says_what_to_install(
+    hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
     assert "g++" in hatch_build.build()
     assert not hatch_build.LIBRARY.exists()
 
 
-@pytest.mark.parametrize(("compiler", "words"), [("/nowhere/c++", "does not run"), ("false", "do not compile")])
+@pytest.mark.parametrize(
+    ("compiler", "words"), [("/nowhere/c++", "does not run"), ("false", "do not compile")]
+)
 def test_a_compiler_that_fails_leaves_no_library(
     compiler: str, words: str, hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,7 +59,9 @@ def test_a_compiler_that_fails_is_followed_by_the_next(
     """A clang may be installed without a C++ library."""
     commands: list[str] = []
 
-    def compile_library(command: list[str], machine: str, linked: Path, names: tuple[str, ...]) -> None:
+    def compile_library(
+        command: list[str], machine: str, linked: Path, names: tuple[str, ...]
+    ) -> None:
         commands.append(command[0])
         if command[0] == "clang++":
             raise hatch_build.CompileError("no header <vector>")
@@ -83,7 +89,9 @@ def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
     library.edgeshard_kernels.restype = ctypes.c_char_p
     assert [library.edgeshard_kernels(index) for index in range(2)] == [b"portable", None]
     built = hatch_build.LIBRARY.stat()
-    assert hatch_build.build() == "" and hatch_build.LIBRARY.stat().st_ino == built.st_ino, "of the same sources"
+    assert hatch_build.build() == "" and hatch_build.LIBRARY.stat().st_ino == built.st_ino, (
+        "of the same sources"
+    )
 
 
 X86_64 = "x86_64"
@@ -113,7 +121,13 @@ def test_a_checkout_gets_the_sets_that_its_processor_runs(
 
 def test_a_wheel_has_every_set_of_its_family(hatch_build: ModuleType) -> None:
     assert set(hatch_build.family_sets("aarch64")) == {"portable", "dotprod"}
-    assert set(hatch_build.family_sets(X86_64)) == {"portable", "avx2", "avxvnni", "avx512", "avx512bf16"}
+    assert set(hatch_build.family_sets(X86_64)) == {
+        "portable",
+        "avx2",
+        "avxvnni",
+        "avx512",
+        "avx512bf16",
+    }
 
 
 LIBRARY_SOURCE = """
@@ -148,8 +162,12 @@ def test_the_sets_of_this_processor_are_read_from_the_processor(hatch_build: Mod
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 
-@pytest.mark.skipif(not shutil.which(CROSS_COMPILER) or not shutil.which(EMULATOR), reason="no aarch64 here")
-@pytest.mark.parametrize(("cpu", "expected"), [("cortex-a76", ["dotprod", "portable"]), ("cortex-a72", ["portable"])])
+@pytest.mark.skipif(
+    not shutil.which(CROSS_COMPILER) or not shutil.which(EMULATOR), reason="no aarch64 here"
+)
+@pytest.mark.parametrize(
+    ("cpu", "expected"), [("cortex-a76", ["dotprod", "portable"]), ("cortex-a72", ["portable"])]
+)
 def test_dot_products_are_chosen_on_cores_that_have_them(
     cpu: str, expected: list[str], hatch_build: ModuleType, tmp_path: Path
 ) -> None:
@@ -159,7 +177,9 @@ def test_dot_products_are_chosen_on_cores_that_have_them(
     options = ("-std=c++17", "-static", "-I", str(hatch_build.SOURCES))
     subprocess.run((CROSS_COMPILER, *options, str(source), "-o", str(program)), check=True)
     environment = {**os.environ, "QEMU_CPU": cpu}
-    done = subprocess.run((EMULATOR, str(program)), env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        (EMULATOR, str(program)), env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == expected
 
 
@@ -183,8 +203,14 @@ def test_integer_products_take_one_instruction(
     target = tmp_path / "kernels.o"
     assert hatch_build.compile_kernels([compiler], machine, name, str(target)) is None
     disassembler = compiler.replace("g++", "objdump")
-    done = subprocess.run((disassembler, "-dC", str(target)), capture_output=True, text=True, check=True)
-    tiles = [text for text in done.stdout.split("\n\n") if re.search(r"run_tile<.*IntegerPolicy<[842]>", text[:300])]
+    done = subprocess.run(
+        (disassembler, "-dC", str(target)), capture_output=True, text=True, check=True
+    )
+    tiles = [
+        text
+        for text in done.stdout.split("\n\n")
+        if re.search(r"run_tile<.*IntegerPolicy<[842]>", text[:300])
+    ]
     assert len(tiles) >= 3, "tiles of int8, int4 and int2"
     for tile in tiles:
         assert instruction in tile, tile[:200]
@@ -192,7 +218,9 @@ def test_integer_products_take_one_instruction(
 
 
 @pytest.fixture
-def foreign_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def foreign_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], None]]:
     """Puts a library made of this C source in the place of the kernels."""
 
     def put(source: str) -> None:
@@ -215,7 +243,8 @@ def foreign_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_a_library_of_other_sources_is_not_called(
     source: str, foreign_library: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its structs may be laid out otherwise: a call would read and write memory that is not meant."""
+    """Its structs may be laid out otherwise: a call would read and write memory that is not
+    meant."""
     foreign_library(source)
     with caplog.at_level(logging.WARNING):
         assert not native.native_available()
@@ -248,7 +277,9 @@ def without_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     native.library.cache_clear()
 
 
-def test_a_missing_library_is_told_once(without_library: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_library_is_told_once(
+    without_library: None, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         assert not native.native_available()
         assert not native.native_available()
@@ -257,7 +288,9 @@ def test_a_missing_library_is_told_once(without_library: None, caplog: pytest.Lo
 
 
 @pytest.mark.skipif(len(native.kernel_names()) < 2, reason="this CPU runs one kind of kernels")
-def test_the_environment_leaves_out_kernels_with_bits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_leaves_out_kernels_with_bits_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names = native.kernel_names()
     monkeypatch.setattr(sources, "_BF16_KERNELS", names[0])
     assert sources.has_bf16_products()

@@ -1,5 +1,5 @@
-"""The same bits from compilers and processors: of functions between the linear layers by a small driver in C++, and of
-all operators by the fingerprint of whole libraries."""
+"""The same bits from compilers and processors: of functions between the linear layers by a small
+driver in C++, and of all operators by the fingerprint of whole libraries."""
 
 from __future__ import annotations
 
@@ -19,10 +19,18 @@ import hatch_build
 
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER = Path(__file__).parent / "drivers" / "common_bits.cpp"
-CLANG = (str(ROOT / ".venv-wheels" / "bin" / "python"), "-m", "ziglang", "c++", "-target", "x86_64-linux-gnu.2.28")
+CLANG = (
+    str(ROOT / ".venv-wheels" / "bin" / "python"),
+    "-m",
+    "ziglang",
+    "c++",
+    "-target",
+    "x86_64-linux-gnu.2.28",
+)
 ARM = ("aarch64-linux-gnu-g++", "-static")
 AVX2 = ("-mavx2", "-mfma")
-# A change of an operator changes these on purpose: take them from a failed test then, of any compiler.
+# A change of an operator changes these on purpose: take them from a failed test then, of any
+# compiler.
 FINGERPRINT = "8f06a05b10881ff2"
 ANGLES = "859507ab6048e359"
 HASHES = {
@@ -41,7 +49,9 @@ OWN_BITS = {"avx512bf16"} | ({"portable"} if platform.machine() == "x86_64" else
 
 needs_avx2 = pytest.mark.skipif("avx2" not in native.kernel_names(), reason="this CPU has no AVX2")
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-needs_clang = pytest.mark.skipif(not Path(CLANG[0]).exists(), reason="the wheels' compiler is not installed")
+needs_clang = pytest.mark.skipif(
+    not Path(CLANG[0]).exists(), reason="the wheels' compiler is not installed"
+)
 
 
 def hashes(
@@ -56,9 +66,13 @@ def hashes(
     how = (*hatch_build.FLAGS, "-w", *flags, f"-I{hatch_build.SOURCES}")
     cache = str(ROOT / ".venv-wheels" / "cache")
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
-    subprocess.run((*compiler, *how, "-c", str(DRIVER), "-o", compiled), check=True, env=environment)
+    subprocess.run(
+        (*compiler, *how, "-c", str(DRIVER), "-o", compiled), check=True, env=environment
+    )
     subprocess.run((*linker, compiled, "-lm", "-o", program), check=True)
-    printed = subprocess.run((*emulator, program), check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        (*emulator, program), check=True, capture_output=True, text=True
+    ).stdout
     return dict(line.split() for line in printed.splitlines())
 
 

@@ -1,4 +1,5 @@
-"""What compilers make of the kernels: bits and speed of linear layers, and inner loops that keep sums in registers."""
+"""What compilers make of the kernels: bits and speed of linear layers, and inner loops that keep
+sums in registers."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ MIN_SHARES = {
     64: {"bf16": 0.6, "int8": 0.7, "int4": 0.85},
     256: {"bf16": 0.6, "int8": 0.7, "int4": 0.85},
 }
-"""By rows and scheme: the share of the machine's read rate (one row) or FMA rate that an idle machine reaches."""
+"""By rows and scheme: the share of the machine's read rate (one row) or FMA rate that an idle
+machine reaches."""
 ON_A_BUSY_MACHINE = 0.5
 MIN_GCC_TO_CLANG = 0.8
 TRIES = 3
@@ -43,11 +45,14 @@ COPIES = 8
 """Of the bench's matrices: 53 MB in int4, more than a core finds in its caches."""
 MAX_TILE_ROWS = 6
 FEWEST_PRODUCTS = 8
-"""A loop of attention with as many is one of its two matrix products, whose rows may be tiled and unrolled."""
+"""A loop of attention with as many is one of its two matrix products, whose rows may be tiled and
+unrolled."""
 
-# Two bits are for single experts: their loop handles 32 inputs in one piece, whose addresses do not fit registers.
+# Two bits are for single experts: their loop handles 32 inputs in one piece, whose addresses do not
+# fit registers.
 _TILE = re.compile(r"run_tile<(FloatPolicy<\w+>|IntegerPolicy<[48]>), (\d+)>")
-# Fewer rows wait for memory, not for their sums. Clang has all row counts in one function, where they look alike.
+# Fewer rows wait for memory, not for their sums. Clang has all row counts in one function, where
+# they look alike.
 _ATTENTION = re.compile(r"AttentionItem<PlainPages<\w+> ?>::attend_rows<[4-6]>")
 needs_x86 = pytest.mark.skipif(MACHINE != "x86_64", reason="AVX2 is of x86-64")
 needs_avx2 = pytest.mark.skipif(AVX2 not in native.kernel_names(), reason="this CPU runs no AVX2")
@@ -61,7 +66,8 @@ def is_fused(name: str) -> bool:
 
 
 def schemes_of(name: str) -> tuple[str, ...]:
-    """The schemes whose sums have one definition; a bfloat16 product of AVX-512 has bits of its own."""
+    """The schemes whose sums have one definition; a bfloat16 product of AVX-512 has bits of its
+    own."""
     return ("fp32", "int8", "int4", "int2") if name == "avx512bf16" else ()
 
 
@@ -78,14 +84,18 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("name", native.kernel_names())
 def test_linear_layers_have_the_bits_of_scalar_code(name: str, reference: tuple[str, ...]) -> None:
-    found, _ = compiled_kernels.differences(reference, native.LIBRARY, name, schemes_of(name), fused=is_fused(name))
+    found, _ = compiled_kernels.differences(
+        reference, native.LIBRARY, name, schemes_of(name), fused=is_fused(name)
+    )
     assert found and not any(found.values()), found
 
 
 def compiler(name: str) -> tuple[str, ...]:
     command = compiled_kernels.gcc() if name == "gcc" else compiled_kernels.clang(MACHINE)
     if command is None:
-        pytest.skip("no g++" if name == "gcc" else "the compiler of wheels cannot be installed: make wheels")
+        pytest.skip(
+            "no g++" if name == "gcc" else "the compiler of wheels cannot be installed: make wheels"
+        )
     return command
 
 
@@ -108,10 +118,14 @@ def compile_avx2(tmp_path_factory: pytest.TempPathFactory) -> CompileAvx2:
 @needs_avx2
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_both_compilers_give_the_same_bits(compile_avx2: CompileAvx2, reference: tuple[str, ...]) -> None:
+def test_both_compilers_give_the_same_bits(
+    compile_avx2: CompileAvx2, reference: tuple[str, ...]
+) -> None:
     hashes = []
     for name in COMPILERS:
-        found, outputs = compiled_kernels.differences(reference, compile_avx2(name), NAME, fused=True)
+        found, outputs = compiled_kernels.differences(
+            reference, compile_avx2(name), NAME, fused=True
+        )
         assert found and not any(found.values()), (name, found)
         hashes.append(outputs)
     assert hashes[0] == hashes[1]
@@ -124,8 +138,11 @@ def test_both_compilers_give_the_same_bits(compile_avx2: CompileAvx2, reference:
 def test_a_compiler_that_fuses_by_itself_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: tuple[str, ...]
 ) -> None:
-    """GCC may fuse the product and the sum that round a row to integers: some of them are then others."""
-    fusing = tuple(flag.replace("-ffp-contract=off", "-ffp-contract=fast") for flag in hatch_build.FLAGS)
+    """GCC may fuse the product and the sum that round a row to integers: some of them are then
+    others."""
+    fusing = tuple(
+        flag.replace("-ffp-contract=off", "-ffp-contract=fast") for flag in hatch_build.FLAGS
+    )
     assert fusing != hatch_build.FLAGS
     monkeypatch.setattr(hatch_build, "FLAGS", fusing)
     library = tmp_path / "fusing.so"
@@ -161,12 +178,14 @@ def spilling_tiles(loops: dict[str, list[Loop]], products_per_reference: int) ->
     return {
         name: loop.stack_references
         for name, loop in hot_tiles(loops).items()
-        if loop.stack_references > max(MAX_STACK_REFERENCES, loop.products // products_per_reference)
+        if loop.stack_references
+        > max(MAX_STACK_REFERENCES, loop.products // products_per_reference)
     }
 
 
 def hot_tiles(loops: dict[str, list[Loop]]) -> dict[str, Loop]:
-    """The hottest loop of each tile of linear layers, and of attention's functions that with the most products."""
+    """The hottest loop of each tile of linear layers, and of attention's functions that with the
+    most products."""
     tiles: dict[str, Loop] = {}
     for function, inner in loops.items():
         if match := _TILE.search(function):
@@ -212,7 +231,8 @@ def assert_tiles_are_fast(library: Path, objdump: str, machine: str = MACHINE) -
 
 
 def slow_rows(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows of `bench.kernels` below their shares, and those of GCC below clang's rate; empty if all are fast."""
+    """The rows of `bench.kernels` below their shares, and those of GCC below clang's rate; empty if
+    all are fast."""
     problems = []
     rates: dict[tuple[int, str], dict[str, float]] = {}
     for row in rows:
@@ -222,7 +242,9 @@ def slow_rows(rows: list[dict[str, Any]]) -> list[str]:
         smallest = ON_A_BUSY_MACHINE * MIN_SHARES[row["rows"]][row["scheme"]]
         what = f"{row['scheme']} of {row['rows']} rows by {row['compiler']}"
         if share < smallest:
-            problems.append(f"{what} reaches {share:.2f} of {row['limit']:.1f}, less than {smallest:.2f}")
+            problems.append(
+                f"{what} reaches {share:.2f} of {row['limit']:.1f}, less than {smallest:.2f}"
+            )
         compiler_name = row["compiler"].split()[0]
         rates.setdefault((row["rows"], row["scheme"]), {})[compiler_name] = row["gflop_per_s"]
     for (count, scheme), by_compiler in rates.items():
@@ -248,7 +270,13 @@ def bench_row(compiler_name: str, share: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gcc_share", "clang_share", "problems"),
     [(0.9, 0.9, 0), (0.31, 0.31, 0), (0.29, 0.31, 1), (0.6, 0.9, 1), (0.02, 0.6, 2)],
-    ids=["fast", "a busy machine", "one below its share", "GCC slower than clang", "the fault of old kernels"],
+    ids=[
+        "fast",
+        "a busy machine",
+        "one below its share",
+        "GCC slower than clang",
+        "the fault of old kernels",
+    ],
 )
 def test_slow_rows_are_found(gcc_share: float, clang_share: float, problems: int) -> None:
     both = [bench_row("gcc 12.2.0", gcc_share), bench_row("clang 22.1.8", clang_share)]
@@ -260,10 +288,22 @@ def test_slow_rows_are_found(gcc_share: float, clang_share: float, problems: int
 @pytest.mark.long
 @pytest.mark.timing
 @pytest.mark.timeout(2000)
-def test_linear_layers_reach_the_limits_of_the_machine(compile_avx2: CompileAvx2, tmp_path: Path) -> None:
-    """At least half of what an idle machine reaches, by both compilers; one of three tries must do."""
+def test_linear_layers_reach_the_limits_of_the_machine(
+    compile_avx2: CompileAvx2, tmp_path: Path
+) -> None:
+    """At least half of what an idle machine reaches, by both compilers; one of three tries must
+    do."""
     output = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "bench.kernels", "--linear", "--kernels", NAME, "-o", str(output)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.kernels",
+        "--linear",
+        "--kernels",
+        NAME,
+        "-o",
+        str(output),
+    ]
     command += ["--copies", str(COPIES), "--rounds", "5", "--schemes", "bf16,int8,int4"]
     command += ["--rows", ",".join(map(str, MIN_SHARES))]
     for name in COMPILERS:

@@ -1,4 +1,5 @@
-"""The fingerprint of a node's bits: the same each time, and another one wherever an operator gives other bits."""
+"""The fingerprint of a node's bits: the same each time, and another one wherever an operator gives
+other bits."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def _nudged(real: Callable[..., Any]) -> Callable[..., Any]:
     def other(*arguments: Any, **options: Any) -> Any:
         result = real(*arguments, **options)
         one = result[0] if isinstance(result, tuple) else result
-        one.view(-1)[-1] = torch.nextafter(one.view(-1)[-1].float(), torch.tensor(9e9)).to(one.dtype) + 2**-7
+        one.view(-1)[-1] = (
+            torch.nextafter(one.view(-1)[-1].float(), torch.tensor(9e9)).to(one.dtype) + 2**-7
+        )
         return result
 
     return other
@@ -67,5 +70,7 @@ def _nudged(real: Callable[..., Any]) -> Callable[..., Any]:
 )
 def test_one_other_bit_of_an_operator_shows(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = bits_fingerprint()
-    monkeypatch.setattr(fingerprint_module, operator, _nudged(getattr(fingerprint_module, operator)))
+    monkeypatch.setattr(
+        fingerprint_module, operator, _nudged(getattr(fingerprint_module, operator))
+    )
     assert bits_fingerprint() != usual

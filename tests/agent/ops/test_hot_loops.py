@@ -1,4 +1,5 @@
-"""References to the stack are found in a disassembly: that of a loop whose sums a compiler keeps in memory."""
+"""References to the stack are found in a disassembly: that of a loop whose sums a compiler keeps in
+memory."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.support.hot_loops import Loop, hottest, innermost_loops
 
-# Sixteen lanes as one vector of 64 bytes, by GCC 12 for AVX2: the fault that kernels of a checkout had.
+# Sixteen lanes as one vector of 64 bytes, by GCC 12 for AVX2: the fault that kernels of a checkout
+# had.
 IN_MEMORY = """
 0000000000000000 <(anonymous namespace)::tile(char const*, float const*, float*, long)>:
    0:	push   %rbp
@@ -72,10 +74,18 @@ def hot_loop(disassembly: str) -> Loop:
 
 @pytest.mark.parametrize(
     ("disassembly", "products", "references"),
-    [(IN_MEMORY, 2, 4), (BY_FRAME, 2, 4), (WITHOUT_FRAME, 2, 0), (IN_REGISTERS, 2, 1), (OF_AARCH64, 1, 4)],
+    [
+        (IN_MEMORY, 2, 4),
+        (BY_FRAME, 2, 4),
+        (WITHOUT_FRAME, 2, 0),
+        (IN_REGISTERS, 2, 1),
+        (OF_AARCH64, 1, 4),
+    ],
     ids=["stack pointer", "frame pointer", "rbp of something else", "registers", "aarch64"],
 )
-def test_references_to_the_stack_are_counted(disassembly: str, products: int, references: int) -> None:
+def test_references_to_the_stack_are_counted(
+    disassembly: str, products: int, references: int
+) -> None:
     loop = hot_loop(disassembly)
     assert (loop.products, loop.stack_references) == (products, references)
 
@@ -90,7 +100,9 @@ def test_a_function_without_a_product_has_no_hot_loop() -> None:
     assert hottest(loops) is None
 
 
-@pytest.mark.skipif(shutil.which("g++") is None or shutil.which("objdump") is None, reason="no g++ or no objdump")
+@pytest.mark.skipif(
+    shutil.which("g++") is None or shutil.which("objdump") is None, reason="no g++ or no objdump"
+)
 def test_sums_that_every_step_writes_are_caught(tmp_path: Path) -> None:
     source = """
         void tile(const float* w, const float* x, float* volatile* sums, long n) {
@@ -101,7 +113,11 @@ def test_sums_that_every_step_writes_are_caught(tmp_path: Path) -> None:
         }"""
     (tmp_path / "tile.cpp").write_text(source)
     made = tmp_path / "tile.o"
-    subprocess.run(["g++", "-O3", "-funroll-loops", "-c", tmp_path / "tile.cpp", "-o", made], check=True, timeout=60)
+    subprocess.run(
+        ["g++", "-O3", "-funroll-loops", "-c", tmp_path / "tile.cpp", "-o", made],
+        check=True,
+        timeout=60,
+    )
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(made)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (loops,) = innermost_loops(text).values()

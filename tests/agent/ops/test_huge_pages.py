@@ -52,7 +52,8 @@ def test_a_chunk_is_gone_with_its_last_piece_and_not_before() -> None:
 
 
 def test_threads_that_take_at_the_same_time_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the compute threads of two agents in one process do: both would be given the same memory."""
+    """As the compute threads of two agents in one process do: both would be given the same
+    memory."""
     real, meeting, met = huge_pages._mapping, threading.Barrier(2), []
 
     def mapping(size: int) -> object:
@@ -80,7 +81,8 @@ def test_want_of_memory_is_said_as_such(bytes_wanted: int) -> None:
 
 
 @pytest.mark.skipif(
-    not _MODE.is_file() or "[always]" in _MODE.read_text(), reason="this kernel gives huge pages to everybody"
+    not _MODE.is_file() or "[always]" in _MODE.read_text(),
+    reason="this kernel gives huge pages to everybody",
 )
 @pytest.mark.parametrize("size", [4096, HUGE_PAGE + 4096])
 def test_no_more_is_resident_than_was_asked_for(size: int) -> None:
@@ -90,12 +92,15 @@ def test_no_more_is_resident_than_was_asked_for(size: int) -> None:
     everything[start : start + size].fill_(1)
     with Path("/proc/self/pagemap").open("rb") as pages:
         pages.seek(everything.data_ptr() // mmap.PAGESIZE * 8)
-        entries = struct.unpack(f"<{len(memory) // mmap.PAGESIZE}Q", pages.read(len(memory) // mmap.PAGESIZE * 8))
+        entries = struct.unpack(
+            f"<{len(memory) // mmap.PAGESIZE}Q", pages.read(len(memory) // mmap.PAGESIZE * 8)
+        )
     assert sum(entry >> 63 for entry in entries) * mmap.PAGESIZE == size
 
 
 @pytest.mark.skipif(
-    not _MODE.is_file() or "[never]" in _MODE.read_text(), reason="this kernel gives no huge pages to those who ask"
+    not _MODE.is_file() or "[never]" in _MODE.read_text(),
+    reason="this kernel gives no huge pages to those who ask",
 )
 class TestAnonHugePages:
     def test_packed_weights_lie_in_huge_pages(self) -> None:
@@ -108,7 +113,9 @@ class TestAnonHugePages:
         assert huge >= 0.9 * resident
 
     def test_a_kv_pool_lies_in_huge_pages_and_is_resident_as_a_whole(self) -> None:
-        pool = KvPool(LayerRange(0, 4), KvMemory(DType.BFLOAT16, 256, 16), [KvHeads(8, 128)] * 4, "cpu")
+        pool = KvPool(
+            LayerRange(0, 4), KvMemory(DType.BFLOAT16, 256, 16), [KvHeads(8, 128)] * 4, "cpu"
+        )
         resident, huge = _resident(pool.arena(0).keys)
         assert pool.bytes_capacity == 64 << 20
         assert pool.bytes_capacity <= resident < pool.bytes_capacity + HUGE_PAGE
@@ -122,7 +129,9 @@ def _resident(tensor: torch.Tensor) -> tuple[int, int]:
     """
     address, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     resident = huge = 0
-    for entry in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]:
+    for entry in re.split(
+        r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE
+    )[1:]:
         first, last = (int(part, 16) for part in entry.split(" ", 1)[0].split("-"))
         if first < end and last > address:
             resident += _kilobytes(entry, "Rss")

@@ -14,7 +14,9 @@ from edgeshard_agent.ops.native import idle_spin, native_available
 
 pytestmark = [
     pytest.mark.timing,
-    pytest.mark.skipif(not (sys.platform == "linux" and native_available()), reason="native kernels on Linux only"),
+    pytest.mark.skipif(
+        not (sys.platform == "linux" and native_available()), reason="native kernels on Linux only"
+    ),
 ]
 
 PATIENCE_S = 60
@@ -28,19 +30,24 @@ def idle_threads() -> dict[int, int]:
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(int(thread.name)) != os.SCHED_IDLE:
                 continue
-            found[int(thread.name)] = int((thread / "schedstat").read_text(encoding="ascii").split()[0])
+            found[int(thread.name)] = int(
+                (thread / "schedstat").read_text(encoding="ascii").split()[0]
+            )
     return found
 
 
 def until_awake(cores: int) -> dict[int, int]:
-    """Ask again and again until so many threads have spun; other processes may want the cores meanwhile."""
+    """Ask again and again until so many threads have spun; other processes may want the cores
+    meanwhile."""
     deadline = time.monotonic() + PATIENCE_S
     first: dict[int, int] = {}
     while time.monotonic() < deadline:
         idle_spin(0.05, cores)
         time.sleep(0.01)
         now = idle_threads()
-        if len(now) == cores and all(now[thread] > first.get(thread, now[thread]) + 5_000_000 for thread in now):
+        if len(now) == cores and all(
+            now[thread] > first.get(thread, now[thread]) + 5_000_000 for thread in now
+        ):
             return now
         first = first if len(first) == cores else now
     raise AssertionError("nothing spins")

@@ -11,7 +11,9 @@ from edgeshard_agent.ops import kernel_speed, native
 
 from edgeshard.domain.nodes.kernels import KernelSpeed
 
-NATIVE = pytest.mark.skipif(not native.native_available(), reason="the native kernels are not built")
+NATIVE = pytest.mark.skipif(
+    not native.native_available(), reason="the native kernels are not built"
+)
 
 
 @NATIVE
@@ -69,5 +71,10 @@ def test_facts_have_the_speed_once_for_each_process() -> None:
     ids=["sound", "one row", "many rows", "not measured"],
 )
 def test_a_share_far_below_is_slow(changes: dict[str, float], is_slow: bool) -> None:
-    rates = {"read_gb_per_s": 12.0, "fma_gflop_per_s": 90.0, "row_gb_per_s": 9.0, "rows_gflop_per_s": 60.0}
+    rates = {
+        "read_gb_per_s": 12.0,
+        "fma_gflop_per_s": 90.0,
+        "row_gb_per_s": 9.0,
+        "rows_gflop_per_s": 60.0,
+    }
     assert KernelSpeed("avx2", "avx2", "gcc 12.2.0", **(rates | changes)).is_slow == is_slow

@@ -1,4 +1,5 @@
-"""Keys and values of 4 bits: how far they may be from what was written, and that all kernels write the same bits."""
+"""Keys and values of 4 bits: how far they may be from what was written, and that all kernels write
+the same bits."""
 
 from __future__ import annotations
 
@@ -35,7 +36,14 @@ def test_what_is_read_is_near_what_was_written(head_dim: int, dtype: torch.dtype
     normal = torch.randn(40, 3, head_dim, generator=generator)
     outlier = normal.clone()
     outlier[:, :, 3] *= 100
-    for numbers in (normal, outlier, normal * 0.01 + 7, normal * 1e-30, normal * 1e30, torch.full_like(normal, -0.3)):
+    for numbers in (
+        normal,
+        outlier,
+        normal * 0.01 + 7,
+        normal * 1e-30,
+        normal * 1e30,
+        torch.full_like(normal, -0.3),
+    ):
         arena = Int4Arena(SLOTS, 3, head_dim)
         slots = torch.randperm(SLOTS, generator=generator)[:40]
         keys, values = numbers.to(dtype), numbers.flip(0).to(dtype)
@@ -45,7 +53,10 @@ def test_what_is_read_is_near_what_was_written(head_dim: int, dtype: torch.dtype
         check_bound(values, found_values)
 
 
-@given(st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=32, max_size=32), st.floats(-1000, 1000, width=32))
+@given(
+    st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=32, max_size=32),
+    st.floats(-1000, 1000, width=32),
+)
 def test_any_group_is_within_the_bound(numbers: list[float], offset: float) -> None:
     group = torch.tensor(numbers, dtype=torch.float32) + offset
     # Below this a group counts as constant, or float32 itself is too coarse for what is read.
@@ -72,7 +83,9 @@ def test_what_is_not_finite_stays_so() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", DIMS)
-def test_all_kernels_write_the_bits_of_the_definition(head_dim: int, dtype: torch.dtype, kernels: str) -> None:
+def test_all_kernels_write_the_bits_of_the_definition(
+    head_dim: int, dtype: torch.dtype, kernels: str
+) -> None:
     """Ties between two of the sixteen values, negative zeros and constants among them."""
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(48, 4, head_dim, generator=generator)
@@ -80,7 +93,10 @@ def test_all_kernels_write_the_bits_of_the_definition(head_dim: int, dtype: torc
     rows[6], rows[7], rows[8], rows[9, :, ::3] = -0.0, 1.7, torch.randn(head_dim) * 1e-36, torch.nan
     packed = rows.to(dtype)
     query, keys, values = packed[:, :2], packed[:, 2:3], packed[:, 3:]
-    expected, found = Int4Arena(SLOTS, 1, head_dim), make_arena(SLOTS, 1, head_dim, KvFormat.INT4, 16, "cpu")
+    expected, found = (
+        Int4Arena(SLOTS, 1, head_dim),
+        make_arena(SLOTS, 1, head_dim, KvFormat.INT4, 16, "cpu"),
+    )
     assert isinstance(found, Int4Arena)
     expected.write(torch.arange(48), keys, values)
     for first, end in ((0, 3), (3, 21), (21, 48)):
@@ -103,9 +119,15 @@ def test_bytes_of_a_token() -> None:
 
 @pytest.mark.parametrize(
     ("head_dim", "block_tokens", "device", "what"),
-    [(64, 16, "cuda", "runs on the CPU"), (20, 16, "cpu", "multiple of 16"), (64, 8, "cpu", "whole pages")],
+    [
+        (64, 16, "cuda", "runs on the CPU"),
+        (20, 16, "cpu", "multiple of 16"),
+        (64, 8, "cpu", "whole pages"),
+    ],
 )
-def test_what_cannot_be_of_4_bits_is_refused_by_name(head_dim: int, block_tokens: int, device: str, what: str) -> None:
+def test_what_cannot_be_of_4_bits_is_refused_by_name(
+    head_dim: int, block_tokens: int, device: str, what: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=what) as raised:
         check_int4(head_dim, block_tokens, device)
     assert (raised.value.field, raised.value.reason) == ("kv_dtype", "UNSUPPORTED_KV_DTYPE")

@@ -1,4 +1,5 @@
-"""RMS norms, rotary embedding, gates and paged attention against the definition written out in torch."""
+"""RMS norms, rotary embedding, gates and paged attention against the definition written out in
+torch."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 from edgeshard.domain.errors import InvalidArgumentError
 
 DTYPES = [torch.float32, torch.bfloat16]
-# One unit in the last place of a number near 1, twice: sums in another order may round the other way.
+# One unit in the last place of a number near 1, twice: sums in another order may round the other
+# way.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
 
 
@@ -56,7 +58,9 @@ def test_rms_norm_is_transformers(width: int, dtype: torch.dtype, kernels: str) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 100, 1024])
-def test_rms_norm_with_a_unit_offset_is_transformers(width: int, dtype: torch.dtype, kernels: str) -> None:
+def test_rms_norm_with_a_unit_offset_is_transformers(
+    width: int, dtype: torch.dtype, kernels: str
+) -> None:
     x, residual = made(5, width, dtype=dtype) * 3, made(5, width, seed=1, dtype=dtype)
     module = Gemma2RMSNorm(width, eps=1e-5)
     module.weight.data = made(width, seed=2, dtype=dtype)
@@ -67,7 +71,9 @@ def test_rms_norm_with_a_unit_offset_is_transformers(width: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 100, 1024])
-def test_rms_norm_that_is_rounded_last_is_transformers(width: int, dtype: torch.dtype, kernels: str) -> None:
+def test_rms_norm_that_is_rounded_last_is_transformers(
+    width: int, dtype: torch.dtype, kernels: str
+) -> None:
     x, residual = made(5, width, dtype=dtype) * 3, made(5, width, seed=1, dtype=dtype)
     for module in (GptOssRMSNorm(width, eps=1e-5), Gemma4RMSNorm(width, eps=1e-5)):
         module.weight.data = made(width, seed=2, dtype=dtype)
@@ -78,13 +84,21 @@ def test_rms_norm_that_is_rounded_last_is_transformers(width: int, dtype: torch.
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (3, 24), (4, 128)])
-def test_gated_head_norm_is_transformers(heads: int, width: int, dtype: torch.dtype, kernels: str) -> None:
-    x, packed = made(5, heads, width, dtype=dtype) * 3, made(5, 2 * heads * width, seed=1, dtype=dtype) * 4
+def test_gated_head_norm_is_transformers(
+    heads: int, width: int, dtype: torch.dtype, kernels: str
+) -> None:
+    x, packed = (
+        made(5, heads, width, dtype=dtype) * 3,
+        made(5, 2 * heads * width, seed=1, dtype=dtype) * 4,
+    )
     gate = packed[:, heads * width :]
     module = Qwen3_5RMSNormGated(width, eps=1e-6)
     module.weight.data = made(width, seed=2, dtype=dtype)
     before = x.clone()
-    close(gated_head_norm(x, gate, module.weight.data, 1e-6), module(x, gate.reshape(x.shape)).detach())
+    close(
+        gated_head_norm(x, gate, module.weight.data, 1e-6),
+        module(x, gate.reshape(x.shape)).detach(),
+    )
     assert torch.equal(x, before)
 
 
@@ -112,7 +126,9 @@ def test_rotary_is_transformers(
     rotary_(query, key, cos, sin)
     for now, then in ((query, before[:, :4]), (key, before[:, 4:6])):
         turned = then[..., :rotary_dim].transpose(0, 1).unsqueeze(0)
-        expected, _ = apply_rotary_pos_emb(turned, turned, cos.to(dtype).unsqueeze(0), sin.to(dtype).unsqueeze(0))
+        expected, _ = apply_rotary_pos_emb(
+            turned, turned, cos.to(dtype).unsqueeze(0), sin.to(dtype).unsqueeze(0)
+        )
         close(now[..., :rotary_dim], expected[0].transpose(0, 1))
         assert torch.equal(now[..., rotary_dim:], then[..., rotary_dim:])
     assert torch.equal(packed[:, 6:], before[:, 6:]), "the values beside q and k were touched"
@@ -142,7 +158,9 @@ def test_clamped_swiglu_is_transformers(inner: int, dtype: torch.dtype, kernels:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gates_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype, kernels: str) -> None:
+def test_gates_of_a_row_do_not_depend_on_the_rows_beside_it(
+    dtype: torch.dtype, kernels: str
+) -> None:
     if kernels == "torch":
         return  # with two threads gelu of these rows in float32 has other bits than of each alone
     gate_up = made(129, 2000, dtype=dtype)
@@ -155,10 +173,14 @@ def test_gates_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype, 
 def test_gates_at_the_ends_of_their_range(kernels: str) -> None:
     gate = torch.tensor([[-1e30, -1000.0, -88.0, 0.0, 88.0, 1000.0, 1e30, float("nan")]])
     gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1)
-    torch.testing.assert_close(geglu(gate_up), gelu(gate, approximate="tanh"), rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(
+        geglu(gate_up), gelu(gate, approximate="tanh"), rtol=1e-5, atol=1e-6, equal_nan=True
+    )
     clamped = gate.clamp(max=7.0)
     found = clamped_swiglu(torch.stack((gate, torch.ones_like(gate)), dim=2).flatten(1), 1.0, 7.0)
-    torch.testing.assert_close(found, 2 * clamped * torch.sigmoid(clamped), rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(
+        found, 2 * clamped * torch.sigmoid(clamped), rtol=1e-5, atol=1e-6, equal_nan=True
+    )
 
 
 def test_swiglu_at_the_ends_of_its_range(kernels: str) -> None:

@@ -1,4 +1,5 @@
-"""The structs and signatures for ctypes equal the kernels' sources, and unknown declarations are refused."""
+"""The structs and signatures for ctypes equal the kernels' sources, and unknown declarations are
+refused."""
 
 from __future__ import annotations
 
@@ -57,13 +58,18 @@ struct Example {
 
 
 def test_a_function_may_stand_on_several_lines() -> None:
-    text = "int64_t edgeshard_example(const Other* other, int64_t stride,\n    float eps);\nvoid edgeshard_rest();\n"
+    text = (
+        "int64_t edgeshard_example(const Other* other, int64_t stride,\n    float eps);\nvoid "
+        "edgeshard_rest();\n"
+    )
     example, rest = functions_of("example.h", text)
     assert (example.result, example.arguments) == ("c_int64", ("c_void_p", "c_int64", "c_float"))
     assert (rest.result, rest.arguments) == (None, ())
 
 
-@pytest.mark.parametrize("field", ["int32_t counts[4];", "int32_t flag : 1;", "bool wide;", "void (*call)(int32_t);"])
+@pytest.mark.parametrize(
+    "field", ["int32_t counts[4];", "int32_t flag : 1;", "bool wide;", "void (*call)(int32_t);"]
+)
 def test_other_fields_are_refused(field: str) -> None:
     with pytest.raises(UnknownFormError):
         list(structs_of("example.h", f"struct Example {{\n    {field}\n}};\n"))
@@ -84,5 +90,6 @@ def test_other_functions_are_refused(function: str) -> None:
 
 
 def test_pointers_keep_fields_at_the_addresses_of_c() -> None:
-    """`Linear` has two pointers, seven numbers of four bytes and two pointers, which begin at a multiple of eight."""
+    """`Linear` has two pointers, seven numbers of four bytes and two pointers, which begin at a
+    multiple of eight."""
     assert ctypes.sizeof(layouts.LinearStruct) == 2 * 8 + 7 * 4 + 4 + 2 * 8

@@ -1,4 +1,5 @@
-"""Packed linear layers: right within the rounding of their scheme, and the same for a row alone as in a batch."""
+"""Packed linear layers: right within the rounding of their scheme, and the same for a row alone as
+in a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ import torch
 from edgeshard_agent.ops import packing
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import kernel_names
-from edgeshard_agent.ops.quantize import PLAIN_SCHEMES, QuantizedWeight, Scheme, quantize_activation, quantize_weight
+from edgeshard_agent.ops.quantize import (
+    PLAIN_SCHEMES,
+    QuantizedWeight,
+    Scheme,
+    quantize_activation,
+    quantize_weight,
+)
 from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -29,8 +36,11 @@ def dtype_of(scheme: Scheme) -> torch.dtype:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_fp32_is_the_exact_product_to_1e_6_of_its_terms(shape: tuple[int, int], kernels: str) -> None:
-    """Not compared with torch in fp32: the bits of its products depend on how many threads it has."""
+def test_fp32_is_the_exact_product_to_1e_6_of_its_terms(
+    shape: tuple[int, int], kernels: str
+) -> None:
+    """Not compared with torch in fp32: the bits of its products depend on how many threads it
+    has."""
     weight, x, bias = made(*shape), made(7, shape[1], seed=1), made(shape[0], seed=2)
     exact = linear(x.double(), weight.double(), bias.double())
     terms = linear(x.abs().double(), weight.abs().double(), bias.abs().double())
@@ -44,14 +54,16 @@ def test_bf16_is_the_exact_product_rounded_once(shape: tuple[int, int], kernels:
     result = PackedLinear.pack(weight, "bf16")(x)
     assert result.dtype is torch.bfloat16
     exact = linear(x.double(), weight.double())
-    # Half a unit in the last of bfloat16's eight binary places, and what float32 sums lose where terms cancel.
+    # Half a unit in the last of bfloat16's eight binary places, and what float32 sums lose where
+    # terms cancel.
     torch.testing.assert_close(result.double(), exact, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    ("scheme", "group"), [("int8", None), ("int8", 128), ("int4", None), ("int4", 64), ("int2", None), ("int2", 128)]
+    ("scheme", "group"),
+    [("int8", None), ("int8", 128), ("int4", None), ("int4", 64), ("int2", None), ("int2", 128)],
 )
 def test_integers_are_the_product_of_the_rounded_operands(
     scheme: str, group: int | None, shape: tuple[int, int], dtype: torch.dtype, kernels: str
@@ -79,20 +91,33 @@ def test_stored_integers_are_multiplied_as_they_are(
     scales[0, 0], scales[1, 0], scales[2, 0] = 2.0**-24, -1023 * 2.0**-24, 0.0
     stored = QuantizedWeight(values, scales, 32, Scheme(held))
     x, bias = made(7, shape[1], seed=2), made(shape[0], seed=3)
-    expected = linear(quantize_activation(x, 32).double(), stored.dequantize().double(), bias.double()).float()
-    # Sums are float32; a scale that lost a bit of its eleven would be off by 2e-4 of the terms and more.
+    expected = linear(
+        quantize_activation(x, 32).double(), stored.dequantize().double(), bias.double()
+    ).float()
+    # Sums are float32; a scale that lost a bit of its eleven would be off by 2e-4 of the terms and
+    # more.
     result = PackedLinear.pack_stored(stored, scheme, bias)(x)
     terms = linear(x.abs(), stored.dequantize().abs(), bias.abs())
     small = result[:, :3] - bias[:3]
-    assert bool(((result - expected).abs() <= 3e-6 * terms).all()), float(((result - expected).abs() / terms).max())
+    assert bool(((result - expected).abs() <= 3e-6 * terms).all()), float(
+        ((result - expected).abs() / terms).max()
+    )
     assert shape[1] > 32 or (bool((small[:, :2] != 0).any()) and not bool(small[:, 2].any()))
 
 
 @pytest.mark.parametrize(
     ("scheme", "group", "bound"),
-    [("int8", 64, 0.012), ("int4", 32, 0.11), ("int4", 64, 0.12), ("int2", 32, 0.33), ("int2", 64, 0.35)],
+    [
+        ("int8", 64, 0.012),
+        ("int4", 32, 0.11),
+        ("int4", 64, 0.12),
+        ("int2", 32, 0.33),
+        ("int2", 64, 0.35),
+    ],
 )
-def test_what_rounding_to_integers_costs(scheme: str, group: int, bound: float, kernels: str) -> None:
+def test_what_rounding_to_integers_costs(
+    scheme: str, group: int, bound: float, kernels: str
+) -> None:
     """Relative error of the outputs for normally distributed weights and activations."""
     weight, x = made(256, 512), made(16, 512, seed=1)
     exact = linear(x, weight)
@@ -126,11 +151,15 @@ def test_threads_do_not_change_a_bit(scheme: Scheme, kernels: str) -> None:
     finally:
         torch.set_num_threads(threads)
     for result in results[1:]:
-        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-4 if kernels == "torch" else 0)
+        torch.testing.assert_close(
+            result, results[0], rtol=0, atol=1e-4 if kernels == "torch" else 0
+        )
 
 
 @pytest.mark.parametrize("scheme", PLAIN_SCHEMES)
-def test_packing_is_work_for_one_thread(scheme: Scheme, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_is_work_for_one_thread(
+    scheme: Scheme, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     for name in ("pack_float", "pack_quantized"):
         real = getattr(packing, name)
@@ -157,9 +186,13 @@ def test_several_weights_give_their_outputs_side_by_side(kernels: str) -> None:
     weights = [made(40, 64), made(8, 64, seed=1), made(8, 64, seed=2)]
     bias, x = made(8, seed=3), made(3, 64, seed=4)
     joined = torch.cat([torch.zeros(40), bias, torch.zeros(8)])
-    expected = torch.cat([linear(x, weights[0]), linear(x, weights[1], bias), linear(x, weights[2])], dim=1)
+    expected = torch.cat(
+        [linear(x, weights[0]), linear(x, weights[1], bias), linear(x, weights[2])], dim=1
+    )
     for biases in ([None, bias, None], [joined]):
-        torch.testing.assert_close(PackedLinear.pack(weights, "fp32", biases)(x), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            PackedLinear.pack(weights, "fp32", biases)(x), expected, rtol=1e-5, atol=1e-5
+        )
     with pytest.raises(InvalidArgumentError, match="bias must have 56 elements"):
         PackedLinear.pack(weights, "fp32", [bias])
 
@@ -173,12 +206,16 @@ def test_rows_and_out_may_be_views(kernels: str) -> None:
     torch.testing.assert_close(out[:, 5:37], expected, rtol=1e-5, atol=1e-5)
     assert not out[:, :5].any() and not out[:, 37:].any(), "wrote beside its columns"
     transposed = made(64, 3, seed=2).t()
-    torch.testing.assert_close(packed(transposed), packed(transposed.contiguous()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        packed(transposed), packed(transposed.contiguous()), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("scheme", PLAIN_SCHEMES)
 def test_no_rows_give_no_rows(scheme: Scheme, kernels: str) -> None:
-    assert PackedLinear.pack(made(8, 64), scheme)(torch.empty(0, 64, dtype=dtype_of(scheme))).shape == (0, 8)
+    assert PackedLinear.pack(made(8, 64), scheme)(
+        torch.empty(0, 64, dtype=dtype_of(scheme))
+    ).shape == (0, 8)
 
 
 @pytest.mark.parametrize("scheme", PLAIN_SCHEMES)
@@ -227,7 +264,11 @@ def test_bytes_held() -> None:
     ],
 )
 def test_refuses_to_pack(
-    field: str, weight: torch.Tensor | list[torch.Tensor], scheme: str, options: dict[str, object], kernels: str
+    field: str,
+    weight: torch.Tensor | list[torch.Tensor],
+    scheme: str,
+    options: dict[str, object],
+    kernels: str,
 ) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         PackedLinear.pack(weight, scheme, **options)  # type: ignore[arg-type]
@@ -238,11 +279,21 @@ def test_refuses_what_does_not_fit(kernels: str) -> None:
     packed = PackedLinear.pack(made(4, 8), "bf16")
     x = made(2, 8, dtype=torch.bfloat16)
     elsewhere = torch.empty(2, 8, dtype=torch.bfloat16, device="meta")
-    for bad in (made(2, 8), made(2, 9, dtype=torch.bfloat16), made(8, dtype=torch.bfloat16), x.half(), elsewhere):
+    for bad in (
+        made(2, 8),
+        made(2, 9, dtype=torch.bfloat16),
+        made(8, dtype=torch.bfloat16),
+        x.half(),
+        elsewhere,
+    ):
         with pytest.raises(InvalidArgumentError) as raised:
             packed(bad)
         assert raised.value.field == "x"
-    for out in (torch.empty(2, 5, dtype=torch.bfloat16), torch.empty(2, 4), torch.empty(4, 2, dtype=x.dtype).t()):
+    for out in (
+        torch.empty(2, 5, dtype=torch.bfloat16),
+        torch.empty(2, 4),
+        torch.empty(4, 2, dtype=x.dtype).t(),
+    ):
         with pytest.raises(InvalidArgumentError) as raised:
             packed(x, out)
         assert raised.value.field == "out"

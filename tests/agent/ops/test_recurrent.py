@@ -1,4 +1,5 @@
-"""Operators with a state of fixed size: their definition, transformers' forms, the same bits in any cut."""
+"""Operators with a state of fixed size: their definition, transformers' forms, the same bits in any
+cut."""
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ class Rule:
         key_heads, heads, key_dim, value_dim = size
         decays = (rows, heads, key_dim) if by_channel else (rows, heads)
         packed = made(rows, 2 * key_heads * key_dim + heads * value_dim, seed=1, dtype=dtype)
-        query, key, value = packed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
+        query, key, value = packed.split(
+            [key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1
+        )
         return cls(
             query.view(rows, key_heads, key_dim),
             key.view(rows, key_heads, key_dim),
@@ -90,26 +93,34 @@ class Rule:
 
     def rows(self, at: Any, states: Tensor) -> Rule:
         query, key, value, log_decay, beta = (
-            x[at].contiguous() for x in (self.query, self.key, self.value, self.log_decay, self.beta)
+            x[at].contiguous()
+            for x in (self.query, self.key, self.value, self.log_decay, self.beta)
         )
         return Rule(query, key, value, log_decay, beta, states)
 
     def run(self, slots: Tensor, first_rows: Tensor, row_slots: Tensor | None = None) -> Tensor:
         spans = SpanStates(slots, first_rows, row_slots)
-        return gated_delta_rule(self.query, self.key, self.value, self.log_decay, self.beta, self.states, spans)
+        return gated_delta_rule(
+            self.query, self.key, self.value, self.log_decay, self.beta, self.states, spans
+        )
 
     def by_definition(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Of one request, token by token in float64: what comes out, and the state behind it."""
         key_dim, group = self.key.shape[-1], self.value.shape[1] // self.key.shape[1]
         state, out = state.double(), []
         for row in range(len(self.value)):
-            q, k = ((x / (x @ x + 1e-6).sqrt() for x in vectors[row].double()) for vectors in (self.query, self.key))
+            q, k = (
+                (x / (x @ x + 1e-6).sqrt() for x in vectors[row].double())
+                for vectors in (self.query, self.key)
+            )
             queries = [x / key_dim**0.5 for x in q for _ in range(group)]
             keys = [x for x in k for _ in range(group)]
             heads = []
             for head, (one, other) in enumerate(zip(queries, keys, strict=True)):
                 decayed = state[head] * self.log_decay[row, head].double().exp().view(-1, 1)
-                change = self.beta[row, head].double() * (self.value[row, head].double() - other @ decayed)
+                change = self.beta[row, head].double() * (
+                    self.value[row, head].double() - other @ decayed
+                )
                 heads.append(decayed + torch.outer(other, change))
                 out.append(one @ heads[-1])
             state = torch.stack(heads)
@@ -135,7 +146,9 @@ def test_the_delta_rule_is_its_definition(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
-    "form", [theirs.torch_recurrent_gated_delta_rule, theirs.torch_chunk_gated_delta_rule], ids=["recurrent", "chunk"]
+    "form",
+    [theirs.torch_recurrent_gated_delta_rule, theirs.torch_chunk_gated_delta_rule],
+    ids=["recurrent", "chunk"],
 )
 def test_the_delta_rule_is_transformers(
     form: Callable[..., tuple[Tensor, Tensor]], size: tuple[int, int, int, int], kernels: str
@@ -143,7 +156,10 @@ def test_the_delta_rule_is_transformers(
     rule = Rule.of(150, size, slots=1)
     whole = (x.unsqueeze(0) for x in (rule.query, rule.key, rule.value, rule.log_decay, rule.beta))
     expected, state = form(
-        *whole, initial_state=rule.states.clone(), output_final_state=True, use_qk_l2norm_in_kernel=True
+        *whole,
+        initial_state=rule.states.clone(),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
     )
     close(rule.run(slots_of(0), edges_of((150,))), expected[0])
     close(rule.states, state)
@@ -168,7 +184,13 @@ class Scan:
     limits: tuple[float, float] = (0.0, math.inf)
 
     @classmethod
-    def of(cls, rows: int, size: tuple[int, int, int, int], dtype: torch.dtype = torch.float32, slots: int = 3) -> Scan:
+    def of(
+        cls,
+        rows: int,
+        size: tuple[int, int, int, int],
+        dtype: torch.dtype = torch.float32,
+        slots: int = 3,
+    ) -> Scan:
         groups, heads, state_dim, head_dim = size
         widths = [heads * head_dim, groups * state_dim, groups * state_dim, heads]
         x, b, c, step = made(rows, sum(widths), seed=1, dtype=dtype).split(widths, dim=1)
@@ -198,9 +220,13 @@ class Scan:
         for row in range(len(self.x)):
             heads = []
             for head, x in enumerate(self.x[row].double()):
-                d = softplus(self.step[row, head].double() + self.step_bias[head].double()).clamp(*self.limits)
+                d = softplus(self.step[row, head].double() + self.step_bias[head].double()).clamp(
+                    *self.limits
+                )
                 b, c = (own[row, head // group].double() for own in (self.b, self.c))
-                kept = state[head] * (-d * self.log_rate[head].double().exp()).exp() + torch.outer(b, d * x)
+                kept = state[head] * (-d * self.log_rate[head].double().exp()).exp() + torch.outer(
+                    b, d * x
+                )
                 heads.append(kept)
                 out.append(c @ kept + self.skip[head].double() * x)
             state = torch.stack(heads)
@@ -227,7 +253,12 @@ def test_the_scan_is_its_definition(
 @pytest.mark.parametrize("size", SCANS)
 def test_the_scan_is_transformers(size: tuple[int, int, int, int], kernels: str) -> None:
     scan = replace(Scan.of(150, size, slots=1), limits=(0.1, 2.0))
-    options = {"D": scan.skip, "dt_bias": scan.step_bias, "dt_softplus": True, "dt_limit": scan.limits}
+    options = {
+        "D": scan.skip,
+        "dt_bias": scan.step_bias,
+        "dt_softplus": True,
+        "dt_limit": scan.limits,
+    }
     expected, state = modeling_mamba2.mamba2_chunk_scan(
         *(own.unsqueeze(0) for own in (scan.x, scan.step)),
         -scan.log_rate.exp(),
@@ -245,10 +276,15 @@ def test_the_scan_is_transformers(size: tuple[int, int, int, int], kernels: str)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "groups"), [(64, 1), (60, 3), (136, 2), (5, 1)])
-def test_a_gated_norm_is_transformers(width: int, groups: int, dtype: torch.dtype, kernels: str) -> None:
+def test_a_gated_norm_is_transformers(
+    width: int, groups: int, dtype: torch.dtype, kernels: str
+) -> None:
     x, gate = made(9, width), made(9, width + 5, seed=1, dtype=dtype)[:, 2:-3]
     weight = made(width, seed=2, dtype=dtype)
-    gated, normed = BambaRMSNormGated(width, width // groups), FalconH1RMSNormGated(width, n_groups=groups)
+    gated, normed = (
+        BambaRMSNormGated(width, width // groups),
+        FalconH1RMSNormGated(width, n_groups=groups),
+    )
     for norm in (gated, normed):
         norm.weight.data.copy_(weight)
     wide = gate.float()
@@ -271,7 +307,9 @@ def test_gates_are_transformers(heads: int, dtype: torch.dtype, kernels: str) ->
     a_log, dt_bias = made(heads, seed=1), made(heads, seed=2) * 5
     log_decay, opened = delta_gates(beta, step, a_log, dt_bias)
     assert log_decay.dtype is opened.dtype is torch.float32
-    torch.testing.assert_close(log_decay, -a_log.exp() * softplus(step.float() + dt_bias), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        log_decay, -a_log.exp() * softplus(step.float() + dt_bias), rtol=1e-5, atol=1e-7
+    )
     close(opened.to(dtype), beta.sigmoid())
     with pytest.raises(InvalidArgumentError):
         delta_gates(beta, step, a_log, made(heads + 1))
@@ -279,7 +317,9 @@ def test_gates_are_transformers(heads: int, dtype: torch.dtype, kernels: str) ->
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
-    "form", [kimi.recurrent_kimi_delta_attention, kimi.chunk_kimi_delta_attention], ids=["recurrent", "chunk"]
+    "form",
+    [kimi.recurrent_kimi_delta_attention, kimi.chunk_kimi_delta_attention],
+    ids=["recurrent", "chunk"],
 )
 def test_the_delta_rule_with_a_decay_of_each_channel_is_transformers(
     form: Callable[..., tuple[Tensor, Tensor]], size: tuple[int, int, int, int], kernels: str
@@ -288,7 +328,10 @@ def test_the_delta_rule_with_a_decay_of_each_channel_is_transformers(
     rule = Rule.of(150, (heads, heads, key_dim, value_dim), slots=1, by_channel=True)
     whole = (x.unsqueeze(0) for x in (rule.query, rule.key, rule.value, rule.log_decay, rule.beta))
     expected, state = form(
-        *whole, initial_state=rule.states.clone(), output_final_state=True, use_qk_l2norm_in_kernel=True
+        *whole,
+        initial_state=rule.states.clone(),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
     )
     close(rule.run(slots_of(0), edges_of((150,))), expected[0])
     close(rule.states, state)
@@ -296,8 +339,12 @@ def test_the_delta_rule_with_a_decay_of_each_channel_is_transformers(
 
 def test_channels_that_decay_alike_are_a_head_that_does(kernels: str) -> None:
     rule = Rule.of(9, (2, 4, 24, 100))
-    alike = replace(rule, log_decay=rule.log_decay.unsqueeze(-1).repeat(1, 1, 24), states=rule.states.clone())
-    assert torch.equal(alike.run(slots_of(1), edges_of((9,))), rule.run(slots_of(1), edges_of((9,))))
+    alike = replace(
+        rule, log_decay=rule.log_decay.unsqueeze(-1).repeat(1, 1, 24), states=rule.states.clone()
+    )
+    assert torch.equal(
+        alike.run(slots_of(1), edges_of((9,))), rule.run(slots_of(1), edges_of((9,)))
+    )
     assert torch.equal(alike.states, rule.states)
 
 
@@ -309,11 +356,16 @@ def test_channels_that_decay_alike_are_a_head_that_does(kernels: str) -> None:
 def test_the_convolution_is_transformers(
     channels: int, taps: int, bias: bool, activated: bool, dtype: torch.dtype, kernels: str
 ) -> None:
-    x, weight = made(9, channels + 3, dtype=dtype)[:, 2:-1], made(channels, taps, seed=1, dtype=dtype)
+    x, weight = (
+        made(9, channels + 3, dtype=dtype)[:, 2:-1],
+        made(channels, taps, seed=1, dtype=dtype),
+    )
     tails = made(3, taps - 1, channels, seed=2, dtype=dtype)
     own = made(channels, seed=3, dtype=dtype) if bias else None
     before = tails.clone()
-    found = short_convolution(x, weight, tails, SpanStates(slots_of(2, 0), edges_of((2, 7))), own, activated)
+    found = short_convolution(
+        x, weight, tails, SpanStates(slots_of(2, 0), edges_of((2, 7))), own, activated
+    )
     for slot, rows in ((2, slice(0, 2)), (0, slice(2, 9))):
         seen = torch.cat((before[slot], x[rows]))
         state = seen[: taps - 1].t().unsqueeze(0).contiguous()
@@ -326,7 +378,8 @@ def test_the_convolution_is_transformers(
 
 @dataclass(frozen=True)
 class Mix:
-    """All operators over requests of given lengths, whose past may be cut anywhere and beside any other."""
+    """All operators over requests of given lengths, whose past may be cut anywhere and beside any
+    other."""
 
     rule: Rule
     scan: Scan
@@ -341,26 +394,46 @@ class Mix:
         rows, size = sum(lengths), (1, 2, 16, 80)
         rule, by_channel = (Rule.of(rows, size, dtype, len(lengths), own) for own in (False, True))
         scan = Scan.of(rows, size, dtype, slots=len(lengths))
-        x, tails = made(rows, 40, seed=5, dtype=dtype), made(len(lengths), 3, 40, seed=6, dtype=dtype)
+        x, tails = (
+            made(rows, 40, seed=5, dtype=dtype),
+            made(len(lengths), 3, 40, seed=6, dtype=dtype),
+        )
         weight, edges = made(40, 4, seed=7, dtype=dtype), [0, *accumulate(lengths)]
         return cls(rule, scan, by_channel, weight, x, tails, edges)
 
     def run(self, steps: Sequence[Sequence[tuple[int, int, int]]]) -> list[Tensor]:
         """Outputs and states after steps of spans (request, first token, end)."""
-        rules = [(rule, rule.states.clone(), torch.empty_like(rule.value)) for rule in (self.rule, self.by_channel)]
-        convolutions = [(activated, self.tails.clone(), torch.empty_like(self.x)) for activated in (True, False)]
+        rules = [
+            (rule, rule.states.clone(), torch.empty_like(rule.value))
+            for rule in (self.rule, self.by_channel)
+        ]
+        convolutions = [
+            (activated, self.tails.clone(), torch.empty_like(self.x)) for activated in (True, False)
+        ]
         memory, scanned = self.scan.states.clone(), torch.empty_like(self.scan.x)
         for spans in steps:
-            rows = torch.cat([torch.arange(self.edges[r] + first, self.edges[r] + end) for r, first, end in spans])
-            where = slots_of(*(r for r, _, _ in spans)), edges_of([end - first for _, first, end in spans])
+            rows = torch.cat(
+                [
+                    torch.arange(self.edges[r] + first, self.edges[r] + end)
+                    for r, first, end in spans
+                ]
+            )
+            where = (
+                slots_of(*(r for r, _, _ in spans)),
+                edges_of([end - first for _, first, end in spans]),
+            )
             for rule, states, out in rules:
                 out[rows] = rule.rows(rows, states).run(*where)
             for activated, tails, out in convolutions:
-                out[rows] = short_convolution(self.x[rows], self.weight, tails, SpanStates(*where), activated=activated)
+                out[rows] = short_convolution(
+                    self.x[rows], self.weight, tails, SpanStates(*where), activated=activated
+                )
             found = self.scan.rows(rows, memory).run(*where).flatten(1)
             gates = self.scan.x[rows].flatten(1)
             weight = made(gates.shape[1], seed=8, dtype=gates.dtype)
-            scanned[rows] = gated_norm(found, gates, weight, 1e-5, 2).view(len(rows), *scanned.shape[1:])
+            scanned[rows] = gated_norm(found, gates, weight, 1e-5, 2).view(
+                len(rows), *scanned.shape[1:]
+            )
         return [memory, scanned, *(kept for _, *both in (*rules, *convolutions) for kept in both)]
 
 
@@ -369,11 +442,15 @@ def schedules(lengths: Sequence[int]) -> st.SearchStrategy[list[list[tuple[int, 
     cuts = st.tuples(*(st.sets(st.integers(1, length - 1)) for length in lengths))
 
     def in_steps(cut: tuple[set[int], ...]) -> st.SearchStrategy[list[list[tuple[int, int, int]]]]:
-        left = [list(pairwise([0, *sorted(own), length])) for own, length in zip(cut, lengths, strict=True)]
+        left = [
+            list(pairwise([0, *sorted(own), length]))
+            for own, length in zip(cut, lengths, strict=True)
+        ]
         turns = [request for request, chunks in enumerate(left) for _ in chunks]
-        return st.tuples(st.permutations(turns), st.lists(st.booleans(), min_size=len(turns), max_size=len(turns))).map(
-            lambda drawn: _steps(left, *drawn)
-        )
+        return st.tuples(
+            st.permutations(turns),
+            st.lists(st.booleans(), min_size=len(turns), max_size=len(turns)),
+        ).map(lambda drawn: _steps(left, *drawn))
 
     return cuts.flatmap(in_steps)
 
@@ -394,9 +471,14 @@ def _steps(
 LENGTHS = (17, 6, 9)
 
 
-# The kernels in use are the same for all examples. In torch one takes a tenth of a second, and more beside others.
+# The kernels in use are the same for all examples. In torch one takes a tenth of a second, and more
+# beside others.
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=schedules(LENGTHS), dtype=st.sampled_from([torch.float32, torch.bfloat16]), threads=st.integers(1, 4))
+@given(
+    steps=schedules(LENGTHS),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    threads=st.integers(1, 4),
+)
 @pytest.mark.one_in(2)
 def test_bits_do_not_depend_on_cuts_company_or_threads(
     kernels: str, steps: list[list[tuple[int, int, int]]], dtype: torch.dtype, threads: int
@@ -423,10 +505,16 @@ Operator = Callable[[Tensor, Tensor, SpanStates], Tensor]
 def operators(dtype: torch.dtype, slots: int) -> dict[str, tuple[Tensor, Operator]]:
     """Of nine tokens: the states before, and the operator."""
     rule, by_channel = (Rule.of(9, (1, 2, 16, 80), dtype, slots, own) for own in (False, True))
-    scan, x, weight = Scan.of(9, (1, 2, 16, 80), dtype, slots), made(9, 300, dtype=dtype), made(300, 4, dtype=dtype)
+    scan, x, weight = (
+        Scan.of(9, (1, 2, 16, 80), dtype, slots),
+        made(9, 300, dtype=dtype),
+        made(300, 4, dtype=dtype),
+    )
 
     def run(kind: Rule | Scan) -> Operator:
-        return lambda rows, states, where: kind.rows(rows, states).run(where.slots, where.first_rows, where.row_slots)
+        return lambda rows, states, where: kind.rows(rows, states).run(
+            where.slots, where.first_rows, where.row_slots
+        )
 
     return {
         "rule": (rule.states, run(rule)),
@@ -440,10 +528,14 @@ def operators(dtype: torch.dtype, slots: int) -> dict[str, tuple[Tensor, Operato
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("source", [0, 1, 2, 3], ids=["its own", "first guess", "second guess", "third guess"])
-def test_the_states_behind_guesses_are_those_of_single_tokens(source: int, dtype: torch.dtype, kernels: str) -> None:
-    """Of a request in slot 0 with two certain tokens and three guesses, which goes on from any of its slots; beside a
-    prompt in slot 4 and a single token in slot 5."""
+@pytest.mark.parametrize(
+    "source", [0, 1, 2, 3], ids=["its own", "first guess", "second guess", "third guess"]
+)
+def test_the_states_behind_guesses_are_those_of_single_tokens(
+    source: int, dtype: torch.dtype, kernels: str
+) -> None:
+    """Of a request in slot 0 with two certain tokens and three guesses, which goes on from any of
+    its slots; beside a prompt in slot 4 and a single token in slot 5."""
     kept_in = (4, 4, 4, 0, 0, 1, 2, 3, 5)
     where = SpanStates(slots_of(4, source, 5), edges_of((3, 5, 1)), slots_of(*kept_in))
     for name, (before, operator) in operators(dtype, 7).items():
@@ -471,7 +563,9 @@ def test_single_tokens_may_go_on_from_other_slots(kernels: str) -> None:
         states, wanted = before.clone(), before.clone()
         found = operator(torch.arange(2), states, where)
         wanted[0] = before[3]
-        assert torch.equal(found, operator(torch.arange(2), wanted, SpanStates(slots_of(0, 2), edges_of((1, 1)))))
+        assert torch.equal(
+            found, operator(torch.arange(2), wanted, SpanStates(slots_of(0, 2), edges_of((1, 1))))
+        )
         assert torch.equal(states, wanted)
 
 
@@ -492,7 +586,9 @@ def test_many_tokens_of_many_heads_have_the_same_bits_on_threads(kernels: str) -
 def test_extremes_stay_what_they_are(kernels: str) -> None:
     rule = Rule.of(2, SIZES[0])
     forgotten = replace(rule, log_decay=torch.full_like(rule.log_decay, -1e4))
-    expected, _ = replace(forgotten, states=rule.states).by_definition(torch.zeros_like(rule.states[0]))
+    expected, _ = replace(forgotten, states=rule.states).by_definition(
+        torch.zeros_like(rule.states[0])
+    )
     close(forgotten.run(slots_of(0), edges_of((2,))), expected)
     nothing = replace(rule, query=torch.zeros_like(rule.query), key=torch.zeros_like(rule.key))
     assert not nothing.run(slots_of(1), edges_of((2,))).any()
@@ -543,7 +639,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         replace(Scan.of(5, SIZES[0]), states=scanned).run(slots, first_rows, row_slots)
     assert refused.value.field == field
     with pytest.raises(InvalidArgumentError) as refused:
-        short_convolution(mix.x[:5], mix.weight, mix.tails, SpanStates(slots, first_rows, row_slots))
+        short_convolution(
+            mix.x[:5], mix.weight, mix.tails, SpanStates(slots, first_rows, row_slots)
+        )
     assert refused.value.field == field
     assert torch.equal(rule.states, before)
     assert torch.equal(scanned, untouched)

@@ -1,4 +1,5 @@
-"""Choosing tokens: the right distribution, and the same token by every kernel, in any batch, on any thread."""
+"""Choosing tokens: the right distribution, and the same token by every kernel, in any batch, on any
+thread."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ SPREAD = torch.from_numpy((np.arange(16_000) * 2_654_435_761 % 2**32 / 2**29).as
 """Logits evenly spread from 0 to 8."""
 
 
-def chosen(sampling: Sampling, positions: range | list[int], logits: torch.Tensor = LOGITS) -> list[int]:
+def chosen(
+    sampling: Sampling, positions: range | list[int], logits: torch.Tensor = LOGITS
+) -> list[int]:
     sampler = RequestSampler(sampling, (1, 2, 3), logits.shape[-1])
     rows = logits.expand(len(positions), -1)
     return [row.token for row in sample_rows(rows, [sampler] * len(positions), list(positions))]
@@ -48,7 +51,8 @@ def made_rows(kind: str, rows: int, vocab: int, seed: int) -> torch.Tensor:
     normal = chance.normal(size=(rows, vocab))
     values = {
         "flat": 2 * normal,
-        "peaked": -2.2 * np.log(1 + chance.permuted(np.tile(np.arange(vocab), (rows, 1)), axis=1)) + 0.5 * normal,
+        "peaked": -2.2 * np.log(1 + chance.permuted(np.tile(np.arange(vocab), (rows, 1)), axis=1))
+        + 0.5 * normal,
         "ties": normal.round(1),
         "equal": np.full((rows, vocab), 3.5),
         "masked": np.where(chance.random((rows, vocab)) < 0.9, -np.inf, normal),
@@ -83,11 +87,15 @@ def made_sampling(chance: np.random.Generator, vocab: int) -> Sampling:
     return sampling
 
 
-def assert_as_the_reference(logits: torch.Tensor, samplers: list[RequestSampler], positions: list[int]) -> None:
+def assert_as_the_reference(
+    logits: torch.Tensor, samplers: list[RequestSampler], positions: list[int]
+) -> None:
     found = sample_rows(logits, samplers, positions)
     for row, sampler, position, mine in zip(logits, samplers, positions, found, strict=True):
         wide = row.double().numpy()
-        token = sampling_reference.drawn(wide, sampler.sampling, sampler.seen, position, sampler.offsets)
+        token = sampling_reference.drawn(
+            wide, sampler.sampling, sampler.seen, position, sampler.offsets
+        )
         assert mine.token == token, (sampler.sampling, position)
         if not sampler.wants_logprobs:
             assert mine == Chosen(token)
@@ -95,12 +103,16 @@ def assert_as_the_reference(logits: torch.Tensor, samplers: list[RequestSampler]
         logprob, top = sampling_reference.logprobs(wide, sampler.sampling, token)
         assert mine.logprob == pytest.approx(logprob, rel=1e-12, abs=1e-12)
         assert [best for best, _ in mine.top] == [best for best, _ in top]
-        assert [value for _, value in mine.top] == pytest.approx([value for _, value in top], rel=1e-12, abs=1e-12)
+        assert [value for _, value in mine.top] == pytest.approx(
+            [value for _, value in top], rel=1e-12, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab", one_in(3, [1, 2, 17, 255, 256, 1000, 257, 5003]))
-def test_every_kernel_chooses_what_the_reference_does(vocab: int, dtype: torch.dtype, kernels: str) -> None:
+def test_every_kernel_chooses_what_the_reference_does(
+    vocab: int, dtype: torch.dtype, kernels: str
+) -> None:
     chance = np.random.default_rng(vocab)
     for number, kind in enumerate(KINDS):
         logits = made_rows(kind, 24, vocab, 100 * vocab + number).to(dtype)
@@ -113,7 +125,9 @@ def test_every_kernel_chooses_what_the_reference_does(vocab: int, dtype: torch.d
             )
             for _ in range(len(logits))
         ]
-        positions = [int(position) for position in chance.choice([0, 1, 77, 2**31, 2**40], len(logits))]
+        positions = [
+            int(position) for position in chance.choice([0, 1, 77, 2**31, 2**40], len(logits))
+        ]
         assert_as_the_reference(logits, samplers, positions)
 
 
@@ -121,13 +135,21 @@ def test_every_kernel_chooses_what_the_reference_does(vocab: int, dtype: torch.d
 def test_a_number_is_a_function_of_seed_position_and_token(seed: int, kernels: str) -> None:
     """Of equal logits that token is drawn whose number is the least."""
     positions = [0, 1, 2, 3, 2**31, 2**40, 2**63, 2**64 - 1]
-    expected = [int(sampling_reference.uniforms(seed, position, 3001).argmin()) for position in positions]
+    expected = [
+        int(sampling_reference.uniforms(seed, position, 3001).argmin()) for position in positions
+    ]
     assert chosen(Sampling(temperature=1.0, seed=seed), positions, torch.zeros(3001)) == expected
-    assert np.array_equal(sampling_reference.uniforms(seed, 3, 5), sampling_reference.uniforms(seed, 3, 9)[:5])
+    assert np.array_equal(
+        sampling_reference.uniforms(seed, 3, 5), sampling_reference.uniforms(seed, 3, 9)[:5]
+    )
 
 
 def test_arrivals_are_exponentially_distributed() -> None:
-    uniform = [sampling_reference.uniforms(seed, position, 8) for seed in (0, 1, 2**64 - 1) for position in range(200)]
+    uniform = [
+        sampling_reference.uniforms(seed, position, 8)
+        for seed in (0, 1, 2**64 - 1)
+        for position in range(200)
+    ]
     values = sampling_reference.arrivals(np.concatenate([*uniform, np.zeros(1)]))
     assert len(set(values)) == 4801 and (values > 0).all()
     assert abs(values.mean() - 1) < 0.05 and abs((values > 1).mean() - math.exp(-1)) < 0.03
@@ -145,13 +167,18 @@ def test_arrivals_are_exponentially_distributed() -> None:
             [6765, 14517, 12920, 8739, 5168],
         ),
         (
-            Sampling(temperature=1.1, min_p=0.5, frequency_penalty=0.7, logit_bias=((8739, 2.5),), seed=3),
+            Sampling(
+                temperature=1.1, min_p=0.5, frequency_penalty=0.7, logit_bias=((8739, 2.5),), seed=3
+            ),
             [8739, 8739, 8739, 9260, 453],
         ),
     ],
 )
-def test_a_seed_draws_what_it_always_drew(sampling: Sampling, tokens: list[int], kernels: str) -> None:
-    """A generation replayed after an upgrade, or half of it on another node, must go on as it began."""
+def test_a_seed_draws_what_it_always_drew(
+    sampling: Sampling, tokens: list[int], kernels: str
+) -> None:
+    """A generation replayed after an upgrade, or half of it on another node, must go on as it
+    began."""
     sampler = RequestSampler(sampling, (1, 2, 3), len(SPREAD))
     for position, token in zip((0, 1, 2, 1000, 100_000), tokens, strict=True):
         assert sample_rows(SPREAD[None], [sampler], [position])[0].token == token
@@ -159,7 +186,9 @@ def test_a_seed_draws_what_it_always_drew(sampling: Sampling, tokens: list[int],
 
 
 @pytest.mark.parametrize("top_p", [0.95, 1.0])
-def test_the_last_bits_of_the_logits_do_not_change_what_is_drawn(top_p: float, kernels: str) -> None:
+def test_the_last_bits_of_the_logits_do_not_change_what_is_drawn(
+    top_p: float, kernels: str
+) -> None:
     """As another batch, or a prefix computed again, may make them."""
     chance = np.random.default_rng(3)
     sampler = RequestSampler(Sampling(temperature=0.9, top_p=top_p, seed=7), (), 4096)
@@ -167,7 +196,9 @@ def test_the_last_bits_of_the_logits_do_not_change_what_is_drawn(top_p: float, k
         logits = 2 * chance.normal(size=(200, 4096))
         other = logits + 3e-6 * chance.normal(size=(200, 4096))
         places = [sampler] * 200, list(range(first, first + 200))
-        rows = [sample_rows(torch.from_numpy(values).float(), *places) for values in (logits, other)]
+        rows = [
+            sample_rows(torch.from_numpy(values).float(), *places) for values in (logits, other)
+        ]
         assert rows[0] == rows[1]
 
 
@@ -187,12 +218,16 @@ def test_temperature_sampling_follows_the_softmax(temperature: float, kernels: s
 
 def test_greedy_takes_the_largest(kernels: str) -> None:
     assert chosen(Sampling(), [3]) == [int(LOGITS.argmax())]
-    assert chosen(Sampling(), [3], torch.tensor([0.0, 2.0, -0.0, 2.0])) == [1], "of equal ones the first"
+    assert chosen(Sampling(), [3], torch.tensor([0.0, 2.0, -0.0, 2.0])) == [1], (
+        "of equal ones the first"
+    )
 
 
 def test_top_k_keeps_the_k_likeliest(kernels: str) -> None:
     best = set(LOGITS.topk(5).indices.tolist())
-    tokens, _ = sampling_reference.candidates(LOGITS.double().numpy(), Sampling(temperature=3.0, top_k=5))
+    tokens, _ = sampling_reference.candidates(
+        LOGITS.double().numpy(), Sampling(temperature=3.0, top_k=5)
+    )
     assert set(tokens.tolist()) == best
     assert set(np.flatnonzero(counts(Sampling(temperature=3.0, top_k=5, seed=2), 500))) == best
 
@@ -209,7 +244,9 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kernels: str) -> Non
     probabilities = torch.softmax(LOGITS.double(), -1)
     ordered, order = probabilities.sort(descending=True)
     count = int((ordered.cumsum(0) < top_p).sum()) + 1
-    tokens, kept = sampling_reference.candidates(LOGITS.double().numpy(), Sampling(temperature=1.0, top_p=top_p))
+    tokens, kept = sampling_reference.candidates(
+        LOGITS.double().numpy(), Sampling(temperature=1.0, top_p=top_p)
+    )
     assert tokens.tolist() == sorted(order[:count].tolist())
     np.testing.assert_allclose(kept / kept.sum(), probabilities[tokens] / ordered[:count].sum())
     drawn = chosen(Sampling(temperature=1.0, top_p=top_p, seed=5), range(2000))
@@ -218,7 +255,9 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kernels: str) -> Non
 
 @pytest.mark.parametrize("top_p", [0.05, 0.8, 0.999])
 @pytest.mark.parametrize("scale", [0.0, 0.01, 5.0, 300.0])
-def test_the_nucleus_of_a_large_vocabulary_is_that_of_sorting_all_of_it(scale: float, top_p: float) -> None:
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_sorting_all_of_it(
+    scale: float, top_p: float
+) -> None:
     logits = np.random.default_rng(0).normal(size=5000).round(2) * scale  # rounded: many are equal
     probabilities = np.exp(logits - logits.max())
     order = np.argsort(-probabilities, kind="stable")
@@ -229,7 +268,8 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_sorting_all_of_it(scale: f
 
 @pytest.mark.parametrize("gap", [7.0, 9.0])
 def test_a_nucleus_reaches_as_far_down_as_it_must(gap: float, kernels: str) -> None:
-    """Many tokens, each far less likely than the likeliest by a factor of e^gap, together as likely as it."""
+    """Many tokens, each far less likely than the likeliest by a factor of e^gap, together as likely
+    as it."""
     logits = torch.full((8000,), -gap)
     logits[5000] = 0.0
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=1)
@@ -250,7 +290,9 @@ def test_min_p_keeps_what_is_not_less_likely_than_the_likeliest_by_that_factor(
     min_p: float, temperature: float, kernels: str
 ) -> None:
     probabilities = torch.softmax(LOGITS.double() / temperature, -1)
-    kept = set(torch.nonzero(probabilities >= min_p * probabilities.max() * (1 - 1e-12)).flatten().tolist())
+    kept = set(
+        torch.nonzero(probabilities >= min_p * probabilities.max() * (1 - 1e-12)).flatten().tolist()
+    )
     sampling = Sampling(temperature=temperature, min_p=min_p, seed=2)
     tokens, _ = sampling_reference.candidates(LOGITS.double().numpy(), sampling)
     assert set(tokens.tolist()) == kept
@@ -286,7 +328,9 @@ def test_repetition_penalty_pushes_seen_tokens_down(kernels: str) -> None:
     assert sample_rows(negative[None], [sampler], [0])[0].token != top
 
 
-def test_penalties_on_the_answer_count_its_tokens_once_and_as_often_as_they_stand_in_it(kernels: str) -> None:
+def test_penalties_on_the_answer_count_its_tokens_once_and_as_often_as_they_stand_in_it(
+    kernels: str,
+) -> None:
     """Of logits 3, 2, 1: a token is taken until it has cost so much that another one is larger."""
     logits = torch.tensor([[3.0, 2.0, 1.0, -9.0]])
 
@@ -296,7 +340,9 @@ def test_penalties_on_the_answer_count_its_tokens_once_and_as_often_as_they_stan
             tokens.append(sample_rows(logits, [sampler], [position])[0].token)
             sampler.note(tokens[-1])
             again = RequestSampler(sampling, (0, 1, 2), 4, tokens)
-            assert sample_rows(logits, [again], [position + 1]) == sample_rows(logits, [sampler], [position + 1])
+            assert sample_rows(logits, [again], [position + 1]) == sample_rows(
+                logits, [sampler], [position + 1]
+            )
         return tokens
 
     assert answer(Sampling(), 3) == [0, 0, 0], "what the prompt has is not the answer's"
@@ -307,18 +353,29 @@ def test_penalties_on_the_answer_count_its_tokens_once_and_as_often_as_they_stan
 
 def test_a_bias_of_100_takes_its_token_and_one_of_minus_100_bans_it(kernels: str) -> None:
     order = LOGITS.argsort(descending=True).tolist()
-    drawn = counts(Sampling(temperature=2.0, logit_bias=tuple((token, -100.0) for token in sorted(order[:5]))), 1000)
+    drawn = counts(
+        Sampling(temperature=2.0, logit_bias=tuple((token, -100.0) for token in sorted(order[:5]))),
+        1000,
+    )
     assert not drawn[order[:5]].any() and drawn[order[5:10]].any()
-    assert chosen(Sampling(temperature=2.0, logit_bias=((order[-1], 100.0),)), [1, 2, 3]) == [order[-1]] * 3
+    assert (
+        chosen(Sampling(temperature=2.0, logit_bias=((order[-1], 100.0),)), [1, 2, 3])
+        == [order[-1]] * 3
+    )
     masked = LOGITS.clone()
     masked[order[0]] = -math.inf
-    assert chosen(Sampling(logit_bias=((order[0], 100.0),)), [1], masked) == [order[1]], "a guide's ban stays"
+    assert chosen(Sampling(logit_bias=((order[0], 100.0),)), [1], masked) == [order[1]], (
+        "a guide's ban stays"
+    )
 
 
 def test_log_probabilities_are_the_models_whatever_is_added(kernels: str) -> None:
     sampling = Sampling(logprobs=True, top_logprobs=3)
     moved = replace(sampling, logit_bias=((7, 100.0),), min_p=0.5, frequency_penalty=1.0)
-    (plain, other) = (sample_rows(LOGITS[None], [RequestSampler(one, (), VOCAB)], [0])[0] for one in (sampling, moved))
+    (plain, other) = (
+        sample_rows(LOGITS[None], [RequestSampler(one, (), VOCAB)], [0])[0]
+        for one in (sampling, moved)
+    )
     assert other.token == 7 and other.top == plain.top
     assert other.logprob == pytest.approx(float(torch.log_softmax(LOGITS.double(), -1)[7]))
 
@@ -337,7 +394,9 @@ def test_top_logprobs_at_ties_and_beyond_the_vocabulary(kernels: str) -> None:
     assert [logprob for _, logprob in second.top] == pytest.approx([-math.log(4)] * 4)
 
 
-def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(kernels: str, threads: None) -> None:
+def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(
+    kernels: str, threads: None
+) -> None:
     vocab = 4000
     rows = made_rows("flat", 6, vocab, 4)
     samplings = [
@@ -354,7 +413,9 @@ def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(kernels: st
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 4, 2], [2, 2, 2]):
-            together = sample_rows(rows[order], [samplers[i] for i in order], [40 + i for i in order])
+            together = sample_rows(
+                rows[order], [samplers[i] for i in order], [40 + i for i in order]
+            )
             assert together == [alone[i] for i in order]
 
 
@@ -368,7 +429,9 @@ def test_rows_may_be_a_view_of_wider_ones(kernels: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 299, 599])
-def test_logits_that_are_not_finite_are_an_error(place: int, bad: float, dtype: torch.dtype, kernels: str) -> None:
+def test_logits_that_are_not_finite_are_an_error(
+    place: int, bad: float, dtype: torch.dtype, kernels: str
+) -> None:
     for sampling in (Sampling(), Sampling(temperature=1.0, repetition_penalty=2.0)):
         logits = torch.zeros(2, 600, dtype=dtype)
         logits[1, place] = bad

@@ -1,4 +1,5 @@
-"""The head's block allocator: promises are kept, shared blocks are full, and every block is returned."""
+"""The head's block allocator: promises are kept, shared blocks are full, and every block is
+returned."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ def test_a_published_block_that_is_promised_away_is_not_promised_twice() -> None
     allocator.release(1)
     assert allocator.unpromised == 4
     assert allocator.admit(2, 12) is not None
-    assert allocator.admit(3, 12, KEYS[:2]) is None, "two are known, but only one block can still be promised"
+    assert allocator.admit(3, 12, KEYS[:2]) is None, (
+        "two are known, but only one block can still be promised"
+    )
     assert allocator.unpromised == 1 and allocator.cached == 2, "the refusal changed nothing"
 
 
@@ -93,7 +96,9 @@ def test_the_longest_unused_end_of_a_beginning_goes_first() -> None:
     allocator.admit(2, 8)
     allocator.extend(2, 8)  # the block that was never used, and one of the three
     shared = allocator.admit(3, 8, KEYS[:3])
-    assert shared is not None and shared.filled == 8, "the third is gone, the first two are still known"
+    assert shared is not None and shared.filled == 8, (
+        "the third is gone, the first two are still known"
+    )
 
 
 def test_what_two_filled_alike_is_known_once() -> None:
@@ -122,7 +127,9 @@ class Both:
     def __init__(self, seed: int, blocks: int = 48, block_tokens: int = 4) -> None:
         self.dice = random.Random(seed)
         self.allocator = BlockAllocator(blocks, block_tokens)
-        self.pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), [KvHeads(1, 1)], "cpu")
+        self.pool = KvPool(
+            LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), [KvHeads(1, 1)], "cpu"
+        )
         self.held: dict[int, Request] = {}
         self.count = 0
         self.shared_blocks = 0
@@ -161,7 +168,12 @@ class Both:
             return
         grant = self.allocator.extend(number, end)
         grants = [*request.grants, *([grant] if grant else [])]
-        span = Span(number, request.length, end - request.length, sampling=None if request.introduced else Sampling())
+        span = Span(
+            number,
+            request.length,
+            end - request.length,
+            sampling=None if request.introduced else Sampling(),
+        )
         self.step(StepPlan(grants=tuple(grants), spans=(span,)))
         for index in range(request.length // size, min(end // size, len(request.keys))):
             self.allocator.publish(number, index, request.keys[index])
@@ -173,7 +185,9 @@ class Both:
             self.step(StepPlan(frees=(number,)))
 
     def step(self, plan: StepPlan) -> None:
-        self.pool.commit(self.pool.check(plan))  # refuses a block in use, and one to share that is not full
+        self.pool.commit(
+            self.pool.check(plan)
+        )  # refuses a block in use, and one to share that is not full
 
     def check(self) -> None:
         allocator = self.allocator
@@ -202,5 +216,7 @@ def test_random_operations_leak_nothing_here_or_on_a_stage(seed: int) -> None:
     assert both.pool.bytes_in_use == 0 and not both.pool.requests
     assert allocator.admit(-1, allocator.count * 4) is not None
     grant = allocator.extend(-1, allocator.count * 4)
-    assert grant is not None and sorted(grant.blocks) == list(range(allocator.count)), "every block, each once"
+    assert grant is not None and sorted(grant.blocks) == list(range(allocator.count)), (
+        "every block, each once"
+    )
     assert allocator.cached == 0

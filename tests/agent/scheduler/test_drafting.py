@@ -15,7 +15,14 @@ import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.drafting import DraftAsk, Prices, Trust, goes_on, is_kept
-from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, MOST_REST, DraftPacing, Guessed, Guessing, NgramDrafter
+from edgeshard_agent.scheduler.guessing import (
+    LONGEST_MATCH,
+    MOST_REST,
+    DraftPacing,
+    Guessed,
+    Guessing,
+    NgramDrafter,
+)
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
@@ -35,7 +42,9 @@ class Silent:
 DRAFTS = Guessing(proposer=Silent, drafts=True)
 
 
-def oracle(dice: random.Random, wrong: float = 0.0, missing: float = 0.0) -> Callable[[DraftAsk], list[int]]:
+def oracle(
+    dice: random.Random, wrong: float = 0.0, missing: float = 0.0
+) -> Callable[[DraftAsk], list[int]]:
     """A draft that guesses the drawn tokens, except for a `wrong` fraction of them; for a `missing`
     fraction it returns fewer guesses than requested.
     """
@@ -63,10 +72,16 @@ def prices(rounds: list[tuple[int, int, float]], guess_s: float, drafting_s: flo
 def test_a_row_costs_the_slope_of_what_rounds_took() -> None:
     assert not Prices().are_known and Prices().row_s == 0.0
     alike = prices([(0, 1, 0.010)] * 3, 0.001)
-    assert alike.are_known and alike.row_s == pytest.approx(0.001) and alike.token_s == pytest.approx(0.010)
+    assert (
+        alike.are_known
+        and alike.row_s == pytest.approx(0.001)
+        and alike.token_s == pytest.approx(0.010)
+    )
     assert not prices([(0, 1, 0.010)], 0.0).are_known
     seen = prices([(0, 1, 0.010), (4, 3, 0.014)] * 20, 0.001)
-    assert seen.row_s == pytest.approx(0.001, rel=0.01) and seen.token_s == pytest.approx(0.024 / 4, rel=0.2)
+    assert seen.row_s == pytest.approx(0.001, rel=0.01) and seen.token_s == pytest.approx(
+        0.024 / 4, rel=0.2
+    )
     assert prices([(0, 1, 0.014), (4, 3, 0.010)] * 20, 0.001).row_s == 0.0
 
 
@@ -84,7 +99,9 @@ def test_the_time_of_the_draft_is_part_of_what_a_token_takes() -> None:
 
 
 def test_a_guess_is_drawn_where_it_saves_more_than_it_costs() -> None:
-    seen = prices([(0, 1, 0.010), (4, 1, 0.014)] * 20, 0.002)  # a guess and its row take 3 ms, a token 10
+    seen = prices(
+        [(0, 1, 0.010), (4, 1, 0.014)] * 20, 0.002
+    )  # a guess and its row take 3 ms, a token 10
     assert seen.token_s == pytest.approx(0.010, rel=0.05)
     assert goes_on(1.0, 0.4, seen) and not goes_on(1.0, 0.2, seen) and not goes_on(0.5, 0.5, seen)
     assert is_kept(0.15, seen) and not is_kept(0.05, seen)
@@ -130,24 +147,41 @@ def test_a_step_runs_with_the_guesses_that_were_made() -> None:
         Span(4, 7, 2, sample=True, guesses=1),
     )
     asks = (DraftAsk(1, (0,) * 6, 2, Sampling(), 2), DraftAsk(3, (0,) * 5, 2, Sampling(), 2))
-    step = HeadStep(8, StepPlan(frees=(9,), spans=spans), (10, 0, 0, 20, 21, 30, 0, 0, 40, 41), asks)
+    step = HeadStep(
+        8, StepPlan(frees=(9,), spans=spans), (10, 0, 0, 20, 21, 30, 0, 0, 40, 41), asks
+    )
     ran = step.with_drafted({1: (11,), 3: (31, 32, 33)})
-    assert ran.tokens == (10, 11, 20, 21, 30, 31, 32, 40, 41) and ran.plan.frees == (9,) and ran.is_drafted
-    assert [(span.token_count, span.guesses) for span in ran.plan.spans] == [(2, 1), (2, 0), (3, 2), (2, 1)]
+    assert (
+        ran.tokens == (10, 11, 20, 21, 30, 31, 32, 40, 41)
+        and ran.plan.frees == (9,)
+        and ran.is_drafted
+    )
+    assert [(span.token_count, span.guesses) for span in ran.plan.spans] == [
+        (2, 1),
+        (2, 0),
+        (3, 2),
+        (2, 1),
+    ]
     assert ran.guessed == {1: (11,), 3: (31, 32), 4: (41,)} and not ran.asks
     assert step.with_drafted({}).guessed == {4: (41,)}
     assert step.with_drafted({}).plan.spans[0] == Span(1, 5, 1, sample=True)
 
 
-def test_right_guesses_of_the_draft_save_steps_and_change_nothing(make_rig: type[Rig], alone: Alone) -> None:
-    rig = make_rig(blocks=12, chunking=Chunking(16), guessing=DRAFTS, draft=oracle(random.Random(1)))
+def test_right_guesses_of_the_draft_save_steps_and_change_nothing(
+    make_rig: type[Rig], alone: Alone
+) -> None:
+    rig = make_rig(
+        blocks=12, chunking=Chunking(16), guessing=DRAFTS, draft=oracle(random.Random(1))
+    )
     rig.submit("a", [1, 2, 3], 40)
     rig.run_all()
     assert rig.tokens("a") == alone([1, 2, 3], 40)
     stats = rig.scheduler.stats
     assert (stats.guesses, stats.right_guesses, stats.new_tokens) == (34, 34, 40)
     asked = [ask for step in rig.steps for ask in step.asks]
-    assert [ask.most for ask in asked] == [7, 7, 7, 7, 6] and {ask.prompt_count for ask in asked} == {3}
+    assert [ask.most for ask in asked] == [7, 7, 7, 7, 6] and {
+        ask.prompt_count for ask in asked
+    } == {3}
     assert [len(ask.tokens) for ask in asked] == [4, 12, 20, 28, 36]
     rig.check_empty()
 
@@ -192,14 +226,20 @@ def test_a_request_that_stops_says_which_tokens_are_never_guessed(make_rig: type
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_schedule_changes_a_token(make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int) -> None:
+def test_no_schedule_changes_a_token(
+    make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int
+) -> None:
     """The tokens equal a run without a draft, although the draft guesses wrong at times, and fewer
     than requested, or nothing.
     """
     dice = random.Random(1000 + seed)
     size = dice.choice([1, 2, 4])
     limits = Limits(
-        48, 6, overcommit=dice.random() < 0.4, answer_tokens=dice.choice([1, 8, 128]), prefix_cache=dice.random() < 0.7
+        48,
+        6,
+        overcommit=dice.random() < 0.4,
+        answer_tokens=dice.choice([1, 8, 128]),
+        prefix_cache=dice.random() < 0.7,
     )
     rig = make_rig(
         blocks=dice.randint(48, 80) // size, block_tokens=size, stages=dice.randint(1, 3), limits=limits,
@@ -210,7 +250,9 @@ def test_no_schedule_changes_a_token(make_rig: type[Rig], make_ring: type[Ring],
     ring = make_ring(rig, dice)
     late = dice.choice([0.0, 0.0, 0.3])
     rig.stages[-1].is_late = lambda: dice.random() < late
-    prompts = {f"r{n}": dice.choices(range(9), k=dice.randint(1, 9)) for n in range(dice.randint(1, 4))}
+    prompts = {
+        f"r{n}": dice.choices(range(9), k=dice.randint(1, 9)) for n in range(dice.randint(1, 4))
+    }
     coming, cancelled = list(prompts), set[str]()
     while coming or ring.enabled():
         event = dice.random()

@@ -1,4 +1,5 @@
-"""Guesses: what they are, how many a request gets, and that none of them ever changes a token, wherever they go.
+"""Guesses: what they are, how many a request gets, and that none of them ever changes a token,
+wherever they go.
 
 These mutants fail here. The head takes a token after a guess without comparing the two, or
 continues one position too far after right guesses. It lets a preempted request keep guesses, or
@@ -47,7 +48,9 @@ class Oracle:
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         right = expected(list(tokens), limit)
-        return [self.dice.randrange(97) if self.dice.random() < self.wrong else token for token in right]
+        return [
+            self.dice.randrange(97) if self.dice.random() < self.wrong else token for token in right
+        ]
 
 
 def oracle(wrong: float = 0.0, **options: Any) -> Guessing:
@@ -64,7 +67,10 @@ def oracle(wrong: float = 0.0, **options: Any) -> Guessing:
         ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2]),
         ([1, 2, 3, 9, 1, 2, 4, 1, 2], [4, 1, 2, 4]),  # the latest
         ([7, 1, 2, 3, 5, 1, 2, 4, 7, 1, 2], [3, 5, 1, 2]),  # the longest before the latest
-        ([6, 7, 1, 2, 3, 6, 7, 1, 2, 4, 6, 7, 1, 2], [4, 6, 7, 1]),  # four are enough: the latest of these
+        (
+            [6, 7, 1, 2, 3, 6, 7, 1, 2, 4, 6, 7, 1, 2],
+            [4, 6, 7, 1],
+        ),  # four are enough: the latest of these
         ([5, 5], []),
         ([5, 5, 5], [5, 5, 5, 5]),
         ([1, 2, 3, 1, 2, 3, 1, 2], [3, 1, 2, 3]),  # a text that repeats continues like this
@@ -97,7 +103,11 @@ def test_a_proposal_is_what_a_search_through_the_whole_text_finds() -> None:
 
 def test_the_pace_follows_what_was_right() -> None:
     pace = DraftPacing()
-    assert pace.most == 2 and pace.after(2, 2).most == 4 and pace.after(2, 2).after(4, 4).after(7, 7).most == MOST_ROWS
+    assert (
+        pace.most == 2
+        and pace.after(2, 2).most == 4
+        and pace.after(2, 2).after(4, 4).after(7, 7).most == MOST_ROWS
+    )
     assert pace.after(2, 1).most == 2 and DraftPacing(8).after(7, 2).most == 3
     rests = []
     for _ in range(12):
@@ -119,7 +129,8 @@ def spans(rig: Rig) -> list[tuple[int, ...]]:
 
 
 def test_right_guesses_save_steps_and_change_nothing(make_rig: type[Rig], alone: Alone) -> None:
-    """At the limit of tokens nothing is guessed that could not be drawn: no position is run that is not needed."""
+    """At the limit of tokens nothing is guessed that could not be drawn: no position is run that is
+    not needed."""
     rig = make_rig(blocks=12, chunking=Chunking(16), guessing=oracle())
     rig.submit("a", [1, 2, 3], 40)
     rig.run_all()
@@ -131,14 +142,18 @@ def test_right_guesses_save_steps_and_change_nothing(make_rig: type[Rig], alone:
     rig.check_empty()
 
 
-def test_the_end_of_a_request_tells_of_the_steps_in_which_it_decoded_alone(make_rig: type[Rig]) -> None:
+def test_the_end_of_a_request_tells_of_the_steps_in_which_it_decoded_alone(
+    make_rig: type[Rig],
+) -> None:
     """With other requests fewer tokens are guessed, which does not depend on its text. A step
     without guesses counts, too.
     """
     rig = make_rig(blocks=12, chunking=Chunking(16), guessing=oracle())
     rig.submit("a", [1, 2, 3], 40)
     rig.run_all()
-    assert [end.guesses for end in rig.ends("a")] == [GuessCounts.of({(2, 2): 1, (4, 4): 1, (7, 7): 3, (6, 6): 1})]
+    assert [end.guesses for end in rig.ends("a")] == [
+        GuessCounts.of({(2, 2): 1, (4, 4): 1, (7, 7): 3, (6, 6): 1})
+    ]
     rig = make_rig(blocks=60, chunking=Chunking(16), guessing=oracle(wrong=1.0))
     rig.submit("a", [1, 2, 3], 12)
     rig.submit("b", [1, 2, 3], 40)
@@ -146,7 +161,9 @@ def test_the_end_of_a_request_tells_of_the_steps_in_which_it_decoded_alone(make_
     (beside,), (alone,) = rig.ends("a"), rig.ends("b")
     assert beside.guesses == NO_GUESSES
     steps = {(guessed, right): count for guessed, right, count in alone.guesses}
-    assert 20 < alone.guesses.tokens < 30 and steps[0, 0] > 10 and any(guessed for guessed, _ in steps)
+    assert (
+        20 < alone.guesses.tokens < 30 and steps[0, 0] > 10 and any(guessed for guessed, _ in steps)
+    )
     rig = make_rig(chunking=Chunking(16))
     rig.submit("a", [1, 2, 3], 9)
     rig.run_all()
@@ -158,7 +175,9 @@ def test_a_request_that_is_cancelled_tells_of_its_guesses_too(make_rig: type[Rig
     rig.submit("a", [1, 2, 3], 40)
     for _ in range(3):
         rig.take(rig.next_step())
-    assert rig.cancel("a") and [end.guesses for end in rig.ends("a")] == [GuessCounts.of({(2, 2): 1, (4, 4): 1})]
+    assert rig.cancel("a") and [end.guesses for end in rig.ends("a")] == [
+        GuessCounts.of({(2, 2): 1, (4, 4): 1})
+    ]
 
 
 def test_wrong_guesses_are_taken_back_and_become_rare(make_rig: type[Rig], alone: Alone) -> None:
@@ -171,8 +190,15 @@ def test_wrong_guesses_are_taken_back_and_become_rare(make_rig: type[Rig], alone
 
 
 @pytest.mark.parametrize(("streams", "most"), [(1, 7), (2, 3), (3, 1), (4, 1), (5, 0), (8, 0)])
-def test_a_step_has_eight_rows_and_none_where_others_need_them(make_rig: type[Rig], streams: int, most: int) -> None:
-    rig = make_rig(blocks=100, chunking=Chunking(64), batching=Batching(Mode.NO_BUBBLES, 1, 8, 1), guessing=oracle())
+def test_a_step_has_eight_rows_and_none_where_others_need_them(
+    make_rig: type[Rig], streams: int, most: int
+) -> None:
+    rig = make_rig(
+        blocks=100,
+        chunking=Chunking(64),
+        batching=Batching(Mode.NO_BUBBLES, 1, 8, 1),
+        guessing=oracle(),
+    )
     for number in range(streams):
         rig.submit(f"r{number}", [number, 1], 30)
     rig.run_all()
@@ -208,9 +234,14 @@ def test_guesses_keep_within_the_budget_and_what_they_cost(make_rig: type[Rig]) 
 def test_nothing_is_guessed_behind_an_end(make_rig: type[Rig], alone: Alone) -> None:
     right = alone([1, 2, 3], 20)
     end, stop = right[4], right[7]
-    cases: list[tuple[set[int], dict[str, Any], int]] = [({end}, {}, 5), (set(), {"stop_tokens": (stop,)}, 8)]
+    cases: list[tuple[set[int], dict[str, Any], int]] = [
+        ({end}, {}, 5),
+        (set(), {"stop_tokens": (stop,)}, 8),
+    ]
     for ends, options, count in cases:
-        rig = make_rig(eos=frozenset(ends), chunking=Chunking(16), guessing=oracle(ends=frozenset(ends)))
+        rig = make_rig(
+            eos=frozenset(ends), chunking=Chunking(16), guessing=oracle(ends=frozenset(ends))
+        )
         rig.submit("a", [1, 2, 3], 20, **options)
         rig.run_all()
         assert rig.tokens("a") == right[:count]
@@ -232,7 +263,12 @@ def test_tokens_behind_a_stop_string_are_dropped(make_rig: type[Rig], alone: Alo
 
 def hybrid(make_rig: type[Rig], slots: int = MOST_GUESSES, **options: Any) -> Rig:
     limits = Limits(64, 100, prefix_cache=True, save_every=options.pop("save_every", 16 * 4))
-    given: dict[str, Any] = {"blocks": 60, "chunking": Chunking(32), "states": 12, "limits": limits} | options
+    given: dict[str, Any] = {
+        "blocks": 60,
+        "chunking": Chunking(32),
+        "states": 12,
+        "limits": limits,
+    } | options
     return make_rig(guessing=oracle(given.pop("wrong", 0.0), slots=slots), **given)
 
 
@@ -253,7 +289,9 @@ def test_states_are_saved_where_they_are_without_guesses(make_rig: type[Rig], al
     saved, hits = [], []
     for guessing in (None, oracle(slots=MOST_GUESSES)):
         limits = Limits(64, 100, prefix_cache=True, save_every=8)
-        rig = make_rig(blocks=60, chunking=Chunking(32), states=12, limits=limits, guessing=guessing)
+        rig = make_rig(
+            blocks=60, chunking=Chunking(32), states=12, limits=limits, guessing=guessing
+        )
         rig.submit("a", [1, 2, 3], 30)
         rig.run_all()
         saved.append([copy.position for step in rig.steps for copy in step.plan.saves])
@@ -288,7 +326,10 @@ def test_states_that_are_not_rolled_back_show_in_the_tokens(
 
 
 WRONG: dict[str, Any] = {
-    "another before the last": lambda right: (replace(right[0], token=right[0].token + 1), *right[1:]),
+    "another before the last": lambda right: (
+        replace(right[0], token=right[0].token + 1),
+        *right[1:],
+    ),
     "one too many": lambda right: (*right, replace(right[-1], position=right[-1].position + 1)),
     "a gap": lambda right: (right[0], right[2]),
     "backwards": lambda right: right[::-1],
@@ -340,7 +381,10 @@ def test_no_schedule_changes_a_token(
     late = dice.choice([0.0, 0.0, 0.3])
     rig.stages[-1].is_late = lambda: dice.random() < late
     trunk = [3] * dice.randint(0, 9)
-    prompts = {f"r{n}": [*trunk, *dice.choices(range(9), k=dice.randint(1, 6))] for n in range(dice.randint(1, 4))}
+    prompts = {
+        f"r{n}": [*trunk, *dice.choices(range(9), k=dice.randint(1, 6))]
+        for n in range(dice.randint(1, 4))
+    }
     coming, cancelled = list(prompts), set[str]()
     while coming or ring.enabled():
         event = dice.random()

@@ -25,7 +25,8 @@ Disturbed = Callable[[int], float]
 
 @dataclass
 class Site:
-    """Stages that take `weights_s` to read their weights and `row_s` for each request, and the head's choices."""
+    """Stages that take `weights_s` to read their weights and `row_s` for each request, and the
+    head's choices."""
 
     stages: Sequence[tuple[float, float]]
     hop_s: float = 0.001
@@ -45,7 +46,9 @@ class Site:
         """The nodes' times if only one of them works."""
         rows = (1, 64)
         return [
-            StageCost(rows, tuple(w + r * n for n in rows), (1.0, 1.0), 0.0, 0.0, self.hop_s, 0.0, 0.0)
+            StageCost(
+                rows, tuple(w + r * n for n in rows), (1.0, 1.0), 0.0, 0.0, self.hop_s, 0.0, 0.0
+            )
             for w, r in self.stages
         ]
 
@@ -82,7 +85,9 @@ class Run:
             self.seconds[parts] += 1
             stages = self.site.stage_s(size, parts)
             waited_s = self.site.token_s(parts, of) - sum(stages) - len(stages) * self.site.hop_s
-            timings = [StageTiming(i, max(0.0, waited_s) / len(stages), s) for i, s in enumerate(stages)]
+            timings = [
+                StageTiming(i, max(0.0, waited_s) / len(stages), s) for i, s in enumerate(stages)
+            ]
             self.spread.returned(timings, self.now_s)
             done += size
         return (self.now_s - began) / rounds
@@ -94,7 +99,8 @@ def spread_of(site: Site, profiled: bool, batching: Batching = OPEN) -> MicroBat
 
 TWO = Site([(0.012, 0.0008), (0.011, 0.0008)])
 DISTURBED = Site(TWO.stages, disturbed=lambda parts: 1.0 if parts == 1 else 1.5)
-"""Two nodes that share their memory, as on one machine: at the same time they are slower than one after the other."""
+"""Two nodes that share their memory, as on one machine: at the same time they are slower than one
+after the other."""
 UNEVEN = Site([(0.02, 0.002), (0.002, 0.0002)])
 
 
@@ -116,7 +122,8 @@ def test_trying_costs_little_of_a_first_answer(profiled: bool) -> None:
 
 
 def test_it_changes_when_requests_come_and_go() -> None:
-    """Few requests wait for weights, which one micro-batch reads once; of many the sum of rows counts."""
+    """Few requests wait for weights, which one micro-batch reads once; of many the sum of rows
+    counts."""
     site = Site(TWO.stages, disturbed=lambda parts: 1.0 if parts == 1 else 1.2)
     run = Run(site, spread_of(site, profiled=True))
     chosen = []
@@ -127,9 +134,13 @@ def test_it_changes_when_requests_come_and_go() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@example([(0.0078125, 0.0), (0.00390625, 0.001953125)], 2.0, [1, 6, 4], False)  # Stayed at two: 1.5 times the best.
+@example(
+    [(0.0078125, 0.0), (0.00390625, 0.001953125)], 2.0, [1, 6, 4], False
+)  # Stayed at two: 1.5 times the best.
 @given(
-    stages=st.lists(st.tuples(st.floats(0.001, 0.03), st.floats(0.0, 0.003)), min_size=1, max_size=4),
+    stages=st.lists(
+        st.tuples(st.floats(0.001, 0.03), st.floats(0.0, 0.003)), min_size=1, max_size=4
+    ),
     slower=st.floats(1.0, 2.0),
     counts=st.lists(st.integers(1, 24), min_size=1, max_size=6),
     profiled=st.booleans(),
@@ -148,13 +159,25 @@ def test_after_any_loads_it_is_near_the_best(
 
 
 @settings(deadline=None, max_examples=30)
-@given(slower=st.floats(1.0, 1.6), count=st.integers(2, 16), seed=st.integers(0, 1000), profiled=st.booleans())
+@given(
+    slower=st.floats(1.0, 1.6),
+    count=st.integers(2, 16),
+    seed=st.integers(0, 1000),
+    profiled=st.booleans(),
+)
 def test_noise_does_not_make_it_flap(slower: float, count: int, seed: int, profiled: bool) -> None:
-    site = Site(TWO.stages, disturbed=lambda parts: 1.0 if parts == 1 else slower, noise=0.15, dice=random.Random(seed))
+    site = Site(
+        TWO.stages,
+        disturbed=lambda parts: 1.0 if parts == 1 else slower,
+        noise=0.15,
+        dice=random.Random(seed),
+    )
     run = Run(site, spread_of(site, profiled))
     run.decode(count, 2000)
     tries = 1 + run.now_s / MEASURED_FOR_S
-    assert run.changes <= 6 * tries, "there and back for each of the others, each time it may be tried"
+    assert run.changes <= 6 * tries, (
+        "there and back for each of the others, each time it may be tried"
+    )
 
 
 def test_what_it_measured_is_tried_again_after_a_while() -> None:

@@ -1,4 +1,5 @@
-"""A result brings the tokens that its step was formed for: one that is missing would be waited for for ever."""
+"""A result brings the tokens that its step was formed for: one that is missing would be waited for
+for ever."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ WRONG: dict[str, Any] = {
     "outside the vocabulary": lambda tokens: (replace(tokens[0], token=VOCABULARY), *tokens[1:]),
     "not a number": lambda tokens: (replace(tokens[0], logprob=math.nan), *tokens[1:]),
     "infinite": lambda tokens: (replace(tokens[0], logprob=-math.inf), *tokens[1:]),
-    "likeliest ones": lambda tokens: (replace(tokens[0], top=(TokenLogprob(1, -0.5),)), *tokens[1:]),
+    "likeliest ones": lambda tokens: (
+        replace(tokens[0], top=(TokenLogprob(1, -0.5),)),
+        *tokens[1:],
+    ),
 }
 
 
@@ -61,7 +65,9 @@ WRONG_TOP = (TokenLogprob(VOCABULARY, -0.5),), (TokenLogprob(1, math.nan),)
 
 
 @pytest.mark.parametrize("top", WRONG_TOP)
-def test_the_likeliest_tokens_are_of_the_vocabulary_and_finite(top: tuple[TokenLogprob, ...]) -> None:
+def test_the_likeliest_tokens_are_of_the_vocabulary_and_finite(
+    top: tuple[TokenLogprob, ...],
+) -> None:
     rig = Rig(limits=Limits(48, 100, VOCABULARY))
     rig.submit("one", [1, 2], 4, sampling=Sampling(top_logprobs=1))
     step = rig.formed_step()
@@ -101,20 +107,30 @@ def test_a_pending_token_comes_with_a_later_step_at_its_own_position_once(ends: 
     late, other = result.tokens
     rig.scheduler.on_result(step.number, StepResult((other,), pending=(late.request,)), 0.0)
     following = rig.formed_step()
-    assert [span.request for span in following.plan.spans] == [other.request], "the late one is left out"
+    assert [span.request for span in following.plan.spans] == [other.request], (
+        "the late one is left out"
+    )
     came = rig.stages[0].run(following).tokens
     if ends:
         rig.cancel("one")
     with pytest.raises(InternalError, match="was not requested"):
-        rig.scheduler.on_result(following.number, StepResult((*came, replace(late, position=9))), 0.0)
+        rig.scheduler.on_result(
+            following.number, StepResult((*came, replace(late, position=9))), 0.0
+        )
 
 
 @pytest.mark.parametrize("overcommit", [False, True])
-def test_a_request_that_its_guide_holds_up_gives_its_place_to_another_clients(overcommit: bool) -> None:
+def test_a_request_that_its_guide_holds_up_gives_its_place_to_another_clients(
+    overcommit: bool,
+) -> None:
     """Not to its own client's request, which waits after others, and not at once; its tokens are
     the same in the end.
     """
-    rig = Rig(blocks=24, batching=Batching(Mode.NO_BUBBLES, 1, 2, 1), limits=Limits(48, 100, overcommit=overcommit))
+    rig = Rig(
+        blocks=24,
+        batching=Batching(Mode.NO_BUBBLES, 1, 2, 1),
+        limits=Limits(48, 100, overcommit=overcommit),
+    )
     stage = rig.stages[0]
     stage.is_late = lambda: True
     prompts = {name: [1, 2, 3, ord(name[1])] for name in ("a0", "a1", "a2", "a3")}
@@ -173,7 +189,9 @@ def test_where_nothing_else_runs_a_step_has_to_be_asked_for() -> None:
     asking = rig.formed_step()
     assert not asking.plan.spans and not rig.scheduler.must_ask and rig.next_step() is None
     rig.stages[0].run(asking)
-    rig.events += rig.scheduler.events(rig.scheduler.on_result(asking.number, StepResult((late,)), 0.0))
+    rig.events += rig.scheduler.events(
+        rig.scheduler.on_result(asking.number, StepResult((late,)), 0.0)
+    )
     rig.run_all()
     assert rig.tokens("one") == expected([1, 2], 4)
     rig.check_empty()
@@ -184,9 +202,15 @@ def test_a_token_of_a_request_that_ended_meanwhile_may_come_or_not(comes: bool) 
     rig = Rig()
     step, result = begun(rig)
     assert rig.cancel("one")
-    tokens = result.tokens if comes else tuple(t for t in result.tokens if t.request != step.plan.spans[0].request)
+    tokens = (
+        result.tokens
+        if comes
+        else tuple(t for t in result.tokens if t.request != step.plan.spans[0].request)
+    )
     assert len(tokens) == 1 + comes
-    rig.events += rig.scheduler.events(rig.scheduler.on_result(step.number, StepResult(tokens), 0.0))
+    rig.events += rig.scheduler.events(
+        rig.scheduler.on_result(step.number, StepResult(tokens), 0.0)
+    )
     rig.run_all()
     assert rig.tokens("other") == expected([3], 4) and not rig.tokens("one")
     rig.check_empty()
@@ -213,7 +237,9 @@ def test_requests_whose_seen_tokens_do_not_go_in_one_message_go_one_after_anothe
 ) -> None:
     monkeypatch.setattr(forming, "MOST_SEEN_TOKENS", 10)
     rig = Rig(blocks=60, chunking=Chunking(100, least_tokens=2))
-    prompts = {f"r{n}": [n * 10 + i for i in range(6)] for n in range(4)} | {"large": list(range(20, 40))}
+    prompts = {f"r{n}": [n * 10 + i for i in range(6)] for n in range(4)} | {
+        "large": list(range(20, 40))
+    }
     for name, prompt in prompts.items():
         rig.submit(name, prompt, 3, sampling=Sampling(repetition_penalty=1.5))
     biases = tuple((token, 1.0) for token in range(20))
@@ -221,9 +247,15 @@ def test_requests_whose_seen_tokens_do_not_go_in_one_message_go_one_after_anothe
         rig.submit(name, [1, 2], 3, sampling=Sampling(logit_bias=biases))
     rig.submit("plain", [1, 2], 3)
     rig.run_all()
-    biased = [sum(bool(s.sampling and s.sampling.logit_bias) for s in step.plan.spans) for step in rig.steps]
+    biased = [
+        sum(bool(s.sampling and s.sampling.logit_bias) for s in step.plan.spans)
+        for step in rig.steps
+    ]
     assert sum(biased) == 2 and max(biased) == 1
-    seen = [[len(span.seen_tokens) for span in step.plan.spans if span.seen_tokens] for step in rig.steps]
+    seen = [
+        [len(span.seen_tokens) for span in step.plan.spans if span.seen_tokens]
+        for step in rig.steps
+    ]
     assert all(sum(counts) <= 10 or len(counts) == 1 for counts in seen)
     assert sum(sum(counts) for counts in seen) == 4 * 6 + 20, "the stages are told of each token"
     for name, prompt in {**prompts, "plain": [1, 2]}.items():

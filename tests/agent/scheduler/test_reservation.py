@@ -1,4 +1,5 @@
-"""Memory is reserved for likely answers: many short ones run at once, and the oldest request always finishes."""
+"""Memory is reserved for likely answers: many short ones run at once, and the oldest request always
+finishes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def sequence_of(prompt: int, new: int, emitted: int = 0, **options: Any) -> Sequ
 def test_a_likely_answer_is_reserved() -> None:
     reservation = Reservation(100)
     assert reservation.positions(sequence_of(10, 8000)) == 110
-    assert reservation.positions(sequence_of(10, 8000, emitted=500)) == 610, "as much again after a preemption"
+    assert reservation.positions(sequence_of(10, 8000, emitted=500)) == 610, (
+        "as much again after a preemption"
+    )
     assert reservation.positions(sequence_of(10, 20)) == 30, "never more than its longest text"
     assert reservation.positions(sequence_of(10, 0, prompt_logprobs=True)) == 10
 
@@ -49,7 +52,9 @@ def test_answers_that_ended_show_how_long_answers_are() -> None:
     reservation = Reservation(128)
     ended = sequence_of(10, 8000, emitted=1000)
     reservation.ended(ended)
-    assert reservation.positions(sequence_of(10, 8000)) == 10 + 564, "the default counts as one answer"
+    assert reservation.positions(sequence_of(10, 8000)) == 10 + 564, (
+        "the default counts as one answer"
+    )
     for _ in range(10 * MAX_REMEMBERED_ANSWERS):
         reservation.ended(ended)
     assert reservation.positions(sequence_of(10, 8000)) in (1009, 1010)
@@ -62,7 +67,9 @@ def until_end(tokens: list[int]) -> list[int]:
     return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
 
-def test_eight_open_chats_run_at_once_on_a_pool_of_two_contexts(make_rig: type[Rig], alone: Alone) -> None:
+def test_eight_open_chats_run_at_once_on_a_pool_of_two_contexts(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     context = 1024
     rig = make_rig(
         blocks=2 * context // 16,
@@ -79,7 +86,9 @@ def test_eight_open_chats_run_at_once_on_a_pool_of_two_contexts(make_rig: type[R
     rig.run_all()
     for name, prompt in prompts.items():
         assert rig.tokens(name) == until_end(alone(prompt, context - len(prompt)))
-    assert max(len(rig.tokens(name)) for name in prompts) > 128, "some grew beyond their reservation"
+    assert max(len(rig.tokens(name)) for name in prompts) > 128, (
+        "some grew beyond their reservation"
+    )
     assert rig.scheduler.stats.preemptions == 0
     rig.check_empty()
 
@@ -116,7 +125,9 @@ def test_the_oldest_always_finishes_and_no_block_is_lost(
         blocks=dice.randint(context, 2 * context) // block_tokens,
         block_tokens=block_tokens,
         stages=dice.randint(1, 3),
-        batching=Batching(dice.choice(list(Mode)), window, dice.randint(1, 8), dice.randint(1, window)),
+        batching=Batching(
+            dice.choice(list(Mode)), window, dice.randint(1, 8), dice.randint(1, window)
+        ),
         chunking=Chunking(dice.randint(1, 24), max_step_tokens=32, least_tokens=dice.randint(1, 4)),
         limits=Limits(
             context,
@@ -130,11 +141,16 @@ def test_the_oldest_always_finishes_and_no_block_is_lost(
     )
     ring = make_ring(rig, dice)
     scheduler = rig.scheduler
-    prompts = {f"r{number}": [dice.randrange(4) for _ in range(dice.randint(1, 12))] for number in range(12)}
+    prompts = {
+        f"r{number}": [dice.randrange(4) for _ in range(dice.randint(1, 12))]
+        for number in range(12)
+    }
     ignores = {name: dice.random() < 0.3 for name in prompts}
     coming = list(prompts)
     while coming or ring.enabled():
-        oldest = min(scheduler._running.values(), key=lambda sequence: sequence.standing, default=None)
+        oldest = min(
+            scheduler._running.values(), key=lambda sequence: sequence.standing, default=None
+        )
         if coming and (dice.random() < 0.2 or not ring.enabled()):
             name = coming.pop(0)
             new = context - len(prompts[name])
@@ -144,8 +160,12 @@ def test_the_oldest_always_finishes_and_no_block_is_lost(
             ring.happen()
         if oldest is not None and oldest.request_id in scheduler._requests:
             # A preempted request that is older may come back within the same event.
-            older = [other for other in scheduler._running.values() if other.standing < oldest.standing]
-            assert oldest.number in scheduler._running or older, "the oldest that runs was preempted"
+            older = [
+                other for other in scheduler._running.values() if other.standing < oldest.standing
+            ]
+            assert oldest.number in scheduler._running or older, (
+                "the oldest that runs was preempted"
+            )
         assert scheduler.allocator.unpromised >= 0
     for name, prompt in prompts.items():
         right = alone(prompt, context - len(prompt))

@@ -26,14 +26,25 @@ FAR = 12 * BLOCK
 
 def hybrid(make_rig: type[Rig], states: int = 4, save_every: int = FAR, **options: Any) -> Rig:
     """A rig whose model's tokens depend on its states, with `states` slots."""
-    limits = Limits(48, 100, prefix_cache=True, save_every=save_every, overcommit=options.pop("overcommit", False))
+    limits = Limits(
+        48,
+        100,
+        prefix_cache=True,
+        save_every=save_every,
+        overcommit=options.pop("overcommit", False),
+    )
     given = {"blocks": 40, "chunking": Chunking(32), **options}
     return make_rig(limits=limits, states=states, **given)
 
 
 def spans_of(rig: Rig, request: int) -> list[tuple[int, int]]:
     """The begin and end of each of its spans."""
-    return [(s.first_position, s.end_position) for step in rig.steps for s in step.plan.spans if s.request == request]
+    return [
+        (s.first_position, s.end_position)
+        for step in rig.steps
+        for s in step.plan.spans
+        if s.request == request
+    ]
 
 
 def run(rig: Rig, name: str, prompt: list[int], new: int) -> int:
@@ -58,7 +69,9 @@ def check_slots(rig: Rig, alone: Alone) -> None:
 def test_spans_end_where_states_are_saved(first: int, more: int, block: int, blocks: int) -> None:
     end, distance = first + more, blocks * block
     places = [
-        at for at in range(first + 1, end + distance + 1) if at % distance == 0 or at == (end - 1) // block * block
+        at
+        for at in range(first + 1, end + distance + 1)
+        if at % distance == 0 or at == (end - 1) // block * block
     ]
     assert next_save(first, end, block, distance) == places[0]
 
@@ -71,12 +84,16 @@ def test_the_end_of_a_prompt_is_saved_and_taken_up(make_rig: type[Rig], alone: A
     other = [*PROMPT[:8], 7, 7, 7]
     assert run(rig, "second", other, 3) == 8
     assert spans_of(rig, 1)[0] == (8, 11)
-    assert [step.plan.restores for step in rig.steps if step.plan.restores] == [(StateCopy(1, 8, 1),)]
+    assert [step.plan.restores for step in rig.steps if step.plan.restores] == [
+        (StateCopy(1, 8, 1),)
+    ]
     assert (rig.tokens("first"), rig.tokens("second")) == (alone(PROMPT, 3), alone(other, 3))
     rig.check_empty()
 
 
-def test_blocks_in_common_are_run_again_where_no_states_were_saved(make_rig: type[Rig], alone: Alone) -> None:
+def test_blocks_in_common_are_run_again_where_no_states_were_saved(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     rig = hybrid(make_rig)
     run(rig, "first", PROMPT, 3)
     other = [*PROMPT[:7], 50, 51]
@@ -132,7 +149,9 @@ def test_requests_that_run_come_before_saved_states(make_rig: type[Rig], alone: 
     assert run(hybrid(make_rig, states=1), "alone", PROMPT, 4) == 0
 
 
-def test_saved_states_stay_while_a_request_is_to_begin_from_them(make_rig: type[Rig], alone: Alone) -> None:
+def test_saved_states_stay_while_a_request_is_to_begin_from_them(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     allocator = BlockAllocator(20, 4, 3)
     allocator.admit(1, 12)
     allocator.extend(1, 8)
@@ -140,7 +159,9 @@ def test_saved_states_stay_while_a_request_is_to_begin_from_them(make_rig: type[
     allocator.publish(1, 1, b"b")
     assert allocator.save(1, 4, b"a") == StateCopy(1, 4, 1)
     assert allocator.admit(2, 12, [b"a", b"c"]) == KvGrant(2, 0, (0,), filled=4, slot=2)
-    assert allocator.save(1, 8, b"b") is None, "one slot is of each request, and the third one is wanted"
+    assert allocator.save(1, 8, b"b") is None, (
+        "one slot is of each request, and the third one is wanted"
+    )
     assert allocator.restore(2) == StateCopy(2, 4, 1) and allocator.restore(2) is None
     assert allocator.save(1, 8, b"b") == StateCopy(1, 8, 1)
     allocator.release(1)
@@ -167,18 +188,27 @@ def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_block
     rig.run_all()
     for number in range(4):
         assert rig.tokens(f"r{number}") == alone([number % 2] * 6, 16)
-    stats, ran = rig.scheduler.stats, [place for number in range(4) for place in spans_of(rig, number)]
+    stats, ran = (
+        rig.scheduler.stats,
+        [place for number in range(4) for place in spans_of(rig, number)],
+    )
     assert stats.preemptions > 0 and stats.swaps == (stats.preemptions if swap_blocks else 0)
     if swap_blocks:
-        assert stats.prefix_hit_tokens == 2 * 4 and sum(end - first for first, end in ran) == 4 * (6 + 15) - 2 * 4
+        assert (
+            stats.prefix_hit_tokens == 2 * 4
+            and sum(end - first for first, end in ran) == 4 * (6 + 15) - 2 * 4
+        )
     else:
         assert stats.prefix_hit_tokens > 2 * 4
     check_slots(rig, alone)
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_cancel_at_any_time_leaves_no_slot_behind(make_rig: type[Rig], alone: Alone, steps: int) -> None:
-    """Before the first step of a request that is to begin from saved states, while a save is in flight, and later."""
+def test_a_cancel_at_any_time_leaves_no_slot_behind(
+    make_rig: type[Rig], alone: Alone, steps: int
+) -> None:
+    """Before the first step of a request that is to begin from saved states, while a save is in
+    flight, and later."""
     rig = hybrid(make_rig, states=3)
     run(rig, "first", PROMPT, 2)
     for name in ("second", "third"):
@@ -208,7 +238,8 @@ def _left_out(part: str) -> Callable[[KvPool, StepPlan], KvDraft]:
 def test_what_a_stage_leaves_out_shows_in_the_tokens(
     make_rig: type[Rig], alone: Alone, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """So the tests of this file, and the schedules by dice, would fail without a save, a restore or a zeroing."""
+    """So the tests of this file, and the schedules by dice, would fail without a save, a restore or
+    a zeroing."""
     monkeypatch.setattr(KvPool, "check", _left_out(part))
     rig = hybrid(make_rig)
     names = [f"r{number}" for number in range(4)]
@@ -216,4 +247,6 @@ def test_what_a_stage_leaves_out_shows_in_the_tokens(
         run(rig, name, PROMPT, 3)
     other = [9, *PROMPT]
     run(rig, "other", other, 3)
-    assert any(rig.tokens(name) != alone(PROMPT, 3) for name in names) or rig.tokens("other") != alone(other, 3)
+    assert any(rig.tokens(name) != alone(PROMPT, 3) for name in names) or rig.tokens(
+        "other"
+    ) != alone(other, 3)

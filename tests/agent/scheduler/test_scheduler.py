@@ -38,7 +38,9 @@ def decoding(make_rig: type[Rig], count: int, batching: Batching, **options: Any
     return rig
 
 
-def test_one_request_gets_its_tokens_in_order_and_its_kv_back(make_rig: type[Rig], alone: Alone) -> None:
+def test_one_request_gets_its_tokens_in_order_and_its_kv_back(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     rig = make_rig()
     rig.submit("r", [1, 2, 3, 4, 5, 6, 7], 4)
     rig.run_all()
@@ -60,7 +62,10 @@ def test_steps_go_in_sweeps_where_stages_stream(make_rig: type[Rig]) -> None:
     """Two sweeps of two are in flight; the next one begins when all of the first is back."""
     rig = decoding(make_rig, 8, Batching(Mode.NO_BUBBLES, 4, 2, 4, fixed=True, sweep=2))
     first, second = rig.next_sweep(), rig.next_sweep()
-    assert [[step.plan.following for step in sweep] for sweep in (first, second)] == [[1, 0], [1, 0]]
+    assert [[step.plan.following for step in sweep] for sweep in (first, second)] == [
+        [1, 0],
+        [1, 0],
+    ]
     assert [sizes(step) for step in (*first, *second)] == [[DECODE] * 2] * 4
     assert rig.next_sweep() == ()
     rig.take(first[0])
@@ -90,18 +95,23 @@ def test_few_requests_keep_as_many_stages_busy_as_there_are_requests(make_rig: t
 
 
 def test_with_a_cost_two_may_be_better_off_together(make_rig: type[Rig]) -> None:
-    """If a step takes as long as the pipeline whatever it contains, two of them only wait for each other."""
+    """If a step takes as long as the pipeline whatever it contains, two of them only wait for each
+    other."""
     together = Chunking(512, inter_token_s=lambda pieces, in_flight: 1.0 * in_flight)
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3), chunking=together)
     assert sizes(rig.next_step()) == [DECODE, DECODE]
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3, fixed=True), chunking=together)
     assert sizes(rig.next_step()) == [DECODE], "the number was asked for"
-    apart = Chunking(512, inter_token_s=lambda pieces, in_flight: max(3.0, in_flight) + 0.1 * len(pieces))
+    apart = Chunking(
+        512, inter_token_s=lambda pieces, in_flight: max(3.0, in_flight) + 0.1 * len(pieces)
+    )
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3), chunking=apart)
     assert sizes(rig.next_step()) == [DECODE]
 
 
-def test_a_micro_batch_is_never_larger_than_placed_whatever_the_cost_says(make_rig: type[Rig]) -> None:
+def test_a_micro_batch_is_never_larger_than_placed_whatever_the_cost_says(
+    make_rig: type[Rig],
+) -> None:
     cost = Chunking(512, inter_token_s=lambda pieces, in_flight: 1.0 * in_flight)
     rig = decoding(make_rig, 7, Batching(Mode.NO_BUBBLES, 3, 3, 3), chunking=cost)
     assert [sizes(rig.next_step()) for _ in range(3)] == [[DECODE] * 3, [DECODE] * 3, [DECODE]]
@@ -113,9 +123,13 @@ def test_a_micro_batch_goes_on_the_moment_its_own_tokens_are_back(make_rig: type
     assert rig.next_step() is None
     rig.take(first)
     again = rig.formed_step()
-    assert [span.request for span in again.plan.spans] == [span.request for span in first.plan.spans]
+    assert [span.request for span in again.plan.spans] == [
+        span.request for span in first.plan.spans
+    ]
     rig.take(second)
-    assert [s.request for s in rig.formed_step().plan.spans] == [s.request for s in second.plan.spans]
+    assert [s.request for s in rig.formed_step().plan.spans] == [
+        s.request for s in second.plan.spans
+    ]
 
 
 def test_with_bubbles_the_next_round_begins_when_all_are_back(make_rig: type[Rig]) -> None:
@@ -180,7 +194,12 @@ def test_a_prompts_chunks_do_not_wait_for_each_other(make_rig: type[Rig]) -> Non
     rig = make_rig(batching=Batching(Mode.NO_BUBBLES, 3, 8, 2), chunking=Chunking(5))
     rig.submit("r", list(range(13)), 1)
     steps = [rig.next_step() for _ in range(4)]
-    assert [s and [span.sample for span in s.plan.spans] for s in steps] == [[False], [False], [True], None]
+    assert [s and [span.sample for span in s.plan.spans] for s in steps] == [
+        [False],
+        [False],
+        [True],
+        None,
+    ]
 
 
 def test_short_prompts_are_composed_until_the_budget_is_full(make_rig: type[Rig]) -> None:
@@ -209,7 +228,9 @@ def test_places_in_the_window_that_decodes_leave_go_to_prompts(make_rig: type[Ri
 
 
 @pytest.mark.parametrize(("window", "most"), [(1, 49), (2, 25)])
-def test_chunks_grow_to_what_the_promised_latency_allows(make_rig: type[Rig], window: int, most: int) -> None:
+def test_chunks_grow_to_what_the_promised_latency_allows(
+    make_rig: type[Rig], window: int, most: int
+) -> None:
     chunking = Chunking(
         512, least_tokens=4, max_inter_token_latency_s=0.5,
         inter_token_s=lambda pieces, in_flight: in_flight * sum(0.01 * count for _, count in pieces),
@@ -217,12 +238,16 @@ def test_chunks_grow_to_what_the_promised_latency_allows(make_rig: type[Rig], wi
     rig = decoding(make_rig, 1, Batching(Mode.NO_BUBBLES, window, 8, 1), chunking=chunking)
     rig.submit("long", [i % 50 for i in range(150)], 2)
     rig.run_all()
-    chunks = [span.token_count for step in rig.steps for span in step.plan.spans if span.request == 1]
+    chunks = [
+        span.token_count for step in rig.steps for span in step.plan.spans if span.request == 1
+    ]
     assert chunks[:4] == [4, 8, 16, min(32, most)] and most in chunks
     assert max(step.plan.token_count for step in rig.steps) <= 50 // window
 
 
-def test_prompts_come_through_though_the_decodes_alone_break_the_promise(make_rig: type[Rig]) -> None:
+def test_prompts_come_through_though_the_decodes_alone_break_the_promise(
+    make_rig: type[Rig],
+) -> None:
     chunking = Chunking(
         512, least_tokens=4, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0
     )  # fmt: skip
@@ -232,17 +257,25 @@ def test_prompts_come_through_though_the_decodes_alone_break_the_promise(make_ri
     assert sizes(rig.next_step()) == [DECODE, DECODE, 4]
 
 
-def test_one_chunk_a_step_goes_beyond_the_promise_though_prompts_are_of_one_token(make_rig: type[Rig]) -> None:
-    chunking = Chunking(512, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0)
+def test_one_chunk_a_step_goes_beyond_the_promise_though_prompts_are_of_one_token(
+    make_rig: type[Rig],
+) -> None:
+    chunking = Chunking(
+        512, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0
+    )
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=chunking)
     for name in "abc":
         rig.submit(name, [1], 2)
     assert sizes(rig.next_step()) == [DECODE, DECODE, 1]
 
 
-def test_prompts_come_through_though_decodes_fill_the_budget(make_rig: type[Rig], alone: Alone) -> None:
+def test_prompts_come_through_though_decodes_fill_the_budget(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     """As over a slow link, for which a step's budget is smaller than a micro-batch."""
-    rig = decoding(make_rig, 6, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=Chunking(6, least_tokens=4))
+    rig = decoding(
+        make_rig, 6, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=Chunking(6, least_tokens=4)
+    )
     for name in ("a", "b"):
         rig.submit(name, list(range(10)), 2)
     assert sizes(rig.next_step()) == [DECODE] * 6 + [3], "half a budget, of one prompt"
@@ -252,13 +285,17 @@ def test_prompts_come_through_though_decodes_fill_the_budget(make_rig: type[Rig]
 
 
 def test_a_prompt_that_nobody_waits_behind_is_not_held_to_the_promise(make_rig: type[Rig]) -> None:
-    chunking = Chunking(64, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0)
+    chunking = Chunking(
+        64, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0
+    )
     rig = make_rig(blocks=40, chunking=chunking)
     rig.submit("r", list(range(40)), 2)
     assert sizes(rig.next_step()) == [40]
 
 
-def test_slices_that_were_given_are_used_while_nobody_decodes(make_rig: type[Rig], alone: Alone) -> None:
+def test_slices_that_were_given_are_used_while_nobody_decodes(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     chunking = Chunking(9, max_step_tokens=40, slices=lambda length: (length - 20, 8, 12))
     rig = make_rig(blocks=40, batching=Batching(Mode.NO_BUBBLES, 3, 8, 2), chunking=chunking)
     prompt = [i % 7 for i in range(30)]
@@ -275,9 +312,13 @@ def test_slices_that_were_given_are_used_while_nobody_decodes(make_rig: type[Rig
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])
-def test_no_decode_misses_a_step_and_no_step_exceeds_the_budget(make_rig: type[Rig], window: int) -> None:
+def test_no_decode_misses_a_step_and_no_step_exceeds_the_budget(
+    make_rig: type[Rig], window: int
+) -> None:
     """A long prompt among decodes: each stream continues as soon as its token has returned."""
-    rig = decoding(make_rig, 6, Batching(Mode.NO_BUBBLES, window, 8, min(2, window)), chunking=Chunking(16))
+    rig = decoding(
+        make_rig, 6, Batching(Mode.NO_BUBBLES, window, 8, min(2, window)), chunking=Chunking(16)
+    )
     rig.submit("long", [i % 50 for i in range(150)], 2)
     pipe = []
     while rig.scheduler.stats.prompt_tokens < 6 + 150:
@@ -316,7 +357,9 @@ def test_a_cancel_is_a_step_without_tokens(make_rig: type[Rig]) -> None:
     rig.check_empty()
 
 
-def test_a_waiting_request_enters_when_the_pool_can_promise_its_worst_case(make_rig: type[Rig], alone: Alone) -> None:
+def test_a_waiting_request_enters_when_the_pool_can_promise_its_worst_case(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     rig = make_rig(blocks=3)
     rig.submit("a", [1], 7)
     rig.submit("b", [2], 7)
@@ -340,7 +383,9 @@ def test_a_taken_over_request_goes_on_where_it_was(make_rig: type[Rig], alone: A
     prompt, all_tokens = [5, 6, 7], alone([5, 6, 7], 6)
     rig = make_rig()
     text = TextStream(lambda ids: "", prompt)
-    rig.scheduler.submit(RequestId("r"), Generation(tuple(prompt), 6), prompt, text, tuple(all_tokens[:4]))
+    rig.scheduler.submit(
+        RequestId("r"), Generation(tuple(prompt), 6), prompt, text, tuple(all_tokens[:4])
+    )
     rig.run_all()
     assert rig.tokens("r") == all_tokens[4:]
 
@@ -357,9 +402,13 @@ def test_a_taken_over_request_goes_on_where_it_was(make_rig: type[Rig], alone: A
     ],
 )
 def test_a_taken_over_request_that_has_its_end_already_runs_nothing(
-    make_rig: type[Rig], emitted: tuple[int, ...], options: dict[str, Any], reason: FinishReason | None
+    make_rig: type[Rig],
+    emitted: tuple[int, ...],
+    options: dict[str, Any],
+    reason: FinishReason | None,
 ) -> None:
-    """The lost head may have sent the last token, and no coordinator received the reason of the end."""
+    """The lost head may have sent the last token, and no coordinator received the reason of the
+    end."""
     rig = make_rig(eos=frozenset({9}))
     generation = Generation((1,), 2, **options)
     text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), [1], generation.stop_strings)
@@ -406,10 +455,17 @@ def test_a_higher_priority_goes_first(make_rig: type[Rig]) -> None:
     for name, priority in (("running", 0), ("low", -1), ("plain", 0), ("high", 5)):
         rig.submit(name, [1], 2, priority=priority)
     rig.run_all()
-    assert [e.request_id for e in rig.events if isinstance(e.event, RequestEnd)] == ["running", "high", "plain", "low"]
+    assert [e.request_id for e in rig.events if isinstance(e.event, RequestEnd)] == [
+        "running",
+        "high",
+        "plain",
+        "low",
+    ]
 
 
-def test_clients_share_the_prompt_budget_however_many_requests_each_has(make_rig: type[Rig]) -> None:
+def test_clients_share_the_prompt_budget_however_many_requests_each_has(
+    make_rig: type[Rig],
+) -> None:
     rig = make_rig(
         blocks=200, batching=Batching(Mode.NO_BUBBLES, 1, 16, 1), chunking=Chunking(8), limits=Limits(200, 100)
     )  # fmt: skip
@@ -426,7 +482,8 @@ def test_clients_share_the_prompt_budget_however_many_requests_each_has(make_rig
 
 
 def test_a_client_that_comes_late_has_saved_nothing_up(make_rig: type[Rig]) -> None:
-    """It begins level with the one that was served all the while, and from then on they take turns."""
+    """It begins level with the one that was served all the while, and from then on they take
+    turns."""
     rig = make_rig(
         blocks=200, batching=Batching(Mode.NO_BUBBLES, 1, 16, 1), chunking=Chunking(8), limits=Limits(200, 9)
     )  # fmt: skip
@@ -452,11 +509,15 @@ def overcommitted(make_rig: type[Rig], blocks: int, **options: Any) -> Rig:
     )  # fmt: skip
 
 
-def test_overcommit_lets_more_in_and_sets_the_youngest_back(make_rig: type[Rig], alone: Alone) -> None:
+def test_overcommit_lets_more_in_and_sets_the_youngest_back(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     rig = overcommitted(make_rig, 6)
     for number in range(3):
         rig.submit(f"r{number}", [number + 1] * 3, 16)
-    assert rig.scheduler.stats.running == 3, "their worst case, 15 blocks, is far more than there is"
+    assert rig.scheduler.stats.running == 3, (
+        "their worst case, 15 blocks, is far more than there is"
+    )
     rig.run_all()
     for number in range(3):
         assert rig.tokens(f"r{number}") == alone([number + 1] * 3, 16)
@@ -479,14 +540,18 @@ def test_a_penalty_counts_what_was_generated_before_a_preemption(make_rig: type[
     for number in range(3):
         rig.submit(f"r{number}", [number + 1] * 3, 16, sampling=Sampling(repetition_penalty=1.3))
     rig.run_all()
-    again = [s for step in rig.steps for s in step.plan.spans if s.sampling is not None and s.request > 2]
+    again = [
+        s for step in rig.steps for s in step.plan.spans if s.sampling is not None and s.request > 2
+    ]
     assert len(again) == rig.scheduler.stats.preemptions > 0
     emitted = [set(rig.tokens(f"r{number}")) | {number + 1} for number in range(3)]
     assert all(any(set(span.seen_tokens) <= tokens for tokens in emitted) for span in again)
     assert any(len(span.seen_tokens) > 1 for span in again)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(presence_penalty=0.5), Sampling(frequency_penalty=-0.5)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(presence_penalty=0.5), Sampling(frequency_penalty=-0.5)]
+)
 def test_a_penalty_on_the_answer_is_told_the_answer_alone_after_a_preemption(
     make_rig: type[Rig], sampling: Sampling
 ) -> None:
@@ -495,12 +560,16 @@ def test_a_penalty_on_the_answer_is_told_the_answer_alone_after_a_preemption(
         rig.submit(f"r{number}", [number + 1] * 3, 16, sampling=sampling)
     rig.run_all()
     told = [s for step in rig.steps for s in step.plan.spans if s.sampling is not None]
-    assert all(not span.seen_tokens for span in told) and all(not span.answer_tokens for span in told[:3])
+    assert all(not span.seen_tokens for span in told) and all(
+        not span.answer_tokens for span in told[:3]
+    )
     again = told[3:]
     answers = [tuple(rig.tokens(f"r{number}")) for number in range(3)]
     assert len(again) == rig.scheduler.stats.preemptions > 0
     assert all(len(span.answer_tokens) + 3 == span.end_position for span in again if span.sample)
-    assert all(any(answer[: len(s.answer_tokens)] == s.answer_tokens for answer in answers) for s in again)
+    assert all(
+        any(answer[: len(s.answer_tokens)] == s.answer_tokens for answer in answers) for s in again
+    )
     assert max(len(span.answer_tokens) for span in again) > 1
 
 
@@ -517,7 +586,9 @@ def test_without_overcommit_nobody_is_set_back(make_rig: type[Rig]) -> None:
 
 
 def caching(make_rig: type[Rig], **options: Any) -> Rig:
-    return make_rig(blocks=40, limits=Limits(48, 100, prefix_cache=True), chunking=Chunking(32), **options)
+    return make_rig(
+        blocks=40, limits=Limits(48, 100, prefix_cache=True), chunking=Chunking(32), **options
+    )
 
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -547,7 +618,9 @@ def test_a_beginning_still_at_work_is_shared(make_rig: type[Rig], alone: Alone) 
     rig.check_empty()
 
 
-def test_the_last_position_of_a_prompt_is_run_though_all_of_it_is_known(make_rig: type[Rig], alone: Alone) -> None:
+def test_the_last_position_of_a_prompt_is_run_though_all_of_it_is_known(
+    make_rig: type[Rig], alone: Alone
+) -> None:
     rig = caching(make_rig)
     for name in ("first", "second"):
         rig.submit(name, PROMPT[:8], 3)

@@ -1,4 +1,5 @@
-"""Random schedules through a simulated ring: nothing stands still, nothing leaks, every request gets its own tokens."""
+"""Random schedules through a simulated ring: nothing stands still, nothing leaks, every request
+gets its own tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ EOS = 96
 
 
 def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
-    """A pipeline with any mode, window, batching, budget, pool and reservation, caching or not, of a model with states
-    or without."""
+    """A pipeline with any mode, window, batching, budget, pool and reservation, caching or not, of
+    a model with states or without."""
     block_tokens = dice.choice([1, 2, 4])
     context = 32
     stages = dice.randint(1, 4)
@@ -43,7 +44,9 @@ def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
         blocks=dice.randint(context, 5 * context // 4) // block_tokens,
         block_tokens=block_tokens,
         stages=stages,
-        batching=Batching(dice.choice(list(Mode)), window, dice.randint(1, 4), dice.randint(1, window)),
+        batching=Batching(
+            dice.choice(list(Mode)), window, dice.randint(1, 4), dice.randint(1, window)
+        ),
         chunking=chunking,
         limits=Limits(
             context,
@@ -54,7 +57,9 @@ def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
             save_every=dice.randint(1, 2) * block_tokens if states else 0,
         ),
         eos=frozenset({EOS}),
-        swapping=Swapping(dice.choice([0, 8, 100, 100]), block_s=0.02, compute_s=dice.choice([None, _alone])),
+        swapping=Swapping(
+            dice.choice([0, 8, 100, 100]), block_s=0.02, compute_s=dice.choice([None, _alone])
+        ),
         states=states,
     )
 
@@ -111,8 +116,8 @@ def seen() -> dict[str, int]:
 def test_every_request_gets_the_tokens_it_gets_alone(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seen: dict[str, int], seed: int
 ) -> None:
-    """Arrivals, cancels, stalled stages, late tokens, ends of sequence, stop tokens, prefix hits, saves, restores and
-    preemptions, by dice."""
+    """Arrivals, cancels, stalled stages, late tokens, ends of sequence, stop tokens, prefix hits,
+    saves, restores and preemptions, by dice."""
     dice = random.Random(seed)
     rig = random_rig(make_rig, dice)
     ring = make_ring(rig, dice)
@@ -128,7 +133,12 @@ def test_every_request_gets_the_tokens_it_gets_alone(
             name = coming.pop()
             request = requests[name]
             try:
-                rig.submit(name, request["prompt"], request["new"], **{k: request[k] for k in list(request)[2:]})
+                rig.submit(
+                    name,
+                    request["prompt"],
+                    request["new"],
+                    **{k: request[k] for k in list(request)[2:]},
+                )
             except ResourceExhaustedError:
                 refused.add(name)
             ring.pump()
@@ -171,7 +181,8 @@ def test_the_schedules_had_all_that_they_were_to_have(seen: dict[str, int]) -> N
 def test_the_ring_goes_on_however_full_its_inboxes_were(
     make_rig: type[Rig], make_ring: type[Ring], mode: Mode, stages: int, window: int
 ) -> None:
-    """Stage after stage stands still until all that can be in front of it is; then everything must still come out."""
+    """Stage after stage stands still until all that can be in front of it is; then everything must
+    still come out."""
     for stalled in range(stages):
         rig = make_rig(
             blocks=60, stages=stages, batching=Batching(mode, window, 4, min(window, 2)), chunking=Chunking(6)
@@ -184,7 +195,9 @@ def test_the_ring_goes_on_however_full_its_inboxes_were(
         while ring.happen():
             pass
         before = 1 if mode is Mode.SEQUENTIAL else window
-        assert len(ring.inboxes[stalled]) == ring.in_flight == before, "all that may be in flight waits there"
+        assert len(ring.inboxes[stalled]) == ring.in_flight == before, (
+            "all that may be in flight waits there"
+        )
         ring.stalled = set()
         while ring.happen():
             pass
@@ -194,7 +207,9 @@ def test_the_ring_goes_on_however_full_its_inboxes_were(
 
 def test_a_full_pool_holds_up_nobody_who_runs(make_rig: type[Rig], make_ring: type[Ring]) -> None:
     """A request too large for the remaining blocks waits; running requests continue and end."""
-    rig = make_rig(blocks=12, stages=2, batching=Batching(Mode.NO_BUBBLES, 2, 4, 2), chunking=Chunking(8))
+    rig = make_rig(
+        blocks=12, stages=2, batching=Batching(Mode.NO_BUBBLES, 2, 4, 2), chunking=Chunking(8)
+    )
     ring = make_ring(rig, random.Random(1))
     rig.submit("a", [1] * 8, 16)
     rig.submit("b", [2] * 8, 16)

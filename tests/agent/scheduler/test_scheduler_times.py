@@ -1,6 +1,7 @@
 """The scheduler with a computed clock: the times of its steps on stages and links of known cost.
 
-Stages serve steps in the order the head forms them, so that when a step is back follows from the one before it.
+Stages serve steps in the order the head forms them, so that when a step is back follows from the
+one before it.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ def stage(hop_delay_s: float = 0.0005, hop_token_s: float = 2e-6, scale: float =
     rows = (1, 8, 2048)
     decode = tuple(scale * seconds for seconds in (DECODE_S, 1.2 * DECODE_S, 2048 * TOKEN_S))
     prefill = tuple(scale * max(DECODE_S, count * TOKEN_S) for count in rows)
-    return StageCost(rows, decode, prefill, scale * 1e-7, scale * 1e-7, hop_delay_s, 0.0002, hop_token_s)
+    return StageCost(
+        rows, decode, prefill, scale * 1e-7, scale * 1e-7, hop_delay_s, 0.0002, hop_token_s
+    )
 
 
 @dataclass
 class Timed:
-    """A rig whose steps take their time. `arrivals` are (seconds, name, prompt tokens, new tokens)."""
+    """A rig whose steps take their time. `arrivals` are (seconds, name, prompt tokens, new
+    tokens)."""
 
     rig: Rig
     costs: Sequence[StageCost]
@@ -64,7 +68,10 @@ class Timed:
                 self.now, step = self._pipe.popleft()
                 known = len(self.rig.events)
                 pieces = _pieces(step)
-                timings = [StageTiming(index, 0.0, cost.step_s(pieces)) for index, cost in enumerate(self.costs)]
+                timings = [
+                    StageTiming(index, 0.0, cost.step_s(pieces))
+                    for index, cost in enumerate(self.costs)
+                ]
                 self.rig.now_s = self.now
                 self.rig.take(step, tuple(timings))
                 for event in self.rig.events[known:]:
@@ -77,7 +84,9 @@ class Timed:
         pieces = _pieces(step)
         at = self.now
         for index, cost in enumerate(self.costs):
-            at = self._compute_free[index] = max(at, self._compute_free[index]) + cost.step_s(pieces)
+            at = self._compute_free[index] = max(at, self._compute_free[index]) + cost.step_s(
+                pieces
+            )
             last = index == len(self.costs) - 1
             tokens = sum(span.sample for span in step.plan.spans) if last else step.plan.token_count
             at = self._link_free[index] = max(at, self._link_free[index]) + cost.transfer_s(tokens)
@@ -101,21 +110,29 @@ def simulated(costs: Sequence[StageCost], batch: int, micro_batches: int, mode: 
     """The time between two tokens that the planner's simulator expects."""
 
     def times(cost: StageCost) -> StageTimes:
-        return StageTimes(lambda t, c: cost.step_s([(c, t)]), lambda b, c: cost.step_s([(c, 1)] * b))
+        return StageTimes(
+            lambda t, c: cost.step_s([(c, t)]), lambda b, c: cost.step_s([(c, 1)] * b)
+        )
 
     stages = tuple(times(cost) for cost in costs)
     hops = tuple(HopTimes(cost.transfer_s, cost.hop_delay_s) for cost in costs)
-    traffic = SimulatedTraffic(batch, micro_batches, prompt_tokens=4, new_tokens=40, decode_only=True)
+    traffic = SimulatedTraffic(
+        batch, micro_batches, prompt_tokens=4, new_tokens=40, decode_only=True
+    )
     return simulate(Pipeline(stages, hops), traffic, mode).inter_token_s
 
 
-def decode_run(make_rig: type[Rig], costs: Sequence[StageCost], mode: Mode, batch: int, micro_batches: int) -> Timed:
+def decode_run(
+    make_rig: type[Rig], costs: Sequence[StageCost], mode: Mode, batch: int, micro_batches: int
+) -> Timed:
     window = max(len(costs), micro_batches)
     rig = make_rig(
         blocks=2000, limits=Limits(4200, 100), chunking=Chunking(512),
         batching=Batching(mode, window, batch, micro_batches),
     )  # fmt: skip
-    return Timed(rig, costs, [(0.0, f"r{number}", 4, 40) for number in range(batch * micro_batches)])
+    return Timed(
+        rig, costs, [(0.0, f"r{number}", 4, 40) for number in range(batch * micro_batches)]
+    )
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4])
@@ -126,14 +143,19 @@ def test_decoding_takes_what_the_planners_simulator_says(
 ) -> None:
     costs = [stage(scale=scale) for scale in scales]
     timed = decode_run(make_rig, costs, mode, 8, micro_batches)
-    assert timed.inter_token_s() == pytest.approx(simulated(costs, 8, micro_batches, mode), rel=0.05)
+    assert timed.inter_token_s() == pytest.approx(
+        simulated(costs, 8, micro_batches, mode), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 4])
 def test_no_bubbles_is_faster_than_bubbles(make_rig: type[Rig], micro_batches: int) -> None:
     costs = [stage(), stage()]
     with_bubbles = decode_run(make_rig, costs, Mode.BUBBLES, 4, micro_batches).inter_token_s()
-    assert decode_run(make_rig, costs, Mode.NO_BUBBLES, 4, micro_batches).inter_token_s() < 0.9 * with_bubbles
+    assert (
+        decode_run(make_rig, costs, Mode.NO_BUBBLES, 4, micro_batches).inter_token_s()
+        < 0.9 * with_bubbles
+    )
 
 
 def test_two_micro_batches_over_two_stages_reach_their_rate(make_rig: type[Rig]) -> None:
@@ -148,17 +170,26 @@ def test_few_streams_are_as_fast_as_the_ring_is_round(make_rig: type[Rig]) -> No
     costs = [stage(), stage()]
     for streams in (1, 2):
         rig = make_rig(
-            blocks=200, limits=Limits(400, 9), chunking=Chunking(512), batching=Batching(Mode.NO_BUBBLES, 2, 8, 2)
+            blocks=200,
+            limits=Limits(400, 9),
+            chunking=Chunking(512),
+            batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
         )
         timed = Timed(rig, costs, [(0.0, f"r{number}", 4, 40) for number in range(streams)])
-        assert timed.inter_token_s() == pytest.approx(inter_token_s(costs, [(20, 1)], in_flight=1), rel=0.02)
+        assert timed.inter_token_s() == pytest.approx(
+            inter_token_s(costs, [(20, 1)], in_flight=1), rel=0.02
+        )
 
 
 LIMIT_S = 0.25
 
 
 def long_prompt_run(
-    make_rig: type[Rig], streams: int, limit_s: float | None = LIMIT_S, scale: float = 1.0, told: bool = True
+    make_rig: type[Rig],
+    streams: int,
+    limit_s: float | None = LIMIT_S,
+    scale: float = 1.0,
+    told: bool = True,
 ) -> Timed:
     """A prompt of 4,096 tokens that arrives after 2 s, among streams that decode all the while.
 
@@ -183,7 +214,12 @@ def test_a_long_prompt_keeps_nobody_from_decoding(make_rig: type[Rig]) -> None:
     gaps = sorted(gap for name in timed.times if name != "long" for gap in timed.gaps(name))
     assert gaps[int(0.99 * len(gaps))] <= LIMIT_S and gaps[-1] <= 1.25 * LIMIT_S
     assert any(gap > 0.7 * LIMIT_S for gap in gaps), "the limit was used"
-    sizes = [span.token_count for step in timed.rig.steps for span in step.plan.spans if span.request == 8]
+    sizes = [
+        span.token_count
+        for step in timed.rig.steps
+        for span in step.plan.spans
+        if span.request == 8
+    ]
     alone_s = sum(stage().step_s([(sum(sizes[:i]), size)]) for i, size in enumerate(sizes))
     assert timed.times["long"][0] - 2.0 <= 2 * alone_s
 
@@ -191,7 +227,8 @@ def test_a_long_prompt_keeps_nobody_from_decoding(make_rig: type[Rig]) -> None:
 def test_nodes_slower_than_their_profile_get_smaller_chunks(make_rig: type[Rig]) -> None:
     timed, deaf = (long_prompt_run(make_rig, 8, scale=1.5, told=told) for told in (True, False))
     gaps, longer = (
-        sorted(gap for name in run.times if name != "long" for gap in run.gaps(name)) for run in (timed, deaf)
+        sorted(gap for name in run.times if name != "long" for gap in run.gaps(name))
+        for run in (timed, deaf)
     )
     assert gaps[int(0.99 * len(gaps))] <= LIMIT_S and gaps[-1] <= 1.25 * LIMIT_S
     assert longer[int(0.99 * len(longer))] > 1.25 * LIMIT_S
@@ -221,11 +258,15 @@ def test_a_slow_moment_is_forgotten() -> None:
 def test_without_a_limit_a_chunk_is_what_holds_the_others_up(make_rig: type[Rig]) -> None:
     timed = long_prompt_run(make_rig, 8, limit_s=None)
     gaps = [gap for name in timed.times if name != "long" for gap in timed.gaps(name)]
-    assert LIMIT_S < max(gaps) < 3.1 * 512 * TOKEN_S, "never the whole prompt, which takes 12 s a stage"
+    assert LIMIT_S < max(gaps) < 3.1 * 512 * TOKEN_S, (
+        "never the whole prompt, which takes 12 s a stage"
+    )
 
 
 @pytest.mark.parametrize(("stages", "share"), [(2, 0.6), (3, 0.5)])
-def test_a_sliced_prompt_comes_through_sooner(make_rig: type[Rig], stages: int, share: float) -> None:
+def test_a_sliced_prompt_comes_through_sooner(
+    make_rig: type[Rig], stages: int, share: float
+) -> None:
     costs = [stage() for _ in range(stages)]
     slices = PromptSlices(costs)
     slices.prepare(4096)

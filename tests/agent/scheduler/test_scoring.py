@@ -54,13 +54,17 @@ def spans_of(rig: Rig) -> list[Span]:
 
 @pytest.mark.parametrize("step_tokens", [2, 5, 64])
 @pytest.mark.parametrize("new", [0, 1, 4])
-def test_every_position_but_the_first_is_scored_once_and_before_the_first_token(step_tokens: int, new: int) -> None:
+def test_every_position_but_the_first_is_scored_once_and_before_the_first_token(
+    step_tokens: int, new: int
+) -> None:
     rig = Rig(chunking=Chunking(step_tokens, least_tokens=2))
     rig.submit("r", PROMPT, new, prompt_logprobs=True)
     rig.submit("other", PROMPT[:3], 3)
     rig.run_all()
     assert scores(rig, "r") == all_scores(PROMPT) and not scores(rig, "other")
-    assert rig.tokens("r") == expected(PROMPT, new) and rig.tokens("other") == expected(PROMPT[:3], 3)
+    assert rig.tokens("r") == expected(PROMPT, new) and rig.tokens("other") == expected(
+        PROMPT[:3], 3
+    )
     mine = [event for event in rig.events if event.request_id == "r"]
     kinds = [type(event.event) for event in mine if not isinstance(event.event, RequestAdmitted)]
     assert kinds == sorted(kinds, key=[PromptLogprobs, Token, RequestEnd].index)
@@ -88,7 +92,9 @@ def test_a_shared_beginning_is_computed_again_for_its_scores() -> None:
     rig.run_all()
     rig.submit("second", PROMPT, 2, prompt_logprobs=True)
     rig.run_all()
-    assert scores(rig, "second") == all_scores(PROMPT) and rig.tokens("second") == expected(PROMPT, 2)
+    assert scores(rig, "second") == all_scores(PROMPT) and rig.tokens("second") == expected(
+        PROMPT, 2
+    )
     rig.submit("third", PROMPT, 2)
     rig.run_all()
     assert rig.scheduler.stats.prefix_hit_tokens == 8
@@ -100,19 +106,25 @@ def test_a_request_that_begins_again_scores_what_has_not_come() -> None:
     generation = Generation(tuple(PROMPT), 2, prompt_logprobs=True)
     assert rig.scheduler.submit(RequestId("r"), generation, PROMPT, text, scored=6) is None
     rig.run_all()
-    assert scores(rig, "r") == {position: value for position, value in all_scores(PROMPT).items() if position >= 6}
+    assert scores(rig, "r") == {
+        position: value for position, value in all_scores(PROMPT).items() if position >= 6
+    }
     assert rig.tokens("r") == expected(PROMPT, 2)
 
 
 def test_preemption_loses_no_score_and_brings_none_twice() -> None:
-    rig = Rig(blocks=7, limits=Limits(24, 100, overcommit=True), chunking=Chunking(4, least_tokens=2))
+    rig = Rig(
+        blocks=7, limits=Limits(24, 100, overcommit=True), chunking=Chunking(4, least_tokens=2)
+    )
     for number in range(3):
         rig.submit(f"r{number}", PROMPT[: 8 + number], 8, prompt_logprobs=True)
     rig.run_all()
     assert rig.scheduler.stats.preemptions
     for number in range(3):
         prompt = PROMPT[: 8 + number]
-        assert scores(rig, f"r{number}") == all_scores(prompt) and rig.tokens(f"r{number}") == expected(prompt, 8)
+        assert scores(rig, f"r{number}") == all_scores(prompt) and rig.tokens(
+            f"r{number}"
+        ) == expected(prompt, 8)
 
 
 def changed(part: SpanLogprobs, **changes: Any) -> SpanLogprobs:
@@ -133,10 +145,19 @@ WRONG: dict[str, Any] = {
     "one twice": lambda came: (*came, came[-1]),
     "another order": lambda came: came[::-1],
     "another request's": lambda came: (replace(came[0], request=9), *came[1:]),
-    "too many": lambda came: (*came, SpanLogprobs(came[0].request, PromptLogprobs(11, (0.0,), ((),)))),
+    "too many": lambda came: (
+        *came,
+        SpanLogprobs(came[0].request, PromptLogprobs(11, (0.0,), ((),))),
+    ),
     "not a number": lambda came: (changed(came[0], logprobs=not_numbers(came[0])), *came[1:]),
-    "top outside the vocabulary": lambda came: (changed(came[0], top=all_top(came[0], 97, -1.0)), *came[1:]),
-    "top not a number": lambda came: (changed(came[0], top=all_top(came[0], 1, math.nan)), *came[1:]),
+    "top outside the vocabulary": lambda came: (
+        changed(came[0], top=all_top(came[0], 97, -1.0)),
+        *came[1:],
+    ),
+    "top not a number": lambda came: (
+        changed(came[0], top=all_top(came[0], 1, math.nan)),
+        *came[1:],
+    ),
     "top of another length": lambda came: (changed(came[0], top=()), *came[1:]),
 }
 
@@ -179,11 +200,15 @@ def test_the_last_stage_learns_of_a_guide_once_with_the_answer_so_far() -> None:
     rig = Rig()
     text = TextStream(lambda ids: "", [1, 2])
     generation = Generation((1, 2), 4, guide=GUIDE)
-    rig.scheduler.submit(RequestId("r"), generation, [1, 2], text, tuple(expected([1, 2], 2)), resumed=True)
+    rig.scheduler.submit(
+        RequestId("r"), generation, [1, 2], text, tuple(expected([1, 2], 2)), resumed=True
+    )
     rig.submit("plain", [1, 2], 2)
     rig.run_all()
     guided = [span for span in spans_of(rig) if span.guide is not None]
-    assert [(span.guide, span.answer_tokens) for span in guided] == [(GUIDE, tuple(expected([1, 2], 2)))]
+    assert [(span.guide, span.answer_tokens) for span in guided] == [
+        (GUIDE, tuple(expected([1, 2], 2)))
+    ]
     assert rig.tokens("r") == expected([1, 2], 4)[2:]
 
 

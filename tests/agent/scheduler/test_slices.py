@@ -20,7 +20,8 @@ def test_slices_sum_to_the_prompt(tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1920, 1921, 1983, 1984, 1985, 2047])
 def test_the_last_slice_is_not_longer_by_more_than_half_a_unit(tokens: int) -> None:
-    """A last slice of nearly two units would delay the first token: nothing of it overlaps with other slices."""
+    """A last slice of nearly two units would delay the first token: nothing of it overlaps with
+    other slices."""
     slices = PromptSlices((STAGE, STAGE))
     slices.prepare(2048)
     usual = slices(2048)[-1]

@@ -46,16 +46,22 @@ def test_no_position_is_run_twice(make_rig: type[Rig], alone: Alone) -> None:
     assert len(run) == len(set(run)) == 3 * (3 + 15)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(repetition_penalty=1.3), Sampling(frequency_penalty=1.3)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(repetition_penalty=1.3), Sampling(frequency_penalty=1.3)]
+)
 def test_sampling_goes_on_as_well(make_rig: type[Rig], alone: Alone, sampling: Sampling) -> None:
     rig = overcommitted(make_rig, Swapping(blocks=100))
     run_three(rig, alone, sampling=sampling)
-    told = [span.request for step in rig.steps for span in step.plan.spans if span.sampling is not None]
+    told = [
+        span.request for step in rig.steps for span in step.plan.spans if span.sampling is not None
+    ]
     assert sorted(told) == [0, 1, 2] and rig.scheduler.stats.swaps > 0
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 3])
-def test_what_is_kept_never_exceeds_the_budget(make_rig: type[Rig], alone: Alone, blocks: int) -> None:
+def test_what_is_kept_never_exceeds_the_budget(
+    make_rig: type[Rig], alone: Alone, blocks: int
+) -> None:
     """The stages refuse more, and a request that finds no room runs again."""
     rig = overcommitted(make_rig, Swapping(blocks=blocks))
     run_three(rig, alone)

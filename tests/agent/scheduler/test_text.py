@@ -12,7 +12,9 @@ def decode(ids: list[int]) -> str:
     return bytes(ids).decode("utf-8", errors="replace").removeprefix(" ")
 
 
-def stream_of(text: str, before: str = "", stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
+def stream_of(
+    text: str, before: str = "", stop: tuple[str, ...] = ()
+) -> tuple[list[str], TextStream]:
     stream = TextStream(decode, list(before.encode()), stop)
     pieces = []
     for byte in text.encode():

@@ -24,7 +24,9 @@ from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.models.residency import in_disk_blocks
 
 KEY = "a key"
-SIZES = st.sampled_from([0, 1, ALIGNMENT - 1, ALIGNMENT, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 9])
+SIZES = st.sampled_from(
+    [0, 1, ALIGNMENT - 1, ALIGNMENT, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 9]
+)
 
 
 @pytest.fixture
@@ -40,8 +42,14 @@ def written(path: Path, small: int, large: int) -> tuple[PackedFile, bytes, byte
     first, second = drawn.randbytes(small), drawn.randbytes(large)
     cut = large // 3  # large tensors come in pieces
     pieces = [memoryview(second[:cut]), memoryview(second[cut:])]
-    write_packed(path, KEY, UnitBytes((PackedEntry("w", 0, small, (small,), "uint8"),), first, pieces, large))
-    return PackedFile(path, KEY), first + bytes(-small % ALIGNMENT), second + bytes(-large % ALIGNMENT)
+    write_packed(
+        path, KEY, UnitBytes((PackedEntry("w", 0, small, (small,), "uint8"),), first, pieces, large)
+    )
+    return (
+        PackedFile(path, KEY),
+        first + bytes(-small % ALIGNMENT),
+        second + bytes(-large % ALIGNMENT),
+    )
 
 
 def room(size: int) -> memoryview:
@@ -50,7 +58,9 @@ def room(size: int) -> memoryview:
 
 
 @given(SIZES, SIZES, st.sampled_from([None, True, False]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_what_is_read_is_what_was_written(
     tmp_path: Path, reader: ChunkReader, small: int, large: int, cached: bool | None
 ) -> None:
@@ -65,7 +75,9 @@ def test_what_is_read_is_what_was_written(
 
 
 @pytest.mark.parametrize("at", [0, ALIGNMENT, ALIGNMENT + CHUNK_BYTES, -1])
-def test_a_byte_that_changed_is_noticed_and_the_file_goes(tmp_path: Path, reader: ChunkReader, at: int) -> None:
+def test_a_byte_that_changed_is_noticed_and_the_file_goes(
+    tmp_path: Path, reader: ChunkReader, at: int
+) -> None:
     path = tmp_path / "x.packed"
     file, first, second = written(path, 100, CHUNK_BYTES + 5000)
     data = bytearray(path.read_bytes())
@@ -78,7 +90,9 @@ def test_a_byte_that_changed_is_noticed_and_the_file_goes(tmp_path: Path, reader
     assert not path.exists()
 
 
-def test_a_file_that_is_cut_short_is_noticed_when_opened_and_when_read(tmp_path: Path, reader: ChunkReader) -> None:
+def test_a_file_that_is_cut_short_is_noticed_when_opened_and_when_read(
+    tmp_path: Path, reader: ChunkReader
+) -> None:
     path = tmp_path / "x.packed"
     file, first, second = written(path, 100, CHUNK_BYTES + 5000)
     with path.open("rb+") as cut:

@@ -32,9 +32,16 @@ def packed(tmp_path: Path) -> PackedUnits:
     return PackedUnits(tmp_path)
 
 
-def test_units_are_read_from_the_names_of_their_files_in_the_order_of_layers(packed: PackedUnits) -> None:
+def test_units_are_read_from_the_names_of_their_files_in_the_order_of_layers(
+    packed: PackedUnits,
+) -> None:
     packed.pin([name("layer-2", 1)])
-    assert [unit.unit for unit in packed.units()] == ["embedding", "layer-2", "layer-2-expert-3", "layer-10"]
+    assert [unit.unit for unit in packed.units()] == [
+        "embedding",
+        "layer-2",
+        "layer-2-expert-3",
+        "layer-10",
+    ]
     assert packed.units()[1] == PackedUnit(f"{1:016x}", MODEL, "layer-2", "int8", 101, in_use=True)
 
 
@@ -47,7 +54,9 @@ def test_those_in_use_stay_and_the_others_go(packed: PackedUnits, tmp_path: Path
 
 
 def test_a_file_is_taken_where_it_is_not_too_large(packed: PackedUnits) -> None:
-    assert packed.take(name("layer-2", 1), most=100) is None and not any(unit.in_use for unit in packed.units())
+    assert packed.take(name("layer-2", 1), most=100) is None and not any(
+        unit.in_use for unit in packed.units()
+    )
     assert packed.take(name("layer-2", 1), most=101) == 101
     assert [unit.unit for unit in packed.units() if unit.in_use] == ["layer-2"]
 
@@ -69,7 +78,9 @@ def test_none_goes_where_one_is_not_there(packed: PackedUnits) -> None:
 def test_what_is_there_is_counted_as_it_comes_and_goes_without_a_look_at_the_disk(
     packed: PackedUnits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list(packed.ids) == [0, 1, 2, 3] and packed.used_bytes == 406, "a file without a name of a unit has no id"
+    assert list(packed.ids) == [0, 1, 2, 3] and packed.used_bytes == 406, (
+        "a file without a name of a unit has no id"
+    )
     monkeypatch.setattr(Path, "glob", None)
     form = name("layer-3", 7)
     written = packed.write(form, "key", UnitBytes((), bytes(10), [memoryview(bytes(4096))], 4096))
@@ -85,7 +96,9 @@ def test_what_is_there_is_counted_as_it_comes_and_goes_without_a_look_at_the_dis
 
 
 def test_what_is_taken_stays_until_it_is_let_go(packed: PackedUnits) -> None:
-    assert packed.take(name("layer-2", 1)) == 101 and packed.take(name("layer-10", 0), most=99) is None
+    assert (
+        packed.take(name("layer-2", 1)) == 101 and packed.take(name("layer-10", 0), most=99) is None
+    )
     packed.make_room(0)
     assert [unit.unit for unit in packed.units()] == ["layer-2"]
     packed.unpin([name("layer-2", 1)])
@@ -97,17 +110,23 @@ def test_a_file_is_written_where_all_of_it_has_room_beside_what_is_being_written
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    packed = PackedUnits(tmp_path / "packed", lambda: 3 * 12288)  # header, small tensors, large ones
+    packed = PackedUnits(
+        tmp_path / "packed", lambda: 3 * 12288
+    )  # header, small tensors, large ones
 
     def write(number: int) -> PackedFile | None:
-        return packed.write(name("layer-1", number), "key", UnitBytes((), bytes(1), [memoryview(bytes(4096))], 4096))
+        return packed.write(
+            name("layer-1", number), "key", UnitBytes((), bytes(1), [memoryview(bytes(4096))], 4096)
+        )
 
     real = write_packed
 
     def writing(*args: Any) -> Any:
         sizes.append(packed.used_bytes)
         if len(sizes) == 2:
-            assert write(3) is not None and write(4) is None, "the second one counts before it is there"
+            assert write(3) is not None and write(4) is None, (
+                "the second one counts before it is there"
+            )
         return real(*args)
 
     monkeypatch.setattr("edgeshard_agent.store.packed_units.write_packed", writing)
@@ -116,7 +135,9 @@ def test_a_file_is_written_where_all_of_it_has_room_beside_what_is_being_written
     assert sum(path.stat().st_size for path in (tmp_path / "packed").iterdir()) == 3 * 12288
 
 
-def test_a_file_that_the_disk_has_no_room_for_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_disk_has_no_room_for_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = PackedUnits(tmp_path / "packed")
     unit = UnitBytes((), bytes(1), [memoryview(bytes(4096))], 4096)
     monkeypatch.setattr("edgeshard.storage.files.free_bytes", lambda path: 12287)
@@ -138,6 +159,10 @@ def test_two_may_write_the_same_unit_at_once(tmp_path: Path) -> None:
         return packed.write(name("layer-1", 1), "key", UnitBytes((), bytes(1), pieces(7), 4096))
 
     with ThreadPoolExecutor(2) as threads:
-        assert None not in [thread.result() for thread in [threads.submit(write), threads.submit(write)]]
+        assert None not in [
+            thread.result() for thread in [threads.submit(write), threads.submit(write)]
+        ]
     (path,) = (tmp_path / "packed").iterdir()
-    assert path.read_bytes()[-4096:] == bytes([7]) * 4096 and packed.used_bytes == path.stat().st_size
+    assert (
+        path.read_bytes()[-4096:] == bytes([7]) * 4096 and packed.used_bytes == path.stat().st_size
+    )

@@ -1,4 +1,5 @@
-"""The agent's cache and fetcher with a real store: the fetched blobs, the number of fetches, and broken connections."""
+"""The agent's cache and fetcher with a real store: the fetched blobs, the number of fetches, and
+broken connections."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ RunStore = Callable[..., Awaitable[Any]]
 RunWire = Callable[..., Awaitable[Any]]
 Connect = Callable[[str], grpc.aio.Channel]
 LARGE = {"vocab": 32768, "hidden": 64, "layers": 1}
-"""A checkpoint whose embedding and LM head have 8 MiB each, more than the transport buffers of a cut."""
+"""A checkpoint whose embedding and LM head have 8 MiB each, more than the transport buffers of a
+cut."""
 QUICK = Retries(attempts=3, first_wait_s=0.01, longest_wait_s=0.05)
 
 
@@ -74,11 +76,18 @@ class Stored:
 
 
 @pytest.fixture
-async def stored(make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, cache: BlobCache) -> Stored:
+async def stored(
+    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, cache: BlobCache
+) -> Stored:
     server = await run_store()
     channel = connect(server.address)
     fetcher = Fetcher(cache, channel)
-    return Stored(server, channel, fetcher, await fetcher.manifest(await add_model(channel, make_checkpoint(), "tiny")))
+    return Stored(
+        server,
+        channel,
+        fetcher,
+        await fetcher.manifest(await add_model(channel, make_checkpoint(), "tiny")),
+    )
 
 
 def whole(source: CachedTensorSource, name: str) -> torch.Tensor:
@@ -104,7 +113,9 @@ async def test_a_node_with_4_of_12_layers_fetches_only_their_tensors(
     pin = await fetcher.fetch(tensors, lambda done, total: steps.append((done, total)))
 
     expected = {
-        t.name: t for t in manifest.tensors if t.name.startswith(tuple(f"model.layers.{n}." for n in range(4, 8)))
+        t.name: t
+        for t in manifest.tensors
+        if t.name.startswith(tuple(f"model.layers.{n}." for n in range(4, 8)))
     }
     assert {t.name for t in tensors} == expected.keys() and len(expected) == 4 * 9
     assert sorted(server.servicer.reads) == sorted((t.sha256, 0) for t in expected.values())
@@ -133,7 +144,9 @@ async def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_is_fetched
     tensors = stage_tensors(await fetcher.manifest(digest), LayerRange(0, 2))
     needed = sum(tensor.stored_bytes for tensor in tensors)
     monkeypatch.setattr("edgeshard_agent.store.blob_cache.free_bytes", lambda path: needed - 1)
-    with pytest.raises(ResourceExhaustedError, match=f"needs {needed} bytes on the disk of {cache.directory}") as full:
+    with pytest.raises(
+        ResourceExhaustedError, match=f"needs {needed} bytes on the disk of {cache.directory}"
+    ) as full:
         await fetcher.fetch(tensors)
     assert full.value.reason == "DISK_FULL" and server.servicer.reads == []
     (first, *_) = tensors
@@ -143,7 +156,11 @@ async def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_is_fetched
 
 
 async def test_a_cache_hit_needs_no_network(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, cache: BlobCache, tmp_path: Path
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    cache: BlobCache,
+    tmp_path: Path,
 ) -> None:
     server = await run_store()
     channel = connect(server.address)
@@ -157,19 +174,26 @@ async def test_a_cache_hit_needs_no_network(
         fetcher = Fetcher(kept, channel, retries=QUICK)
         assert await fetcher.manifest(digest) == manifest
         pin = await fetcher.fetch((*manifest.tensors, *manifest.files))
-        assert pin.location(manifest.files[0].sha256).path.read_bytes() == b'{"seed": 0, "model": {"vocab": {}}}'
+        assert (
+            pin.location(manifest.files[0].sha256).path.read_bytes()
+            == b'{"seed": 0, "model": {"vocab": {}}}'
+        )
         pin.release()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-async def test_a_damaged_cached_file_is_fetched_again(stored: Stored, cache: BlobCache, damage: str) -> None:
+async def test_a_damaged_cached_file_is_fetched_again(
+    stored: Stored, cache: BlobCache, damage: str
+) -> None:
     server, fetcher, manifest = stored.server, stored.fetcher, stored.manifest
     (await fetcher.fetch(manifest.tensors)).release()
     used = cache.used_bytes
     victim = manifest.tensors[3]
     path = own_file(cache, victim.sha256)
     data = path.read_bytes()
-    path.write_bytes({"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "empty": b""}[damage])
+    path.write_bytes(
+        {"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "empty": b""}[damage]
+    )
     server.servicer.reads.clear()
 
     with await fetcher.fetch(manifest.tensors):
@@ -179,7 +203,11 @@ async def test_a_damaged_cached_file_is_fetched_again(stored: Stored, cache: Blo
 
 
 async def test_a_download_goes_on_where_the_connection_broke(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, run_wire: RunWire, connect: Connect, cache: BlobCache
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    run_wire: RunWire,
+    connect: Connect,
+    cache: BlobCache,
 ) -> None:
     server = await run_store()
     digest = await add_model(connect(server.address), make_checkpoint(**LARGE), "tiny")
@@ -202,7 +230,11 @@ async def test_a_download_goes_on_where_the_connection_broke(
 
 
 async def test_a_download_goes_on_after_the_agent_restarted(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, cache: BlobCache, tmp_path: Path
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    cache: BlobCache,
+    tmp_path: Path,
 ) -> None:
     server = await run_store()
     channel = connect(server.address)
@@ -232,7 +264,9 @@ async def test_a_download_goes_on_after_the_agent_restarted(
         assert await restarted.is_intact(tensor.sha256, tensor.stored_bytes)
 
 
-async def test_a_wrong_partial_file_is_noticed_and_fetched_from_the_beginning(stored: Stored, cache: BlobCache) -> None:
+async def test_a_wrong_partial_file_is_noticed_and_fetched_from_the_beginning(
+    stored: Stored, cache: BlobCache
+) -> None:
     server, fetcher, tensor = stored.server, stored.fetcher, stored.tensor
     await in_thread(cache.blobs.truncate, tensor.sha256, 0)
     await in_thread(cache.blobs.write, tensor.sha256, 0, b"wrong")
@@ -245,7 +279,9 @@ async def test_a_wrong_partial_file_is_noticed_and_fetched_from_the_beginning(st
         assert await cache.is_intact(tensor.sha256, tensor.stored_bytes)
 
 
-async def test_damaged_downloads_are_repeated_a_bounded_number_of_times(stored: Stored, cache: BlobCache) -> None:
+async def test_damaged_downloads_are_repeated_a_bounded_number_of_times(
+    stored: Stored, cache: BlobCache
+) -> None:
     server, fetcher, tensor = stored.server, stored.fetcher, stored.tensor
     server.servicer.damage_reads = 2
     (await fetcher.fetch([tensor])).release()
@@ -271,7 +307,9 @@ async def test_damage_at_the_coordinator_is_said_at_once(stored: Stored) -> None
         await fetcher.fetch([tensor])
 
 
-async def test_an_unreachable_store_is_given_up_after_the_attempts(connect: Connect, cache: BlobCache) -> None:
+async def test_an_unreachable_store_is_given_up_after_the_attempts(
+    connect: Connect, cache: BlobCache
+) -> None:
     fetcher = Fetcher(cache, connect("127.0.0.1:9"), retries=QUICK)
     with pytest.raises(UnavailableError):
         await fetcher.manifest(Digest("a" * 64))
@@ -284,13 +322,19 @@ async def test_a_silent_store_counts_as_broken(stored: Stored, cache: BlobCache)
     server, patient, tensor = stored.server, stored.fetcher, stored.tensor
     server.servicer.silent = True
     with pytest.raises(UnavailableError, match="sent nothing"):
-        await Fetcher(cache, stored.channel, retries=Retries(attempts=1, stall_s=0.3)).fetch([tensor])
+        await Fetcher(cache, stored.channel, retries=Retries(attempts=1, stall_s=0.3)).fetch(
+            [tensor]
+        )
     server.servicer.silent = False
     (await patient.fetch([tensor])).release()
 
 
 async def test_a_manifest_is_the_one_asked_for(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, cache: BlobCache, tmp_path: Path
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    cache: BlobCache,
+    tmp_path: Path,
 ) -> None:
     server = await run_store()
     channel = connect(server.address)
@@ -363,7 +407,9 @@ async def test_the_least_recently_used_unpinned_blobs_make_room(
     assert present() == {"d", "e"} or present() == {"a", "e"}
 
 
-async def test_a_pin_counts_its_holders(run_store: RunStore, connect: Connect, tmp_path: Path) -> None:
+async def test_a_pin_counts_its_holders(
+    run_store: RunStore, connect: Connect, tmp_path: Path
+) -> None:
     server = await run_store()
     cache = await open_cache(tmp_path, 100)
     fetcher = Fetcher(cache, connect(server.address))
@@ -391,7 +437,9 @@ async def test_what_can_never_fit_is_refused_before_a_byte_is_fetched(
     assert server.servicer.reads == []
 
 
-async def test_two_stages_fetch_a_shared_blob_once(run_store: RunStore, connect: Connect, cache: BlobCache) -> None:
+async def test_two_stages_fetch_a_shared_blob_once(
+    run_store: RunStore, connect: Connect, cache: BlobCache
+) -> None:
     server = await run_store()
     a = blob("a", server)
     same = FileInfo("the same under another name", 100, a.sha256)
@@ -401,8 +449,13 @@ async def test_two_stages_fetch_a_shared_blob_once(run_store: RunStore, connect:
     assert blob_sizes([a, same]) == {a.sha256: 100} and cache.used_bytes == 100
 
 
-async def test_strange_files_in_the_cache_are_passed_over_and_temporary_ones_removed(tmp_path: Path) -> None:
-    blobs, manifests = tmp_path / "agent" / "blobs" / "sha256" / "aa", tmp_path / "agent" / "manifests"
+async def test_strange_files_in_the_cache_are_passed_over_and_temporary_ones_removed(
+    tmp_path: Path,
+) -> None:
+    blobs, manifests = (
+        tmp_path / "agent" / "blobs" / "sha256" / "aa",
+        tmp_path / "agent" / "manifests",
+    )
     blobs.mkdir(parents=True)
     manifests.mkdir()
     (blobs / "README").write_text("hello")
@@ -424,7 +477,9 @@ def own_file(cache: BlobCache, digest: Digest) -> Path:
     return cache.blobs.path(digest)
 
 
-def write_tensor(directory: Path, name: str, dtype: DType, shape: tuple[int, ...], data: bytes) -> TensorInfo:
+def write_tensor(
+    directory: Path, name: str, dtype: DType, shape: tuple[int, ...], data: bytes
+) -> TensorInfo:
     digest = Digest(hashlib.sha256(data).hexdigest())
     (directory / digest).write_bytes(data)
     return TensorInfo(name, dtype, shape, digest)

@@ -76,17 +76,25 @@ async def _busy(target: Target, seconds: float) -> Outcome:
 
 
 async def _long_texts(target: Target, seconds: float) -> Outcome:
-    return Outcome(await again(seconds, partial(tokenize.long_texts, target.gateway, target.key, target.model)))
+    return Outcome(
+        await again(seconds, partial(tokenize.long_texts, target.gateway, target.key, target.model))
+    )
 
 
 async def _fitting_texts(target: Target, seconds: float) -> Outcome:
     """Texts of the context's length."""
-    posts = partial(tokenize.long_texts, target.gateway, target.key, target.model, count=40, size=1500)
+    posts = partial(
+        tokenize.long_texts, target.gateway, target.key, target.model, count=40, size=1500
+    )
     return Outcome(await again(seconds, posts))
 
 
 async def _long_variables(target: Target, seconds: float) -> Outcome:
-    return Outcome(await again(seconds, partial(tokenize.long_variables, target.gateway, target.key, target.model)))
+    return Outcome(
+        await again(
+            seconds, partial(tokenize.long_variables, target.gateway, target.key, target.model)
+        )
+    )
 
 
 async def _unfinished(target: Target, seconds: float) -> Outcome:
@@ -102,11 +110,15 @@ async def _dripping(target: Target, seconds: float) -> Outcome:
 async def _http_silent(target: Target, seconds: float) -> Outcome:
     async with http_connections.silent(target.gateway) as held:
         await asyncio.sleep(seconds)
-        return Outcome(Counter({"made": len(held), "open at the end": http_connections.still_open(held)}))
+        return Outcome(
+            Counter({"made": len(held), "open at the end": http_connections.still_open(held)})
+        )
 
 
 async def _http_churning(target: Target, seconds: float) -> Outcome:
-    return Outcome(Counter({"made": await http_connections.churning(target.gateway, seconds=seconds)}))
+    return Outcome(
+        Counter({"made": await http_connections.churning(target.gateway, seconds=seconds)})
+    )
 
 
 async def _smuggling(target: Target, seconds: float) -> Outcome:
@@ -130,7 +142,10 @@ async def _drown(target: Target, seconds: float) -> Outcome:
     refused = await audit.drown(target.address, target.client, count=1_000_000, seconds=seconds)
     async with Client(target.address, target.operator) as admin:
         entries = await admin.audit(50)
-    told = any((entry.what, entry.result, entry.target) == ("Enrol", "ok", target.token_id) for entry in entries)
+    told = any(
+        (entry.what, entry.result, entry.target) == ("Enrol", "ok", target.token_id)
+        for entry in entries
+    )
     wrong = [] if told else ["the audit log hides that somebody joined"]
     return Outcome(Counter({"refused": refused}), wrong)
 
@@ -153,12 +168,16 @@ async def _linger(target: Target, seconds: float) -> Outcome:
 
 async def _guess(target: Target, seconds: float) -> Outcome:
     authority = target.authority.encode()
-    met = await joining.guess(target.enrolment, authority, target.site, target.token_id, seconds=seconds)
+    met = await joining.guess(
+        target.enrolment, authority, target.site, target.token_id, seconds=seconds
+    )
     return Outcome(met)
 
 
 async def _hold_turns(target: Target, seconds: float) -> Outcome:
-    await joining.hold_turns(target.enrolment, target.authority.encode(), target.site, seconds=seconds)
+    await joining.hold_turns(
+        target.enrolment, target.authority.encode(), target.site, seconds=seconds
+    )
     return Outcome()
 
 
@@ -175,7 +194,9 @@ async def _steer(target: Target, seconds: float) -> Outcome:
             for text in terminal.STEERING:
                 met = await terminal.say_as_a_node(node, "mallory", text)
                 met["request_id"] = await terminal.say_as_a_client(client, text)
-                wrong.update(f"{field} takes {text!r}" for field, refused in met.items() if refused != field)
+                wrong.update(
+                    f"{field} takes {text!r}" for field, refused in met.items() if refused != field
+                )
                 said["refused"] += sum(refused == field for field, refused in met.items())
             return said
 
@@ -187,11 +208,17 @@ async def _resume_ended(target: Target, seconds: float) -> Outcome:
     count, wrong = max(10, min(100, int(3 * seconds))), set[str]()
 
     async def once() -> Counter[str]:
-        found = await resumption.resume_ended(target.address, target.client, target.model, count=count, seconds=15.0)
+        found = await resumption.resume_ended(
+            target.address, target.client, target.model, count=count, seconds=15.0
+        )
         for name in ("others", "never"):
             if found[name][resumption.STARTED]:
-                wrong.add(f"{found[name][resumption.STARTED]} of {count} resumed requests ran: {name}")
-        return Counter({f"{name} {end}": n for name, ends in found.items() for end, n in ends.items()})
+                wrong.add(
+                    f"{found[name][resumption.STARTED]} of {count} resumed requests ran: {name}"
+                )
+        return Counter(
+            {f"{name} {end}": n for name, ends in found.items() for end, n in ends.items()}
+        )
 
     said = await again(seconds, once)
     return Outcome(said, sorted(wrong))
@@ -199,7 +226,9 @@ async def _resume_ended(target: Target, seconds: float) -> Outcome:
 
 async def _new_requests(target: Target, seconds: float) -> Outcome:
     async def once() -> Counter[str]:
-        return Counter(ran=await resumption.let_end(target.address, target.client, target.model, count=10))
+        return Counter(
+            ran=await resumption.let_end(target.address, target.client, target.model, count=10)
+        )
 
     return Outcome(await again(seconds, once))
 
@@ -222,7 +251,9 @@ def _churning(kind: connections.Kind, where: Callable[[Target], str]) -> Attack:
     """A new connection for each that the site ends."""
 
     async def attack(target: Target, seconds: float) -> Outcome:
-        made = await connections.churn(where(target), seconds=seconds, at_once=_most_connections(), kind=kind)
+        made = await connections.churn(
+            where(target), seconds=seconds, at_once=_most_connections(), kind=kind
+        )
         return Outcome(Counter({"made": made}))
 
     return attack
@@ -259,7 +290,9 @@ async def _edit(target: Target, seconds: float) -> Outcome:
     models = target.state / "models"
     async with Client(target.address, target.operator) as admin:
         digest = await admin.add_model(directory, name)
-        outcome.said["edited"] += linked_files.edit(directory / "chat_template.jinja", b"a tool", b"a joke")
+        outcome.said["edited"] += linked_files.edit(
+            directory / "chat_template.jinja", b"a tool", b"a joke"
+        )
         text = (models / "manifests" / f"{digest}.json").read_text(encoding="utf-8")
         blobs = BlobDirectory(models / "blobs")
         for file in manifest_from_json(text, digest).files:
@@ -270,7 +303,9 @@ async def _edit(target: Target, seconds: float) -> Outcome:
 
 
 async def _guides(target: Target, seconds: float) -> Outcome:
-    return Outcome(await guides.ambiguous(target.address, target.client, target.model, seconds=seconds))
+    return Outcome(
+        await guides.ambiguous(target.address, target.client, target.model, seconds=seconds)
+    )
 
 
 ATTACKS: dict[str, Attack] = {

@@ -73,7 +73,8 @@ class Timer:
 
 
 async def measured(site: LiveSite, seconds: float, token: JoinToken | None = None) -> Figures:
-    """Their figures over `seconds`; if there is a token, a process joins with it after a third of the time."""
+    """Their figures over `seconds`; if there is a token, a process joins with it after a third of
+    the time."""
     timers = {name: Timer() for name in ("sdk", "http", "kept connection", "new connection")}
     joined: list[float] = []
     idle, late, logged = site.memory_bytes(), [0.0], site.log_bytes()
@@ -121,7 +122,9 @@ async def _for_a_time(seconds: float, works: list[Coroutine[Any, Any, None]]) ->
             raise end
 
 
-async def _repeated(timer: Timer, ask: Callable[[], AsyncGenerator[None, None]], every_s: float = 0.0) -> None:
+async def _repeated(
+    timer: Timer, ask: Callable[[], AsyncGenerator[None, None]], every_s: float = 0.0
+) -> None:
     """Send requests repeatedly, at most once in `every_s` seconds; every answer is an arrival."""
     while True:
         began = time.monotonic()
@@ -162,7 +165,9 @@ async def _by_http(http: Http) -> AsyncGenerator[None, None]:
         async for part in stream.parts():
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
-                if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get(
+                    "content"
+                ):
                     yield
 
 
@@ -179,7 +184,11 @@ async def _call_anew(site: LiveSite) -> AsyncGenerator[None, None]:
 
 
 async def _epochs(operator: Client) -> dict[str, int]:
-    return {each.spec.name: each.epoch for each in await operator.deployments() if each.spec.name in HONEST}
+    return {
+        each.spec.name: each.epoch
+        for each in await operator.deployments()
+        if each.spec.name in HONEST
+    }
 
 
 async def _watched(site: LiveSite, peak: dict[str, int]) -> None:

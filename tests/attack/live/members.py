@@ -60,7 +60,10 @@ async def _lure(target: Target, nodes: tuple[str, ...]) -> AsyncIterator[None]:
         Client(target.address, target.operator) as admin,
     ):
         async with asyncio.timeout(READY_S):
-            while not any(node.name == name and node.connected and not node.starting for node in await admin.nodes()):
+            while not any(
+                node.name == name and node.connected and not node.starting
+                for node in await admin.nodes()
+            ):
                 if serving.done():
                     serving.result()
                 await asyncio.sleep(0.1)
@@ -78,18 +81,25 @@ async def _requests(target: Target, seconds: float, outcome: Outcome) -> None:
     until = time.monotonic() + seconds
     async with Client(target.address, target.client) as client:
         while (left_s := until - time.monotonic()) > 0:
-            limits = GenerateOptions(max_new_tokens=MAX_NEW_TOKENS, ignore_eos=True, timeout_s=min(REQUEST_S, left_s))
+            limits = GenerateOptions(
+                max_new_tokens=MAX_NEW_TOKENS, ignore_eos=True, timeout_s=min(REQUEST_S, left_s)
+            )
             stream = await Stream(LURE, f"Once {left_s}", limits).run(client)
-            outcome.said["answered" if stream.error is None else f"request: {stream.error.reason}"] += 1
+            outcome.said[
+                "answered" if stream.error is None else f"request: {stream.error.reason}"
+            ] += 1
             long = [len(token.text) for token in stream.tokens if len(token.text) > MAX_TEXT]
             outcome.wrong += [f"a token has a text of {length} characters" for length in long]
             if len(stream.tokens) > MAX_NEW_TOKENS:
-                outcome.wrong.append(f"an answer of {MAX_NEW_TOKENS} tokens has {len(stream.tokens)}")
+                outcome.wrong.append(
+                    f"an answer of {MAX_NEW_TOKENS} tokens has {len(stream.tokens)}"
+                )
             await asyncio.sleep(EVERY_S)
 
 
 async def _visit(target: Target, lies: lying_agent.Lies, outcome: Outcome) -> None:
-    """A key with a quota uses the lying deployment once. That must not use up its quota elsewhere."""
+    """A key with a quota uses the lying deployment once. That must not use up its quota
+    elsewhere."""
     lies.only = lying_agent.LONG_PROMPT
     name = f"visitor-{target.leaver}"
     async with Client(target.address, target.operator) as admin:
@@ -99,7 +109,9 @@ async def _visit(target: Target, lies: lying_agent.Lies, outcome: Outcome) -> No
                 await admin.wait_ready(LURE, timeout_s=REQUEST_S)
             for model in (LURE, DEPLOYMENT):
                 body = {"model": model, "prompt": "Once", "max_tokens": 2}
-                status = await ask(target.gateway, key, "/v1/completions", body, timeout_s=REQUEST_S)
+                status = await ask(
+                    target.gateway, key, "/v1/completions", body, timeout_s=REQUEST_S
+                )
                 outcome.said[f"visitor of {model}: {status}"] += 1
                 if model == DEPLOYMENT and status != 200:
                     outcome.wrong.append(f"a lying head used up the quota of a key: {status}")

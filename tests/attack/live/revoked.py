@@ -22,7 +22,8 @@ REFUSED = (400, 413, 422, 429)
 
 
 async def costly(target: Target, seconds: float) -> Outcome:
-    """One costly body after another. None may be accepted, or end the connection without an answer."""
+    """One costly body after another. None may be accepted, or end the connection without an
+    answer."""
     outcome = Outcome()
     sent = cycle(costly_bodies.bodies(target.model).items())
     with suppress(TimeoutError):
@@ -41,7 +42,12 @@ async def revoked_key(target: Target, seconds: float) -> Outcome:
     outcome, numbers = Outcome(), count()
     chat = _chat(target)
     requests: dict[str, late_bodies.Sent] = {
-        "completion": ("POST", "/v1/completions", {"model": target.model, "prompt": "Once", "max_tokens": 2}, ()),
+        "completion": (
+            "POST",
+            "/v1/completions",
+            {"model": target.model, "prompt": "Once", "max_tokens": 2},
+            (),
+        ),
         "chat": ("POST", "/v1/chat/completions", {**chat, "max_tokens": 2}, ()),
         "tokenize": ("POST", "/tokenize", {"model": target.model, "prompt": "Once"}, ()),
     }
@@ -50,17 +56,30 @@ async def revoked_key(target: Target, seconds: float) -> Outcome:
         while time.monotonic() < until:
             name = f"{target.leaver}-{next(numbers)}"
             _, key = await admin.create_key(name)
-            met = await late_bodies.late(target.gateway, key, requests, partial(admin.revoke_key, name))
+            met = await late_bodies.late(
+                target.gateway, key, requests, partial(admin.revoke_key, name)
+            )
             outcome.said.update(met)
-            outcome.wrong += [f"after the revocation of its key {each}" for each in met if each.endswith("200")]
+            outcome.wrong += [
+                f"after the revocation of its key {each}" for each in met if each.endswith("200")
+            ]
             name = f"{target.leaver}-{next(numbers)}"
             _, key = await admin.create_key(name)
-            stream: late_bodies.Sent = ("POST", "/v1/chat/completions", {**chat, "max_tokens": 400, "stream": True}, ())
+            stream: late_bodies.Sent = (
+                "POST",
+                "/v1/chat/completions",
+                {**chat, "max_tokens": 400, "stream": True},
+                (),
+            )
             revoke = partial(admin.revoke_key, name)
-            went_on_s = await late_bodies.streamed_after(target.gateway, key, stream, revoke, ENDS_S)
+            went_on_s = await late_bodies.streamed_after(
+                target.gateway, key, stream, revoke, ENDS_S
+            )
             outcome.said["streams"] += 1
             if went_on_s is None or went_on_s > late_bodies.LATER_S:
-                outcome.wrong.append(f"an answer goes on for more than {late_bodies.LATER_S:g} s after a revocation")
+                outcome.wrong.append(
+                    f"an answer goes on for more than {late_bodies.LATER_S:g} s after a revocation"
+                )
     outcome.wrong[:] = sorted(set(outcome.wrong))
     return outcome
 
@@ -71,7 +90,11 @@ async def revoked_operator(target: Target, seconds: float) -> Outcome:
     until = time.monotonic() + seconds
     async with Client(target.address, target.leaving_operator) as leaver:
         browser = await Browser.of(Entered(leaver), Http(target.gateway))
-        lines = [f"{name}: {value}" for name, value in browser.headers().items() if name in SHOWN and value]
+        lines = [
+            f"{name}: {value}"
+            for name, value in browser.headers().items()
+            if name in SHOWN and value
+        ]
         deeds: dict[str, late_bodies.Sent] = {
             "join": ("POST", "/dashboard/do/join", {"name": "spy"}, lines),
             "chat": ("POST", "/dashboard/chat", {**_chat(target), "max_tokens": 1}, lines),
@@ -80,12 +103,20 @@ async def revoked_operator(target: Target, seconds: float) -> Outcome:
             revoke = partial(admin.revoke, Role.OPERATOR, target.leaver)
             met = await late_bodies.late(target.gateway, None, deeds, revoke)
             outcome.said.update(met)
-            outcome.wrong += [f"after the revocation of an operator {each}" for each in met if each.endswith("200")]
+            outcome.wrong += [
+                f"after the revocation of an operator {each}"
+                for each in met
+                if each.endswith("200")
+            ]
             while time.monotonic() < until:
                 await _refused(outcome, leaver, browser)
                 await asyncio.sleep(0.01)
             for entry in await admin.audit(100):
-                if entry.what == "CreateToken" and entry.result == "ok" and entry.who.endswith(target.leaver):
+                if (
+                    entry.what == "CreateToken"
+                    and entry.result == "ok"
+                    and entry.who.endswith(target.leaver)
+                ):
                     outcome.wrong.append("a revoked operator made a token")
     outcome.wrong[:] = sorted(set(outcome.wrong))
     return outcome

@@ -1,4 +1,5 @@
-"""A whole site over mutual TLS on loopback, of real processes, with what honest people and an attacker have of it."""
+"""A whole site over mutual TLS on loopback, of real processes, with what honest people and an
+attacker have of it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ class LiveSite(SecureSite):
         directory.mkdir(parents=True, exist_ok=True)
         memory = ("--memory", "1GiB")
         super().__init__(
-            directory, "--http-listen", "127.0.0.1:0", nodes=NODES, ready_s=READY_S, agent_arguments=memory
+            directory,
+            "--http-listen",
+            "127.0.0.1:0",
+            nodes=NODES,
+            ready_s=READY_S,
+            agent_arguments=memory,
         )
         self.honest = self.mallory = ""
         self.rounds = 0
@@ -42,10 +48,13 @@ class LiveSite(SecureSite):
     async def start(self) -> None:
         await super().start()
         await _deployed(self.client)
-        self.honest, self.mallory = [(await self.client.create_key(name))[1] for name in ("honest", "mallory")]
+        self.honest, self.mallory = [
+            (await self.client.create_key(name))[1] for name in ("honest", "mallory")
+        ]
 
     async def next_round(self, directory: Path) -> tuple[Target, JoinToken]:
-        """The attacker's data, with `directory`; and the honest joiner's token, of which it knows the id."""
+        """The attacker's data, with `directory`; and the honest joiner's token, of which it knows
+        the id."""
         self.rounds += 1
         identities = self.identities
         token = await self.client.create_token(Role.AGENT, f"joiner-{self.rounds}")

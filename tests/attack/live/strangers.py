@@ -24,7 +24,8 @@ CONTROLS = ("\x1b", "\x07", "\x9b", "\u202e")
 
 
 async def meddle(target: Target, seconds: float) -> Outcome:
-    """A client and a joiner whose connections go through the machine. No client may get other tokens."""
+    """A client and a joiner whose connections go through the machine. No client may get other
+    tokens."""
     outcome, dice = Outcome(), random.Random(1)
     until = time.monotonic() + seconds
     right = await _text(target, target.address)
@@ -40,7 +41,10 @@ async def meddle(target: Target, seconds: float) -> Outcome:
                 except EdgeShardError as error:
                     outcome.said[f"{way.__name__}: {error.reason}"] += 1
             await asyncio.gather(
-                *(middle.garbage(each, dice) for each in (target.address, target.enrolment, target.node_address))
+                *(
+                    middle.garbage(each, dice)
+                    for each in (target.address, target.enrolment, target.node_address)
+                )
             )
     return outcome
 
@@ -62,11 +66,14 @@ async def _bootstrapped(target: Target, outcome: Outcome) -> None:
     outcome.said["bootstrapped"] += "Run: curl" in printed
     found = [repr(each) for each in CONTROLS if each in printed]
     if found or "Run: curl" not in printed:
-        outcome.wrong.append(f"a stranger's answer reaches the terminal with {', '.join(found)}: {printed[:200]!r}")
+        outcome.wrong.append(
+            f"a stranger's answer reaches the terminal with {', '.join(found)}: {printed[:200]!r}"
+        )
 
 
 async def look(target: Target, seconds: float) -> Outcome:
-    """Another user has the cookie that a browser sends to each port of the host, and looks at files and ports."""
+    """Another user has the cookie that a browser sends to each port of the host, and looks at files
+    and ports."""
     outcome = Outcome()
     until = time.monotonic() + seconds
     for directory in (target.state, *(target.state.parent / name for name in ("a", "b", "c"))):
@@ -83,7 +90,9 @@ async def look(target: Target, seconds: float) -> Outcome:
                 outcome.said[f"{path} without a key: {answer.status}"] += 1
                 if answer.status == 200:
                     outcome.wrong.append(f"{path} answers without a key")
-            status = await ask(target.gateway, None, "/v1/completions", {"model": target.model, "prompt": "Once"})
+            status = await ask(
+                target.gateway, None, "/v1/completions", {"model": target.model, "prompt": "Once"}
+            )
             outcome.said[f"completion without a key: {status}"] += 1
             await asyncio.sleep(0.01)
     outcome.wrong[:] = sorted(set(outcome.wrong))
@@ -96,7 +105,9 @@ async def _with_cookie(browser: Browser, outcome: Outcome) -> None:
     token = session.json.get("token", "") if session.status == 200 else ""
     if token:
         outcome.wrong.append("the cookie is enough for the page's token")
-    answer = await browser.post("/dashboard/do/join", {"name": "spy"}, x_edgeshard_token=token or None)
+    answer = await browser.post(
+        "/dashboard/do/join", {"name": "spy"}, x_edgeshard_token=token or None
+    )
     outcome.said[f"join: {answer.status}"] += 1
     if answer.status == 200:
         outcome.wrong.append("the cookie is enough for a deed")

@@ -53,7 +53,9 @@ class Target:
         values: dict[str, Any] = json.loads(text)
         for each in fields(cls):
             if each.type == "TlsFiles":
-                values[each.name] = TlsFiles(**{name: Path(path) for name, path in values[each.name].items()})
+                values[each.name] = TlsFiles(
+                    **{name: Path(path) for name, path in values[each.name].items()}
+                )
             elif each.type == "Path":
                 values[each.name] = Path(values[each.name])
         return cls(**values)
@@ -72,7 +74,8 @@ class Outcome:
 
 @dataclass(slots=True)
 class Entered:
-    """The parts of a site that `Browser.of` reads: the client of the operator whose link it opens."""
+    """The parts of a site that `Browser.of` reads: the client of the operator whose link it
+    opens."""
 
     client: Client
 
@@ -81,7 +84,8 @@ Attack = Callable[[Target, float], Awaitable[Outcome]]
 
 
 async def again(seconds: float, once: Callable[[], Awaitable[Mapping[Any, int]]]) -> Counter[str]:
-    """Repeat it until the time is over; return the sum of its results. Work that the end interrupts is not counted."""
+    """Repeat it until the time is over; return the sum of its results. Work that the end interrupts
+    is not counted."""
     said: Counter[str] = Counter()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -30,7 +30,9 @@ class Gaps:
 
     @classmethod
     def of(cls, gaps: Sequence[float], tokens: int, refused: Mapping[str, int]) -> Gaps:
-        return cls(tokens, statistics.median(gaps) if gaps else 0.0, max(gaps, default=0.0), dict(refused))
+        return cls(
+            tokens, statistics.median(gaps) if gaps else 0.0, max(gaps, default=0.0), dict(refused)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,13 @@ def missed(attacked: Figures, baseline: Figures, wrong: Sequence[str] = ()) -> l
             found.append(f"{name}: its epoch went from {first} to {last}")
     for name, grown_bytes in attacked.grown_bytes.items():
         if grown_bytes > MAX_GROWTH_BYTES:
-            found.append(f"{name} grew by {grown_bytes / 1e6:.0f} MB, at most {MAX_GROWTH_BYTES / 1e6:.0f}")
+            found.append(
+                f"{name} grew by {grown_bytes / 1e6:.0f} MB, at most {MAX_GROWTH_BYTES / 1e6:.0f}"
+            )
     if attacked.log_bytes_per_minute > MAX_LOG_BYTES:
         found.append(
-            f"its log grew by {attacked.log_bytes_per_minute / 1e6:.1f} MB a minute, at most {MAX_LOG_BYTES / 1e6:.0f}"
+            f"its log grew by {attacked.log_bytes_per_minute / 1e6:.1f} MB a minute, at most "
+            f"{MAX_LOG_BYTES / 1e6:.0f}"
         )
     return found
 
@@ -87,13 +92,18 @@ def _missed_by_clients(attacked: Figures, baseline: Figures) -> list[str]:
     for name, gaps in attacked.clients.items():
         before = baseline.clients[name]
         if not gaps.tokens or not before.tokens:
-            found.append(f"{name}: no token came {'in the baseline' if gaps.tokens else 'under the attack'}")
+            found.append(
+                f"{name}: no token came {'in the baseline' if gaps.tokens else 'under the attack'}"
+            )
             continue
         share = attacked.share_of(baseline, name)
         if share < MIN_SHARE:
-            found.append(f"{name}: {share:.2f} of the baseline's tokens a second, at least {MIN_SHARE:g}")
+            found.append(
+                f"{name}: {share:.2f} of the baseline's tokens a second, at least {MIN_SHARE:g}"
+            )
         if gaps.worst_s > MAX_GAP_S:
             found.append(
-                f"{name}: longest gap {gaps.worst_s:.2f} s, at most {MAX_GAP_S:g} (baseline {before.worst_s:.2f})"
+                f"{name}: longest gap {gaps.worst_s:.2f} s, at most {MAX_GAP_S:g} (baseline "
+                f"{before.worst_s:.2f})"
             )
     return found

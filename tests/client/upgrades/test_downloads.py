@@ -66,7 +66,9 @@ def test_what_is_not_whole_or_not_secure_is_refused(
         download(url + path, tmp_path)
 
 
-@pytest.mark.parametrize("url", ["http://example.org/b.tar", "ftp://127.0.0.1/b.tar", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url", ["http://example.org/b.tar", "ftp://127.0.0.1/b.tar", "file:///etc/passwd"]
+)
 def test_only_https_leaves_this_machine(url: str) -> None:
     with pytest.raises(InvalidArgumentError, match="https"):
         check_url(url)

@@ -24,7 +24,9 @@ async def test_a_member_finds_wheels_at_any_port_of_the_site(tmp_path: Path) -> 
     async with SecureSite(tmp_path, *options) as mill:
         for role in Role.AGENT, Role.CLIENT:
             files = mill.identities.of(role, "b")
-            assert await find_wheels(mill.coordinator.address, files) == join_address("127.0.0.2", port)
+            assert await find_wheels(mill.coordinator.address, files) == join_address(
+                "127.0.0.2", port
+            )
 
 
 async def test_a_site_without_wheels_names_the_two_remedies(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Additions of models: converted by a process, stored by a thread, and one that ends early leaves nothing."""
+"""Additions of models: converted by a process, stored by a thread, and one that ends early leaves
+nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Adding:
         self.store = ModelStore(self.state / "models", options.pop("kept_free_bytes", 0))
         self.store.open()
         options.setdefault("allow_hub", False)
-        self.adder = ModelAdder(self.store, self.state / "additions", ModelFolders([self.folder]), **options)
+        self.adder = ModelAdder(
+            self.store, self.state / "additions", ModelFolders([self.folder]), **options
+        )
         self.adder.open()
         self.ended: list[Addition] = []
         self.adder.on_end = self.ended.append
@@ -62,7 +65,9 @@ class Adding:
 
     def left(self) -> list[str]:
         """Every file that the additions and the store have."""
-        return sorted(str(path.relative_to(self.state)) for path in self.state.rglob("*") if path.is_file())
+        return sorted(
+            str(path.relative_to(self.state)) for path in self.state.rglob("*") if path.is_file()
+        )
 
 
 @asynccontextmanager
@@ -82,7 +87,10 @@ def children() -> list[int]:
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
         except OSError:  # it ended meanwhile
             continue
-        if b"edgeshard_coordinator.additions.conversion" in words and str(os.getpid()).encode() in words:
+        if (
+            b"edgeshard_coordinator.additions.conversion" in words
+            and str(os.getpid()).encode() in words
+        ):
             found.append(int(entry.name))
     return found
 
@@ -92,7 +100,10 @@ async def test_a_model_is_converted_with_progress_and_stored(tmp_path: Path) -> 
         write_fp8_model(adding.folder / "Fast-8", layers=4, hidden=1024)
         number = await adding.queue("Fast-8")
         running = await adding.until(number, lambda addition: addition.done_bytes)
-        assert running.phase in (Phase.CONVERTING, Phase.STORING) and running.done_bytes <= running.total_bytes
+        assert (
+            running.phase in (Phase.CONVERTING, Phase.STORING)
+            and running.done_bytes <= running.total_bytes
+        )
         ended = await adding.ends(number)
         assert (ended.phase, ended.name, ended.error) == (Phase.DONE, "fast-8", None), ended
         assert any("became int8" in note for note in ended.notes)
@@ -100,13 +111,17 @@ async def test_a_model_is_converted_with_progress_and_stored(tmp_path: Path) -> 
         assert any(tensor.integers for tensor in manifest.tensors)
         for tensor in manifest.tensors:
             location = adding.store.blobs.locate(tensor.sha256)
-            assert location is not None and adding.store.blobs.is_intact(tensor.sha256, location.size)
+            assert location is not None and adding.store.blobs.is_intact(
+                tensor.sha256, location.size
+            )
         assert not any(name.startswith("additions") for name in adding.left()) and not children()
         assert [addition.phase for addition in adding.ended] == [Phase.DONE]
 
 
 @pytest.mark.long
-async def test_the_conversion_has_the_lowest_priority_and_goes_first_without_memory(tmp_path: Path) -> None:
+async def test_the_conversion_has_the_lowest_priority_and_goes_first_without_memory(
+    tmp_path: Path,
+) -> None:
     async with adding_in(tmp_path) as adding:
         write_fp8_model(adding.folder / "fast", layers=4, hidden=1024)
         number = await adding.queue("fast")
@@ -124,7 +139,9 @@ async def test_the_conversion_has_the_lowest_priority_and_goes_first_without_mem
         )
 
 
-@pytest.mark.parametrize("phase", [Phase.CONVERTING, pytest.param(Phase.STORING, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "phase", [Phase.CONVERTING, pytest.param(Phase.STORING, marks=pytest.mark.long)]
+)
 async def test_a_cancel_leaves_nothing(tmp_path: Path, phase: Phase) -> None:
     async with adding_in(tmp_path) as adding:
         before = adding.left()
@@ -137,14 +154,20 @@ async def test_a_cancel_leaves_nothing(tmp_path: Path, phase: Phase) -> None:
         assert adding.left() == before and not children() and not adding.store.list()
         assert (adding.folder / "fast" / "model.safetensors").stat().st_nlink == links
         assert await adding.adder.cancel(number) == cancelled, "a second cancel changes nothing"
-        assert (await adding.ends(await adding.queue("fast"))).phase is Phase.DONE, "its name is free"
+        assert (await adding.ends(await adding.queue("fast"))).phase is Phase.DONE, (
+            "its name is free"
+        )
 
 
 @pytest.mark.long
-async def test_one_is_added_at_a_time_and_one_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
+async def test_one_is_added_at_a_time_and_one_that_waits_is_cancelled_at_once(
+    tmp_path: Path,
+) -> None:
     async with adding_in(tmp_path) as adding:
         write_fp8_model(adding.folder / "fast", layers=4, hidden=1024)
-        first, second, third = [await adding.queue("fast", name) for name in ("one", "two", "three")]
+        first, second, third = [
+            await adding.queue("fast", name) for name in ("one", "two", "three")
+        ]
         await adding.until(first, lambda addition: addition.done_bytes)
         assert adding.adder.state.get(second).phase is Phase.QUEUED and len(children()) == 1
         assert (await adding.adder.cancel(second)).phase is Phase.CANCELLED
@@ -160,7 +183,9 @@ async def test_additions_of_a_revoked_operator_end(tmp_path: Path) -> None:
         await adding.adder.end_of("operator/bob")
         assert not adding.adder.state.get(first).has_ended
         await adding.adder.end_of(WHO)
-        assert {adding.adder.state.get(number).phase for number in (first, second)} == {Phase.CANCELLED}
+        assert {adding.adder.state.get(number).phase for number in (first, second)} == {
+            Phase.CANCELLED
+        }
         assert not adding.store.list()
 
 
@@ -189,7 +214,9 @@ WRONG: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", WRONG)
-async def test_a_wrong_model_fails_with_the_error_of_the_command_line(tmp_path: Path, what: str) -> None:
+async def test_a_wrong_model_fails_with_the_error_of_the_command_line(
+    tmp_path: Path, what: str
+) -> None:
     make, reason, told = WRONG[what]
     async with adding_in(tmp_path) as adding:
         before = adding.left()
@@ -208,7 +235,10 @@ async def test_a_full_disk_ends_it_with_the_remedy(tmp_path: Path) -> None:
         ended = await adding.ends(await adding.queue("fast"))
         assert ended.phase is Phase.FAILED and ended.error is not None
         assert (ended.error.reason, ended.error.field) == ("DISK_FULL", "state-dir")
-        assert "free space or move --state-dir" in ended.error.message and "TMPDIR" not in ended.error.message
+        assert (
+            "free space or move --state-dir" in ended.error.message
+            and "TMPDIR" not in ended.error.message
+        )
         assert adding.left() == before
 
 
@@ -217,7 +247,10 @@ async def test_a_conversion_without_memory_is_refused_by_name(tmp_path: Path) ->
     async with adding_in(tmp_path, memory_bytes=1 << 20) as adding:
         write_fp8_model(adding.folder / "fast", hidden=2048)
         ended = await adding.ends(await adding.queue("fast"))
-        assert ended.error is not None and ended.error.reason in ("CONVERSION_MEMORY", "CONVERSION_KILLED")
+        assert ended.error is not None and ended.error.reason in (
+            "CONVERSION_MEMORY",
+            "CONVERSION_KILLED",
+        )
         assert "edgectl model add" in ended.error.message and not children()
 
 
@@ -275,7 +308,9 @@ async def test_the_hub_s_token_is_for_conversions_that_may_use_it(
         async with adding_in(tmp_path / str(allowed), allow_hub=allowed) as adding:
             environment = adding.adder._environment(tmp_path)
             assert ("HF_TOKEN" in environment) == allowed and "OTHER_SECRET" not in environment
-            where, name = await adding.adder.checked("owner/Name@v1", "", "int8") if allowed else (None, "")
+            where, name = (
+                await adding.adder.checked("owner/Name@v1", "", "int8") if allowed else (None, "")
+            )
             assert (name, where and where.revision) == (("name", "v1") if allowed else ("", None))
 
 
@@ -291,7 +326,11 @@ async def test_a_model_of_the_hub_is_added_and_its_download_removed(
         async with adding_in(tmp_path / "site", allow_hub=True) as adding:
             where, name = await adding.adder.checked("owner/Fast-1", "", "int8")
             ended = await adding.ends(adding.adder.queue(where, name, "int8", WHO).number)
-            assert (ended.phase, ended.name, ended.source) == (Phase.DONE, "fast-1", "owner/Fast-1"), ended.error
+            assert (ended.phase, ended.name, ended.source) == (
+                Phase.DONE,
+                "fast-1",
+                "owner/Fast-1",
+            ), ended.error
             assert server.served["model.safetensors"] > 0
             assert not any(name.startswith("additions") for name in adding.left())
             assert not list((tmp_path / "home").rglob("*.safetensors"))
@@ -301,7 +340,9 @@ async def test_a_model_of_the_hub_is_added_and_its_download_removed(
 
 
 @pytest.mark.long
-async def test_a_gguf_of_the_hub_is_added_by_its_quantisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gguf_of_the_hub_is_added_by_its_quantisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "repository").mkdir()
     for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0):
         write_demo_gguf(tmp_path / "repository" / f"tales-{kind.name}.gguf", everywhere(kind))
@@ -313,7 +354,9 @@ async def test_a_gguf_of_the_hub_is_added_by_its_quantisation(tmp_path: Path, mo
             where, name = await adding.adder.checked("owner/Tales:Q4_0@main", "", "int8")
             ended = await adding.ends(adding.adder.queue(where, name, "int8", WHO).number)
             assert (ended.phase, ended.name) == (Phase.DONE, "tales-q4_0"), ended.error
-            assert ended.source == "owner/Tales:Q4_0@main" and server.served.keys() == {"tales-Q4_0.gguf"}
+            assert ended.source == "owner/Tales:Q4_0@main" and server.served.keys() == {
+                "tales-Q4_0.gguf"
+            }
 
 
 def test_a_conversion_may_grow_by_gigabytes() -> None:

@@ -113,7 +113,9 @@ def test_a_model_with_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     assert refusal(ModelFolders([root]), root / "one") == "OUTSIDE_FOLDERS"
     (root / "single.gguf").write_bytes(b"x")
     (root / "other").symlink_to(secret)
-    assert ModelFolders([root]).check(str(root / "single.gguf")) == root / "single.gguf", "only itself is read"
+    assert ModelFolders([root]).check(str(root / "single.gguf")) == root / "single.gguf", (
+        "only itself is read"
+    )
     (root / "parts-00001-of-00002.gguf").write_bytes(b"x")
     (root / "parts-00002-of-00002.gguf").symlink_to(secret)
     assert refusal(ModelFolders([root]), root / "parts-00001-of-00002.gguf") == "OUTSIDE_FOLDERS"
@@ -122,7 +124,9 @@ def test_a_model_with_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     (root / "models--o--n" / "blobs" / "x").write_text("{}")
     (snapshot / "tokenizer.json").symlink_to("../../blobs/x")
     assert ModelFolders([root]).check(str(snapshot)) == snapshot
-    assert refusal(ModelFolders([snapshot]), snapshot) == "OUTSIDE_FOLDERS", "its blobs are not in the folder"
+    assert refusal(ModelFolders([snapshot]), snapshot) == "OUTSIDE_FOLDERS", (
+        "its blobs are not in the folder"
+    )
 
 
 def test_a_model_that_is_gone_is_not_found(tmp_path: Path) -> None:

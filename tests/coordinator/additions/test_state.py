@@ -76,7 +76,9 @@ def test_the_queue_is_bounded_and_ended_additions_are_forgotten() -> None:
     assert list(additions.by_number) == list(range(MAX_QUEUED - MAX_ENDED + 1, MAX_QUEUED + 1))
     with pytest.raises(NotFoundError):
         additions.get(1)
-    assert additions.queued("/models/x", "x", "int8", "operator/ann").last == MAX_QUEUED + 1, "no number twice"
+    assert additions.queued("/models/x", "x", "int8", "operator/ann").last == MAX_QUEUED + 1, (
+        "no number twice"
+    )
 
 
 def test_progress_is_that_of_a_running_addition() -> None:
@@ -91,5 +93,7 @@ def test_progress_is_that_of_a_running_addition() -> None:
 
 
 def test_the_open_additions_of_an_operator() -> None:
-    additions = queued("a", "b").moved(1, Phase.CANCELLED).queued("/models/c", "c", "int8", "operator/bob")
+    additions = (
+        queued("a", "b").moved(1, Phase.CANCELLED).queued("/models/c", "c", "int8", "operator/bob")
+    )
     assert [addition.name for addition in additions.open_of("operator/ann")] == ["b"]

@@ -49,7 +49,9 @@ async def test_entries_are_read_as_they_were_added_and_outlive_the_process(tmp_p
     log.start()
     found = await log.newest(10)
     assert [entry.target for entry in found] == ["tale-0", "tale-1"]
-    assert found[0] == AuditEntry(found[0].time, "operator/admin", "Deploy", "tale-0", "ok", "10.0.0.1:5")
+    assert found[0] == AuditEntry(
+        found[0].time, "operator/admin", "Deploy", "tale-0", "ok", "10.0.0.1:5"
+    )
     assert found[0].time.endswith("+00:00") and len(await log.newest(1)) == 1
     await log.stop()
 
@@ -74,8 +76,13 @@ async def test_refusals_hide_nothing_that_was_done(log: Any) -> None:
         log.add(f"10.0.0.2:{number}", "Enrol", f"t{number}", by_operator=False)
         log._clock.seconds += 60.0
     found = await log.newest(50)
-    assert [entry.target for entry in found if entry.result == "ok"] == [f"t{number}" for number in range(5)]
-    assert sum(entry.suppressed + (entry.result != "SUPPRESSED") for entry in await log.newest(1000)) == 6005
+    assert [entry.target for entry in found if entry.result == "ok"] == [
+        f"t{number}" for number in range(5)
+    ]
+    assert (
+        sum(entry.suppressed + (entry.result != "SUPPRESSED") for entry in await log.newest(1000))
+        == 6005
+    )
     assert sum(entry.result != "ok" for entry in await log.newest(4)) == 2
 
 
@@ -93,7 +100,9 @@ async def test_one_kind_of_refusal_hides_no_other(log: Any) -> None:
     }
 
 
-async def test_kinds_without_end_take_no_memory_and_hide_nothing(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kinds_without_end_take_no_memory_and_hide_nothing(
+    log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit_log, "MOST_KINDS", 20)
     for number in range(500):
         log.add("nobody", f"what-{number}", "", "ROLE", by_operator=False)
@@ -128,7 +137,9 @@ async def test_a_log_without_a_key_says_that_it_is_not_sealed(log: Any) -> None:
     assert refusal.value.field == "ca-key"
 
 
-async def test_seals_are_held_against_the_files_and_shown_to_nobody_as_entries(tmp_path: Path) -> None:
+async def test_seals_are_held_against_the_files_and_shown_to_nobody_as_entries(
+    tmp_path: Path,
+) -> None:
     key = SealKey(b"k" * 32)
     log = AuditLog(tmp_path, Clock(), key)
     log.start()
@@ -160,7 +171,9 @@ async def test_a_count_does_not_wait_for_the_next_entry(log: Any) -> None:
     assert last.result == "SUPPRESSED" and last.suppressed == 100 - len(written)
 
 
-async def test_others_cannot_push_out_what_operators_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_cannot_push_out_what_operators_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit_log, "REFUSALS_PER_S", 1e9)
     monkeypatch.setattr(audit_log, "REFUSALS_HELD", 10**6)
     monkeypatch.setattr(audit_log, "MOST_WAITING", 10**6)
@@ -209,7 +222,10 @@ async def test_a_disk_that_hangs_holds_up_nobody(log: Any, monkeypatch: pytest.M
             await asyncio.sleep(0.01)
     monkeypatch.setattr(audit_log, "_ANSWER_LIMIT_S", 60.0)
     found = await log.newest(2 * more)
-    assert sum(entry.suppressed for entry in found) + sum(entry.result == "ok" for entry in found) == more
+    assert (
+        sum(entry.suppressed for entry in found) + sum(entry.result == "ok" for entry in found)
+        == more
+    )
 
 
 async def test_without_a_directory_nothing_is_kept() -> None:
@@ -225,6 +241,12 @@ async def test_lines_that_are_no_entries_are_left_out(log: Any, tmp_path: Path) 
     (entry,) = await log.newest(1)
     with (tmp_path / "audit" / "operators.jsonl").open("a") as file:
         file.write('not json\n[1]\n{"who": "me"}\n' + "[" * 100_000 + "\n")
-        for changed in ({"time": 1}, {"who": None}, {"target": "\ud800"}, {"suppressed": -1}, {"suppressed": "1"}):
+        for changed in (
+            {"time": 1},
+            {"who": None},
+            {"target": "\ud800"},
+            {"suppressed": -1},
+            {"suppressed": "1"},
+        ):
             file.write(json.dumps({**asdict(entry), **changed}) + "\n")
     assert [entry.target for entry in await log.newest(10)] == ["tale"]

@@ -12,7 +12,13 @@ from typing import Any
 import grpc
 import pytest
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
-from edgeshard_coordinator.control.services.auditing import MUTATIONS, NOTED, READS, TRAFFIC, CallAudit
+from edgeshard_coordinator.control.services.auditing import (
+    MUTATIONS,
+    NOTED,
+    READS,
+    TRAFFIC,
+    CallAudit,
+)
 from edgeshard_coordinator.core.nodes import node_events
 
 from edgeshard.domain.control.commands import ProbeLinks, ProfileReport
@@ -68,28 +74,38 @@ async def site(open_site: Callable[..., Any], tmp_path: Path) -> Any:
 ADMIN = "operator/admin"
 
 
-async def test_what_an_operator_does_is_there_with_its_result(site: Any, failing: Any, tmp_path: Path) -> None:
+async def test_what_an_operator_does_is_there_with_its_result(
+    site: Any, failing: Any, tmp_path: Path
+) -> None:
     _, head = await site.deployed()
     ours, _ = site.own_inference("app")
     request = inference_pb2.GenerateRequest(model="tale", request_id="r1")
     request.generation.prompt, request.generation.max_new_tokens = "the secret prompt", 8
     call = ours.Generate(request, timeout=DEADLINE_S)
     await head.next_start()
-    await site.inference.Cancel(inference_pb2.InferenceServiceCancelRequest(request_id="r1"), timeout=DEADLINE_S)
+    await site.inference.Cancel(
+        inference_pb2.InferenceServiceCancelRequest(request_id="r1"), timeout=DEADLINE_S
+    )
     call.cancel()
     async with failing(InvalidArgumentError):
         request = site.deploy_request("op-2")
         request.spec.name = "../x"
         await site.admin.Deploy(request, timeout=DEADLINE_S)
     async with failing(NotFoundError):
-        await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="o3", name="none"), timeout=DEADLINE_S)
+        await site.admin.DeleteModel(
+            admin_pb2.DeleteModelRequest(operation_id="o3", name="none"), timeout=DEADLINE_S
+        )
     await site.admin.DeleteDeployment(
         admin_pb2.DeleteDeploymentRequest(operation_id="o4", name="tale"), timeout=DEADLINE_S
     )
     async with failing(NotFoundError):
-        await site.admin.Replan(admin_pb2.ReplanRequest(operation_id="o5", name="none"), timeout=DEADLINE_S)
+        await site.admin.Replan(
+            admin_pb2.ReplanRequest(operation_id="o5", name="none"), timeout=DEADLINE_S
+        )
     async with failing(NotFoundError):
-        await site.admin.Replan(admin_pb2.ReplanRequest(name="none", dry_run=True), timeout=DEADLINE_S)
+        await site.admin.Replan(
+            admin_pb2.ReplanRequest(name="none", dry_run=True), timeout=DEADLINE_S
+        )
     async for _ in site.admin.Dump(admin_pb2.DumpRequest(), timeout=DEADLINE_S):
         pass
     await site.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=DEADLINE_S)
@@ -108,7 +124,9 @@ async def test_what_an_operator_does_is_there_with_its_result(site: Any, failing
     assert all(entry.address.startswith("127.0.0.1:") for entry in found)
     assert said(await entries(site, limit=1)) == [(ADMIN, "Dump", "", "ok")]
     text = "".join(path.read_text() for path in (tmp_path / "audit").iterdir())
-    assert "secret" not in text and len([json.loads(line) for line in text.splitlines()]) == len(found)
+    assert "secret" not in text and len([json.loads(line) for line in text.splitlines()]) == len(
+        found
+    )
 
 
 async def test_a_call_that_its_caller_left_says_so(site: Any) -> None:
@@ -137,7 +155,9 @@ async def test_whoever_is_refused_is_there(site: Any, failing: Any) -> None:
     async with failing(DeniedError):
         await site.agent("b", (Role.AGENT, "c")).register()
     async with failing(DeniedError):
-        await site.agent("c").stub.ReportProfile(report_to_wire(ProfileReport(NodeId("id-b"))), timeout=DEADLINE_S)
+        await site.agent("c").stub.ReportProfile(
+            report_to_wire(ProfileReport(NodeId("id-b"))), timeout=DEADLINE_S
+        )
     assert said(await entries(site)) == [
         ("agent/b", "Register", "b", "ok"),
         ("client/app", "Deploy", "tale", "ROLE"),
@@ -157,7 +177,9 @@ async def test_only_operators_read_it_and_within_a_limit(site: Any, failing: Any
         assert caught[0].field == "limit"
 
 
-async def test_a_node_has_an_entry_when_it_is_new_or_another(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_has_an_entry_when_it_is_new_or_another(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not when it comes again, or its process is another."""
     monkeypatch.setattr(node_events, "LATE_S", -60.0)  # the first process counts as silent
     (agent,) = await site.connected("a")
@@ -172,7 +194,9 @@ async def test_in_plaintext_the_address_is_who(open_site: Callable[..., Any]) ->
     site = await open_site()
     await site.deployed()
     found = (await entries(site))[-1]
-    assert found.who == found.address and found.who.startswith("127.0.0.1:") and found.what == "Deploy"
+    assert (
+        found.who == found.address and found.who.startswith("127.0.0.1:") and found.what == "Deploy"
+    )
 
 
 class Shown:
@@ -182,7 +206,10 @@ class Shown:
         self._uri = uri
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        return {"transport_security_type": [b"ssl"], "peer_uri": [self._uri.encode()] if self._uri else []}
+        return {
+            "transport_security_type": [b"ssl"],
+            "peer_uri": [self._uri.encode()] if self._uri else [],
+        }
 
     def peer(self) -> str:
         return "ipv6:%5B::1%5D:5"
@@ -196,22 +223,38 @@ class Shown:
         ("", "NO_ROLE", "nobody"),
     ],
 )
-async def test_a_stranger_is_not_taken_for_one_of_ours(tmp_path: Path, uri: str, reason: str, who: str) -> None:
+async def test_a_stranger_is_not_taken_for_one_of_ours(
+    tmp_path: Path, uri: str, reason: str, who: str
+) -> None:
     log = AuditLog(tmp_path, SystemClock())
     log.start()
     request = SimpleNamespace(name="tale")
     refusal = DeniedError("no", reason=reason)
-    CallAudit(log).ended("/edgeshard.proto.v1.AdminService/DeleteModel", call_from(Shown(uri)), request, None, refusal)
+    CallAudit(log).ended(
+        "/edgeshard.proto.v1.AdminService/DeleteModel",
+        call_from(Shown(uri)),
+        request,
+        None,
+        refusal,
+    )
     (entry,) = await log.newest(10)
     await log.stop()
-    assert (entry.who, entry.address, entry.target, entry.result) == (who, "[::1]:5", "tale", reason)
+    assert (entry.who, entry.address, entry.target, entry.result) == (
+        who,
+        "[::1]:5",
+        "tale",
+        reason,
+    )
 
 
 async def test_who_has_no_certificate_is_no_operator(tmp_path: Path) -> None:
     """A client that tries tokens at full speed must not push out entries about operators."""
     log = AuditLog(tmp_path, SystemClock())
     log.start()
-    request, wrong = SimpleNamespace(token_id="t1"), UnauthenticatedError("no such token", reason="TOKEN")
+    request, wrong = (
+        SimpleNamespace(token_id="t1"),
+        UnauthenticatedError("no such token", reason="TOKEN"),
+    )
     CallAudit(log).ended(ENROLMENT, call_from(Shown("")), request, None, wrong)
     (entry,) = await log.newest(10)
     await log.stop()
@@ -230,7 +273,10 @@ async def test_a_model_has_one_entry_when_all_of_it_is_there(tmp_path: Path) -> 
     CallAudit(log).ended(method, source, request, None, InvalidArgumentError("no", reason="BAD"))
     found = await log.newest(10)
     await log.stop()
-    assert said(list(found)) == [(ADMIN, "RegisterModel", "tiny", "ok"), (ADMIN, "RegisterModel", "tiny", "BAD")]
+    assert said(list(found)) == [
+        (ADMIN, "RegisterModel", "tiny", "ok"),
+        (ADMIN, "RegisterModel", "tiny", "BAD"),
+    ]
 
 
 async def test_what_a_full_disk_loses_is_told_of_and_nothing_else_happens(
@@ -254,6 +300,7 @@ async def test_a_mutation_answers_no_sooner_than_its_entry_is_under_way(site: An
     for number in range(20):
         with pytest.raises(grpc.aio.AioRpcError):
             await site.admin.DeleteModel(
-                admin_pb2.DeleteModelRequest(operation_id=f"o{number}", name=f"m{number}"), timeout=DEADLINE_S
+                admin_pb2.DeleteModelRequest(operation_id=f"o{number}", name=f"m{number}"),
+                timeout=DEADLINE_S,
             )
         assert (await entries(site, limit=1))[0].target == f"m{number}"

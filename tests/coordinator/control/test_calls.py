@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from edgeshard_coordinator.control.runtime.measure_calls import MOST_CALLS, MeasureCall, MeasureCalls
+from edgeshard_coordinator.control.runtime.measure_calls import (
+    MOST_CALLS,
+    MeasureCall,
+    MeasureCalls,
+)
 from edgeshard_coordinator.core.values.jobs import Measured
 
 from edgeshard.domain.control.commands import CommandProgress
@@ -19,11 +23,16 @@ A, B = NodeId("id-a"), NodeId("id-b")
 
 
 def begin(calls: MeasureCalls, number: int = 0) -> MeasureCall:
-    return calls.begin(OperationId(f"op-{number}"), f"uid{number}", "print", {A: NodeName("a"), B: NodeName("b")})
+    return calls.begin(
+        OperationId(f"op-{number}"), f"uid{number}", "print", {A: NodeName("a"), B: NodeName("b")}
+    )
 
 
 def progress(calls: MeasureCalls, node_id: NodeId, done: int, number: int = 0) -> None:
-    calls.progress(node_id, CommandProgress(OperationId(f"uid{number}/0/measure/0"), done, 100, f"point {done}"))
+    calls.progress(
+        node_id,
+        CommandProgress(OperationId(f"uid{number}/0/measure/0"), done, 100, f"point {done}"),
+    )
 
 
 async def test_a_slow_listener_gets_the_newest_of_every_node() -> None:
@@ -38,7 +47,9 @@ async def test_a_slow_listener_gets_the_newest_of_every_node() -> None:
     rest = [message async for message in stream]
     assert len(rest) == 2 and all(message.finished for message in rest)
     failed = next(message for message in rest if message.node == "a")
-    assert (failed.done, failed.what) == (999, "point 999") and isinstance(failed.failure, UnavailableError)
+    assert (failed.done, failed.what) == (999, "point 999") and isinstance(
+        failed.failure, UnavailableError
+    )
     assert not call.listeners
 
 

@@ -24,7 +24,9 @@ METHOD = "/tests.Identity/Name"
 class Identity(grpc.GenericRpcHandler):
     """Answers with the identity of the caller."""
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+    def service(
+        self, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         async def name(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             return client_of(context).encode()
 
@@ -32,7 +34,9 @@ class Identity(grpc.GenericRpcHandler):
 
 
 @pytest.mark.parametrize("name", ["tenant-a", ""])
-async def test_a_caller_is_who_its_certificate_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_is_who_its_certificate_says(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access, "ROLES", {METHOD: frozenset({Role.CLIENT})})
     identities = Identities(tmp_path)
     tls = identities.of(Role.CLIENT, name) if name else None

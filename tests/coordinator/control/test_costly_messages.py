@@ -1,4 +1,5 @@
-"""Messages that once held the coordinator for seconds, without a pause: each ends in a typed refusal, at once."""
+"""Messages that once held the coordinator for seconds, without a pause: each ends in a typed
+refusal, at once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def raw(agent: FakeAgent, method: str, message: Any) -> Callable[[], Awaitable[A
 
 def heartbeat(agent: FakeAgent, epoch: int) -> pb.HeartbeatRequest:
     stage = {"deployment": "tale", "epoch": epoch, "layers": {"first": 0, "end": 1}}
-    return pb.HeartbeatRequest(node_id=agent.node_id, incarnation=agent.registration.incarnation, stages=[stage])
+    return pb.HeartbeatRequest(
+        node_id=agent.node_id, incarnation=agent.registration.incarnation, stages=[stage]
+    )
 
 
 def profile(agent: FakeAgent, samples: int) -> pb.ReportProfileRequest:
@@ -49,7 +52,9 @@ def profile(agent: FakeAgent, samples: int) -> pb.ReportProfileRequest:
 
 def control(agent: FakeAgent, message: pb.ControlRequest) -> Callable[[], Awaitable[Any]]:
     """A control stream on which a message follows the first one, to its end."""
-    hello = agent_message_to_wire(ControlHello(agent.node_id, agent.registration.incarnation)).SerializeToString()
+    hello = agent_message_to_wire(
+        ControlHello(agent.node_id, agent.registration.incarnation)
+    ).SerializeToString()
     data = message.SerializeToString()
     call: Any = agent._channel.stream_stream(f"{SERVICE}/Control")
 
@@ -73,7 +78,11 @@ async def test_a_profile_with_many_samples(site: Any, samples: int) -> None:
 async def test_a_heartbeat_with_an_epoch_beyond_all(site: Any, way: str) -> None:
     (agent,) = await site.connected("m")
     message = heartbeat(agent, MAX_EPOCH + 1)
-    send = raw(agent, "Heartbeat", message) if way == "call" else control(agent, pb.ControlRequest(heartbeat=message))
+    send = (
+        raw(agent, "Heartbeat", message)
+        if way == "call"
+        else control(agent, pb.ControlRequest(heartbeat=message))
+    )
     await refused_without_pause(send, "epoch")
     _, head = await site.deployed()
     assert head.epoch == 1
@@ -89,7 +98,9 @@ async def refused_without_pause(send: Callable[[], Awaitable[Any]], field: str) 
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await send()
             refused = from_rpc_error(caught.value)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and field in refused.field
+            assert (
+                caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and field in refused.field
+            )
             messages += 1
     watchdog.check()
     assert messages and watchdog.total_s / messages < LIMIT_S

@@ -1,4 +1,5 @@
-"""A draft that a deployment names, or that is chosen from the store, by what their tokenizers say."""
+"""A draft that a deployment names, or that is chosen from the store, by what their tokenizers
+say."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import pytest
 from edgeshard_coordinator.control.runtime.drafts import Drafts
 
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest
 from edgeshard.proto.v1 import admin_pb2
@@ -43,7 +49,9 @@ class Tokenizers:
     async def vocabulary(self, digest: Digest) -> str:
         self.asked += 1
         if digest not in self.of:
-            raise FailedPreconditionError("no tokenizer.json", field="tokenizer.json", reason="NO_TOKENIZER")
+            raise FailedPreconditionError(
+                "no tokenizer.json", field="tokenizer.json", reason="NO_TOKENIZER"
+            )
         return self.of[digest]
 
 
@@ -52,7 +60,9 @@ def drafts(store: Store, tokenizers: Tokenizers) -> Drafts:
 
 
 def spec_of(**changes: Any) -> Any:
-    return parse_spec({"name": "tale", "model": "large", "source": "a", "draft": "small", **changes})
+    return parse_spec(
+        {"name": "tale", "model": "large", "source": "a", "draft": "small", **changes}
+    )
 
 
 def with_file(manifest: ModelManifest, digest: str) -> ModelManifest:
@@ -63,12 +73,18 @@ async def test_the_draft_that_is_named_is_placed(make_manifest: Make) -> None:
     large, small = make_manifest(40, "large"), make_manifest(1, "small")
     tokenizers = Tokenizers(**{large.digest(): "words", small.digest(): "words"})
     spec, placed = await drafts(Store(large, small), tokenizers).of(spec_of(), large)
-    assert placed is not None and (placed.model, placed.manifest_digest) == ("small", small.digest())
+    assert placed is not None and (placed.model, placed.manifest_digest) == (
+        "small",
+        small.digest(),
+    )
     assert spec == spec_of() and tokenizers.asked == 2
 
 
 async def test_equal_files_are_not_opened(make_manifest: Make) -> None:
-    large, small = (with_file(make_manifest(layers, name), "b") for layers, name in ((40, "large"), (1, "small")))
+    large, small = (
+        with_file(make_manifest(layers, name), "b")
+        for layers, name in ((40, "large"), (1, "small"))
+    )
     _, placed = await drafts(Store(large, small), Tokenizers()).of(spec_of(), large)
     assert placed is not None
 
@@ -94,9 +110,13 @@ async def test_one_that_suits_is_chosen_and_none_where_none_does(make_manifest: 
     large, letters = make_manifest(60, "large"), make_manifest(4, "letters")
     words, silent = make_manifest(2, "words"), make_manifest(3, "silent")
     tokenizers = Tokenizers(**{large.digest(): "w", words.digest(): "w", letters.digest(): "l"})
-    spec, placed = await drafts(Store(letters, silent, words, large), tokenizers).of(spec_of(draft="auto"), large)
+    spec, placed = await drafts(Store(letters, silent, words, large), tokenizers).of(
+        spec_of(draft="auto"), large
+    )
     assert placed is not None and spec.draft == placed.model == "words"
-    spec, placed = await drafts(Store(letters, silent, large), tokenizers).of(spec_of(draft="auto"), large)
+    spec, placed = await drafts(Store(letters, silent, large), tokenizers).of(
+        spec_of(draft="auto"), large
+    )
     assert placed is None and spec.draft == "auto"
     for changes in ({"draft": "off"}, {"draft": "auto", "speculation": "off"}):
         spec = spec_of(**changes)
@@ -110,7 +130,11 @@ async def test_the_head_is_told_of_its_draft_which_stays_in_the_store(
     site.models.manifests.update(tiny=tiny, small=small)
     agents, _ = await site.deployed(draft="small")
     draft = agents[0].commands[0].placement.draft
-    assert draft is not None and (draft.model, draft.manifest_digest, draft.layer_count) == ("small", small.digest(), 2)
+    assert draft is not None and (draft.model, draft.manifest_digest, draft.layer_count) == (
+        "small",
+        small.digest(),
+        2,
+    )
     assert agents[0].commands[0].spec.draft == "small"
     async with failing(FailedPreconditionError) as caught:
         await site.admin.DeleteModel(
@@ -118,5 +142,7 @@ async def test_the_head_is_told_of_its_draft_which_stays_in_the_store(
         )
     assert caught[0].reason == "MODEL_IN_USE"
     async with failing(NotFoundError) as caught:
-        await site.admin.Deploy(site.deploy_request("op-2", name="more", draft="nobody"), timeout=DEADLINE_S)
+        await site.admin.Deploy(
+            site.deploy_request("op-2", name="more", draft="nobody"), timeout=DEADLINE_S
+        )
     assert caught[0].field == "draft"

@@ -1,4 +1,5 @@
-"""Dumps from a real coordinator over real sockets: every node is queried, and none blocks the others' dumps."""
+"""Dumps from a real coordinator over real sockets: every node is queried, and none blocks the
+others' dumps."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from edgeshard_coordinator.core.values.events import ActionIssued
 
 from edgeshard.domain.control.commands import MOST_PART_BYTES as PART_BYTES
 from edgeshard.domain.control.commands import TakeDump
-from edgeshard.domain.errors import DeadlineError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2
 from edgeshard.wire.debug import read_dumps
@@ -30,14 +36,17 @@ async def read_all(call: Any) -> dict[str, Any]:
     try:
         return {dump.node: dump async for dump in read_dumps(call)}
     finally:
-        call.cancel()  # gRPC does not, if a reader is cancelled between the request and the first read
+        # gRPC does not, if a reader is cancelled between the request and the first read
+        call.cancel()
 
 
 async def asked(site: Any, agents: list[Any]) -> tuple[Any, list[Any]]:
     """A call under way, and the command at each node, not yet answered."""
     for agent in agents:
         agent.held = {TakeDump}
-    call = asyncio.create_task(read_all(site.admin.Dump(admin_pb2.DumpRequest(), timeout=DEADLINE_S)))
+    call = asyncio.create_task(
+        read_all(site.admin.Dump(admin_pb2.DumpRequest(), timeout=DEADLINE_S))
+    )
     return call, [await agent.take_pending() for agent in agents]
 
 
@@ -54,8 +63,17 @@ async def test_the_coordinators_own_dump_replays(site: Any) -> None:
     replay = machine().replay(document)
     assert not replay.differs and replay.events > 10
     assert machine().state.decode(document["state"]).deployments == site.state.deployments
-    kinds = [entry["event"].get("action", entry["event"])["type"] for entry in document["ring"]["entries"]]
-    assert {"NodeRegistered", "DeployRequested", "SendCommand", "SaveDeployment", "HeadAttached"} <= set(kinds)
+    kinds = [
+        entry["event"].get("action", entry["event"])["type"]
+        for entry in document["ring"]["entries"]
+    ]
+    assert {
+        "NodeRegistered",
+        "DeployRequested",
+        "SendCommand",
+        "SaveDeployment",
+        "HeadAttached",
+    } <= set(kinds)
     assert site.coordinator.questions.dumps.waiting == 0
 
 
@@ -76,7 +94,11 @@ async def test_nodes_dumps_come_whole_whatever_their_size(site: Any, size: int) 
     for agent, command in zip(agents, commands, strict=True):
         await agent.send_dump(command[0], agent.registration.name.encode() * size)
     dumps = await call
-    assert list(dumps) == ["", "a", "b"] and dumps["a"].text == b"a" * size and dumps["b"].text == b"b" * size
+    assert (
+        list(dumps) == ["", "a", "b"]
+        and dumps["a"].text == b"a" * size
+        and dumps["b"].text == b"b" * size
+    )
 
 
 async def test_a_node_that_is_away_is_named_and_one_that_refuses_says_why(site: Any) -> None:
@@ -84,10 +106,16 @@ async def test_a_node_that_is_away_is_named_and_one_that_refuses_says_why(site: 
     await agents[2].vanish()
     await site.until(lambda state: not state.is_connected(agents[2].node_id))
     call, commands = await asked(site, agents[:2])
-    await agents[0].reply(*commands[0], InvalidArgumentError("a command of a kind this version does not know"))
+    await agents[0].reply(
+        *commands[0], InvalidArgumentError("a command of a kind this version does not know")
+    )
     await agents[1].reply(*commands[1])
     dumps = await call
-    assert [dumps[name].failure.reason for name in "abc"] == ["INVALID_ARGUMENT", "UNAVAILABLE", "NODE_AWAY"]
+    assert [dumps[name].failure.reason for name in "abc"] == [
+        "INVALID_ARGUMENT",
+        "UNAVAILABLE",
+        "NODE_AWAY",
+    ]
 
 
 async def test_a_node_that_goes_away_meanwhile_does_not_hold_up_the_others(site: Any) -> None:
@@ -96,14 +124,22 @@ async def test_a_node_that_goes_away_meanwhile_does_not_hold_up_the_others(site:
     await agents[0].send_dump(commands[0][0], b"{}")
     await agents[1].vanish()
     dumps = await call
-    assert dumps["a"].text == b"{}" and dumps["b"].failure is not None and dumps["b"].failure.reason == "NODE_LOST"
+    assert (
+        dumps["a"].text == b"{}"
+        and dumps["b"].failure is not None
+        and dumps["b"].failure.reason == "NODE_LOST"
+    )
 
 
-async def test_a_silent_node_is_named_in_time_and_what_it_says_later_harms_nobody(site: Any) -> None:
+async def test_a_silent_node_is_named_in_time_and_what_it_says_later_harms_nobody(
+    site: Any,
+) -> None:
     agents = await site.connected("a", "b")
     for agent in agents:
         agent.held = {TakeDump}
-    dumps = site.coordinator.questions.dumps = Dumps(site.coordinator.loop, site.coordinator._hub, answer_limit_s=0.1)
+    dumps = site.coordinator.questions.dumps = Dumps(
+        site.coordinator.loop, site.coordinator._hub, answer_limit_s=0.1
+    )
     found: dict[str, Any] = {dump.node: dump async for dump in dumps.take()}
     assert all(type(found[name].failure) is DeadlineError for name in "ab") and dumps.waiting == 0
     operation_id, _ = await agents[0].take_pending()
@@ -127,13 +163,18 @@ async def test_a_node_cannot_fill_the_memory(site: Any, monkeypatch: pytest.Monk
     agents = await site.connected("a")
     call, commands = await asked(site, agents)
     await agents[0].send_dump(commands[0][0], bytes(3 << 20))
-    assert type((await call)["a"].failure) is ResourceExhaustedError and site.coordinator.questions.dumps.waiting == 0
+    assert (
+        type((await call)["a"].failure) is ResourceExhaustedError
+        and site.coordinator.questions.dumps.waiting == 0
+    )
 
 
 async def test_a_part_that_is_too_long_costs_its_node_no_stream(site: Any) -> None:
     agents = await site.connected("a")
     call, commands = await asked(site, agents)
-    part = coordinator_pb2.DumpPart(operation_id=commands[0][0], part=bytes(PART_BYTES + 1), last=True)
+    part = coordinator_pb2.DumpPart(
+        operation_id=commands[0][0], part=bytes(PART_BYTES + 1), last=True
+    )
     await agents[0]._call.write(coordinator_pb2.ControlRequest(dump=part))
     await agents[0].send_dump(commands[0][0], b"{}")
     assert (await call)["a"].text == b"{}", "over the stream on which the refused part came"

@@ -1,4 +1,5 @@
-"""A disk that refuses: the call fails at once and has changed nothing, and works when there is space."""
+"""A disk that refuses: the call fails at once and has changed nothing, and works when there is
+space."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ async def test_a_deployment_that_cannot_be_saved_is_refused_and_works_when_there
     await site.until_phase("tale", "ready")
 
 
-async def test_a_deletion_that_cannot_be_saved_leaves_the_deployment_at_work(site: Any, failing: Any) -> None:
+async def test_a_deletion_that_cannot_be_saved_leaves_the_deployment_at_work(
+    site: Any, failing: Any
+) -> None:
     _, head = await site.deployed()
     running = site.generate("r1")
     await head.accept((await head.next_start()).request_id)
@@ -93,6 +96,8 @@ async def test_a_disk_that_says_nothing_is_not_waited_for_and_the_call_can_be_ma
     finally:
         go_on.set()
     monkeypatch.setattr(operations, "DISK_LIMIT_S", DEADLINE_S)
-    answers = await asyncio.gather(*(site.admin.Deploy(request, timeout=DEADLINE_S) for _ in range(2)))
+    answers = await asyncio.gather(
+        *(site.admin.Deploy(request, timeout=DEADLINE_S) for _ in range(2))
+    )
     assert [answer.deployment.epoch for answer in answers] == [1, 1]
     assert (await site.until_phase("tale", "ready")).uid == uid

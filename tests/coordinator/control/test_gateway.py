@@ -16,7 +16,12 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    DeniedError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.conversation import ChatPrompt, Conversation
@@ -24,7 +29,9 @@ from edgeshard.domain.requests.generation import Token
 from edgeshard.gateway.access.auth import Caller, unending
 
 
-def record(name: str, model: str, phase: DeploymentPhase = DeploymentPhase.READY) -> DeploymentRecord:
+def record(
+    name: str, model: str, phase: DeploymentPhase = DeploymentPhase.READY
+) -> DeploymentRecord:
     spec = parse_spec({"name": name, "model": model, "source": "a", "max_context": 64})
     stage = PlacedStage(0, NodeId("id-a"), NodeName("a"), "a:7000", LayerRange(0, 6), 1000, 1000)
     placement = Placement((stage,), 16, 8, 1, 1)
@@ -36,7 +43,10 @@ class Front:
 
     def __init__(self) -> None:
         self.served = self
-        self.known = {name: SimpleNamespace(served_name=name, manifest_digest="d" * 64) for name in ("one", "two")}
+        self.known = {
+            name: SimpleNamespace(served_name=name, manifest_digest="d" * 64)
+            for name in ("one", "two")
+        }
 
     def check_place(self, identity: str, reading: int) -> None:
         pass
@@ -75,7 +85,9 @@ class Rendered:
     async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         return ChatPrompt(self._tokens)
 
-    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str, special: bool, identity: str
+    ) -> tuple[int, ...]:
         return self._tokens
 
     detokenize = texts = None
@@ -94,7 +106,10 @@ async def test_tokens_that_are_counted_are_charged_to_who_asks() -> None:
     ):
         backend.check_place("key/me", 1)
         await ask()
-        for refused in (backend.tokenize("m", "text", True, "key/me"), backend.count("m", conversation, "key/me")):
+        for refused in (
+            backend.tokenize("m", "text", True, "key/me"),
+            backend.count("m", conversation, "key/me"),
+        ):
             with pytest.raises(ResourceExhaustedError) as caught:
                 await refused
             assert caught.value.field == "tokens_per_minute" and caught.value.retry_after_s
@@ -118,13 +133,18 @@ async def test_a_text_whose_tokens_are_counted_has_a_limit() -> None:
     quotas = SimpleNamespace(check_debt=lambda identity: None)
     front: Any = SimpleNamespace(check_place=None, quotas=quotas)
     with pytest.raises(InvalidArgumentError) as caught:
-        await SiteBackend(front, models, chats).count("m", Conversation("x" * (COUNTED_LIMIT_BYTES + 1)), "key/me")
+        await SiteBackend(front, models, chats).count(
+            "m", Conversation("x" * (COUNTED_LIMIT_BYTES + 1)), "key/me"
+        )
     assert caught.value.field == "messages"
 
 
-@pytest.mark.parametrize("asked", ["nothing", "hidden", "hidden-one", "hidden-two", "hidden-model", "alone-model"])
+@pytest.mark.parametrize(
+    "asked", ["nothing", "hidden", "hidden-one", "hidden-two", "hidden-model", "alone-model"]
+)
 def test_a_key_of_some_models_hears_of_no_others(asked: str) -> None:
-    """Whether one of that name is there, answers, is of a model of another name, or is one of several."""
+    """Whether one of that name is there, answers, is of a model of another name, or is one of
+    several."""
     records = [
         record("tale", "tiny"),
         record("hidden-one", "hidden-model"),
@@ -143,7 +163,10 @@ def test_a_key_of_some_models_hears_of_no_others(asked: str) -> None:
         caller.find(backend, asked)
     assert (refused.value.field, refused.value.reason) == ("model", "KEY_SCOPE")
     said = refused.value.message.replace(repr(asked), "")
-    assert said == "this API key does not allow model , only gone, tiny; request another key from the operator"
+    assert (
+        said == "this API key does not allow model , only gone, tiny; request another key from the "
+        "operator"
+    )
     assert caller.find(backend, "tale").model == caller.find(backend, "tiny").model == "tiny"
     with pytest.raises(NotFoundError, match=r"served: tale$"):
         caller.find(backend, "gone")

@@ -1,4 +1,5 @@
-"""Heartbeats on control streams: changes made whole, many put together, and streams that are of no use ended."""
+"""Heartbeats on control streams: changes made whole, many put together, and streams that are of no
+use ended."""
 
 from __future__ import annotations
 
@@ -44,7 +45,15 @@ class Loop:
 
     def __init__(self, make_facts: Any, *names: str) -> None:
         nodes = [
-            KnownNode(NodeId(f"id-{name}"), NodeName(name), "x:1", WIRE_VERSION, make_facts(), "i1", connection=number)
+            KnownNode(
+                NodeId(f"id-{name}"),
+                NodeName(name),
+                "x:1",
+                WIRE_VERSION,
+                make_facts(),
+                "i1",
+                connection=number,
+            )
             for number, name in enumerate(names, 1)
         ]
         self.state = State(instance="test", nodes={node.node_id: node for node in nodes})
@@ -59,15 +68,22 @@ class Loop:
         self.came.set()
 
     def streams(self) -> list[ControlStream]:
-        return [ControlStream(node.node_id, node.incarnation, node.connection) for node in self.state.nodes.values()]
+        return [
+            ControlStream(node.node_id, node.incarnation, node.connection)
+            for node in self.state.nodes.values()
+        ]
 
     def heartbeats(self) -> list[list[str]]:
         return [
-            [beat.node_id[-1] for beat in event.heartbeats] for event in self.posted if hasattr(event, "heartbeats")
+            [beat.node_id[-1] for beat in event.heartbeats]
+            for event in self.posted
+            if hasattr(event, "heartbeats")
         ]
 
 
-def beat(stream: ControlStream, *stages: StageStatus, memory: int = 1) -> coordinator_pb2.ControlRequest:
+def beat(
+    stream: ControlStream, *stages: StageStatus, memory: int = 1
+) -> coordinator_pb2.ControlRequest:
     return agent_message_to_wire(Heartbeat(stream.node_id, stream.incarnation, stages, memory))
 
 
@@ -75,7 +91,9 @@ def change(**changes: Any) -> coordinator_pb2.ControlRequest:
     return agent_message_to_wire(HeartbeatChange(**changes))
 
 
-async def test_heartbeats_wait_for_each_other_and_go_as_one_event_the_newest_of_each_node(make_facts: Any) -> None:
+async def test_heartbeats_wait_for_each_other_and_go_as_one_event_the_newest_of_each_node(
+    make_facts: Any,
+) -> None:
     loop = Loop(make_facts, *"abc")
     batches, streams = HeartbeatBatches(loop), loop.streams()  # type: ignore[arg-type]
     for stream in streams:
@@ -149,7 +167,9 @@ async def test_a_stream_whose_heartbeats_cannot_be_is_ended(
     await site.heard(b)
 
 
-async def test_a_heartbeat_with_more_stages_than_a_node_can_hold_is_refused_by_name(site: Any, failing: Any) -> None:
+async def test_a_heartbeat_with_more_stages_than_a_node_can_hold_is_refused_by_name(
+    site: Any, failing: Any
+) -> None:
     (agent,) = await site.connected("a")
     stages = [replace(STAGE, stage=number) for number in range(MOST_STAGES + 1)]
     await site.heard(agent, *stages[:MOST_STAGES])
@@ -173,7 +193,9 @@ async def test_a_change_is_part_of_the_state_and_the_rest_is_as_it_was(site: Any
     other = replace(STAGE, stage=1)
     await site.heard(agent, STAGE, other)
     await agent.say(HeartbeatChange((replace(STAGE, steps_done=5),)))
-    await site.until(lambda state: any(stage.steps_done == 5 for stage in state.nodes[agent.node_id].stages))
+    await site.until(
+        lambda state: any(stage.steps_done == 5 for stage in state.nodes[agent.node_id].stages)
+    )
     assert set(site.state.nodes[agent.node_id].stages) == {replace(STAGE, steps_done=5), other}
     await agent.say(HeartbeatChange(removed=(STAGE.key,), urgent=True))
     await site.until(lambda state: state.nodes[agent.node_id].stages == (other,))
@@ -186,7 +208,9 @@ def any_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("any_silence")
-async def test_a_node_that_is_not_known_any_more_has_its_stream_ended_and_comes_again(site: Any, failing: Any) -> None:
+async def test_a_node_that_is_not_known_any_more_has_its_stream_ended_and_comes_again(
+    site: Any, failing: Any
+) -> None:
     """Another process registered in its place, and this one lives on."""
     (agent,) = await site.connected("a")
     await site.agent("a", incarnation="i2").register()
@@ -198,8 +222,11 @@ async def test_a_node_that_is_not_known_any_more_has_its_stream_ended_and_comes_
     await site.heard(agent)
 
 
-async def test_a_release_is_answered_before_a_later_heartbeat_and_after_an_earlier_one(site: Any) -> None:
-    """So a node that names its stage for the last time just before gets no second order to release it."""
+async def test_a_release_is_answered_before_a_later_heartbeat_and_after_an_earlier_one(
+    site: Any,
+) -> None:
+    """So a node that names its stage for the last time just before gets no second order to release
+    it."""
     agents, _ = await site.deployed()
     a = agents[0]
     held = site.state.nodes[a.node_id].stages
@@ -215,7 +242,11 @@ async def test_a_release_is_answered_before_a_later_heartbeat_and_after_an_earli
     assert len(a.released()) == 1
     events = [entry.event for entry in site.coordinator.loop.recorded().entries]
     named = [e for e in events if isinstance(e, HeartbeatsReceived) and e.heartbeats[-1].stages]
-    answered = [e for e in events if isinstance(e, CommandAnswered) and e.result.operation_id == operation_id]
+    answered = [
+        e
+        for e in events
+        if isinstance(e, CommandAnswered) and e.result.operation_id == operation_id
+    ]
     assert events.index(named[-1]) < events.index(answered[0])
 
 
@@ -224,7 +255,9 @@ async def test_the_old_way_to_say_it_still_counts(site: Any) -> None:
     said = Heartbeat(agent.node_id, "i1", (STAGE,), 0)
     answer = await agent.stub.Heartbeat(heartbeat_to_wire(said), timeout=DEADLINE_S)
     assert answer.known and site.state.nodes[agent.node_id].stages == (STAGE,)
-    answer = await agent.stub.Heartbeat(heartbeat_to_wire(replace(said, incarnation="i2")), timeout=DEADLINE_S)
+    answer = await agent.stub.Heartbeat(
+        heartbeat_to_wire(replace(said, incarnation="i2")), timeout=DEADLINE_S
+    )
     assert not answer.known
 
 
@@ -241,10 +274,15 @@ async def test_a_stream_without_a_hello_has_a_deadline(
     }[stream]()
     async with failing(DeadlineError) as caught:
         await call.read()
-    assert (caught[0].field, caught[0].reason) == ("listener" if stream == "listen" else "hello", "NO_HELLO")
+    assert (caught[0].field, caught[0].reason) == (
+        "listener" if stream == "listen" else "hello",
+        "NO_HELLO",
+    )
 
 
-async def test_a_node_that_registers_all_the_time_is_refused_and_others_are_not(site: Any, failing: Any) -> None:
+async def test_a_node_that_registers_all_the_time_is_refused_and_others_are_not(
+    site: Any, failing: Any
+) -> None:
     """Each registration is a write to the disk."""
     (agent,) = await site.connected("a")
     for _ in range(int(node_reports.BURST_S)):
@@ -261,7 +299,8 @@ async def test_a_node_that_registers_all_the_time_is_refused_and_others_are_not(
 async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of them so quickly that the new process is there before the old one's stream has ended."""
+    """Half of them so quickly that the new process is there before the old one's stream has
+    ended."""
     monkeypatch.setattr(node_reports, "BURST_S", 1000.0)
     agent = site.agent("a")
     await agent.connect()
@@ -288,14 +327,18 @@ async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(
     await site.heard(agent)
     assert len(services.batches) == 0
     assert list(site.state.nodes) == [agent.node_id] and not site.state.awaited
-    readers = [task for task in asyncio.all_tasks() if "CoordinatorServicer._read" in repr(task.get_coro())]
+    readers = [
+        task for task in asyncio.all_tasks() if "CoordinatorServicer._read" in repr(task.get_coro())
+    ]
     assert len(readers) == 1
     await agent.vanish()
     await site.until(lambda state: not state.is_connected(agent.node_id))
     assert len(site.coordinator._hub) == 0
 
 
-async def test_a_node_that_reconnects_while_it_is_awaited_finds_its_deployment_as_it_was(open_site: Any) -> None:
+async def test_a_node_that_reconnects_while_it_is_awaited_finds_its_deployment_as_it_was(
+    open_site: Any,
+) -> None:
     """The coordinator stalled; all streams broke meanwhile, and the nodes kept their stages."""
     site = await open_site(lease_s=60.0, stall_s=0.6)
     agents, _ = await site.deployed()
@@ -321,7 +364,9 @@ def test_an_error_ends_a_stream_after_what_was_put_on_it_before() -> None:
     assert [stream.outgoing.get_nowait() for _ in range(3)][1:] == [error, None]
 
 
-@pytest.mark.parametrize("comes_back", [True, False], ids=["and the node registers once more", "and stays"])
+@pytest.mark.parametrize(
+    "comes_back", [True, False], ids=["and the node registers once more", "and stays"]
+)
 @pytest.mark.usefixtures("any_silence")
 async def test_a_node_whose_place_a_late_registration_took_comes_again(
     site: Any, make_registration: Any, comes_back: bool

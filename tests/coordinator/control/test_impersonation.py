@@ -12,7 +12,14 @@ from edgeshard.domain.control.commands import ControlHello, ProfileReport
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId
-from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2, head_pb2, head_pb2_grpc, inference_pb2
+from edgeshard.proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    coordinator_pb2,
+    head_pb2,
+    head_pb2_grpc,
+    inference_pb2,
+)
 from edgeshard.wire.control import agent_message_to_wire, report_to_wire
 from tests.support.identities import Identities, is_denied
 from tests.support.scripted_agent import DEADLINE_S
@@ -28,7 +35,9 @@ async def site(open_site: Callable[..., Any], tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("holder", OTHERS, ids=str)
-async def test_nobody_registers_as_another_node(site: Any, failing: Any, holder: tuple[Role, str]) -> None:
+async def test_nobody_registers_as_another_node(
+    site: Any, failing: Any, holder: tuple[Role, str]
+) -> None:
     """Otherwise the impostor would get that node's activations."""
     await site.connected("b")
     forged = site.agent("b", holder, incarnation="i2")

@@ -1,6 +1,7 @@
 """State directories of earlier versions are read, and files are written in the same form.
 
-The bodies are as pydantic's adapters wrote them, and `json` with the fields of the classes of that time.
+The bodies are as pydantic's adapters wrote them, and `json` with the fields of the classes of that
+time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from edgeshard_coordinator.core.values.measurements import Measurements, Reporte
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, Timings
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
+from edgeshard.domain.deployments.placement import (
+    LengthsFrom,
+    PlacedStage,
+    Placement,
+    Prediction,
+    Speculation,
+)
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.deployments.traffic import Lengths, Traffic
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
@@ -59,22 +66,30 @@ COST = StageCost((1, 8), (1e-3, 2e-3), (1e-3, 4e-3), 1e-7, 2e-8, 0.0, 5e-4, 1e-6
 PLACEMENT = Placement(
     (
         PlacedStage(0, A, NodeName("a"), "a:7000", LayerRange(0, 4), 1000, 2000, 300),
-        PlacedStage(1, B, NodeName("b"), "b:7000", LayerRange(4, 12), 1001, 2001, 301, 400, 500, 1e9, 5e8),
+        PlacedStage(
+            1, B, NodeName("b"), "b:7000", LayerRange(4, 12), 1001, 2001, 301, 400, 500, 1e9, 5e8
+        ),
     ),
     kv_block_tokens=16,
     kv_blocks=77,
     micro_batch=1,
     micro_batches=2,
-    predicted=Prediction(0.5, 0.05, 40.0, "computing on b", 0.25, "latency", 2, 128, 64, LengthsFrom.SEEN, 3.5, None),
+    predicted=Prediction(
+        0.5, 0.05, 40.0, "computing on b", 0.25, "latency", 2, 128, 64, LengthsFrom.SEEN, 3.5, None
+    ),
     note="planned \u2713",
     costs=(COST, COST),
     sweep=2,
 )
 FAILURE = DataLossError("tensor x is corrupt", field="x", reason="CORRUPT_TENSOR")
-RECORD = DeploymentRecord("u1", SPEC, Digest("d" * 64), PLACEMENT, Epoch(3), DeploymentPhase.FAILED, failure=FAILURE)
+RECORD = DeploymentRecord(
+    "u1", SPEC, Digest("d" * 64), PLACEMENT, Epoch(3), DeploymentPhase.FAILED, failure=FAILURE
+)
 FACTS = DeviceFacts("cpu", "Some CPU", 4, 8 << 30, 6 << 30, False, "edgeshard 1, torch 2", "bits")
 NODE = KnownNode(A, NodeName("a"), "a:7000", 1, FACTS, saved=True)
-LAYER = LayerProfile(LayerKind.MOE_BLOCK, 1000, 4, 0, 4096, (Sample(16, 0, 1e-3, 0.01, 5),), (Sample(1, 64, 2e-3),))
+LAYER = LayerProfile(
+    LayerKind.MOE_BLOCK, 1000, 4, 0, 4096, (Sample(16, 0, 1e-3, 0.01, 5),), (Sample(1, 64, 2e-3),)
+)
 PROFILE = ComputeProfile(
     fingerprint="abc",
     model_hash="def",
@@ -109,8 +124,10 @@ DEPLOYMENT_BODY = (
     r'1,"workspace_bytes":301,"weight_budget_bytes":400,"streamed_bytes":500,"disk_read_bytes_per_s":100000000'
     r'0.0,"disk_write_bytes_per_s":500000000.0}],"kv_block_tokens":16,"kv_blocks":77,"micro_batch":1,"micro_ba'
     r'tches":2,"predicted":{"time_to_first_token_s":0.5,"time_per_token_s":0.05,"throughput_tps":40.0,"bottlen'
-    r'eck":"computing on b","gap":0.25,"objective":"latency","requests":2,"prompt_tokens":128,"new_tokens":64,'
-    r'"lengths":"seen","request_s":3.5,"joules_per_token":null},"note":"planned ✓","costs":[{"rows":[1,8],"dec'
+    r'eck":"computing on '
+    r'b","gap":0.25,"objective":"latency","requests":2,"prompt_tokens":128,"new_tokens":64,'
+    r'"lengths":"seen","request_s":3.5,"joules_per_token":null},"note":"planned '
+    r'✓","costs":[{"rows":[1,8],"dec'
     r'ode_s":[0.001,0.002],"prefill_s":[0.001,0.004],"decode_pair_s":1e-7,"prefill_pair_s":2e-8,"hop_delay_s":'
     r'0.0,"hop_s":0.0005,"hop_token_s":1e-6,"prefill_behind_s":0.0},{"rows":[1,8],"decode_s":[0.001,0.002],"pr'
     r'efill_s":[0.001,0.004],"decode_pair_s":1e-7,"prefill_pair_s":2e-8,"hop_delay_s":0.0,"hop_s":0.0005,"hop_'
@@ -185,7 +202,8 @@ PROFILE_BODY = """\
  "beside_stages": false
 }"""
 LINK_BODY = (
-    r'{"version": 3, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7, "largest_b'
+    r'{"version": 3, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": '
+    r'7, "largest_b'
     r'ytes": 4096}'
 )
 TRAFFIC_BODY = (
@@ -201,7 +219,9 @@ async def opened(path: Path) -> StateStore:
     await store.close()
     with sqlite3.connect(path) as database:
         database.execute("INSERT INTO deployments VALUES (?, ?)", ("tale", DEPLOYMENT_BODY))
-        database.executemany("INSERT INTO nodes VALUES (?, ?)", [(A, NODE_BODY), (B, NODE_BODY.replace(A, B))])
+        database.executemany(
+            "INSERT INTO nodes VALUES (?, ?)", [(A, NODE_BODY), (B, NODE_BODY.replace(A, B))]
+        )
         database.execute("INSERT INTO profiles VALUES (?, ?, ?)", (A, 1e9, PROFILE_BODY))
         database.execute("INSERT INTO links VALUES (?, ?, ?, ?)", (A, B, 1e9, LINK_BODY))
         database.execute("INSERT INTO traffic VALUES (?, ?, ?)", ("tale", "tiny", TRAFFIC_BODY))
@@ -238,7 +258,9 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
         }
     database.close()
     # Keys that this version adds.
-    profile = PROFILE_BODY.replace('   ]\n  }\n ],\n "overhead', '   ],\n   "weight_bytes": 0\n  }\n ],\n "overhead')
+    profile = PROFILE_BODY.replace(
+        '   ]\n  }\n ],\n "overhead', '   ],\n   "weight_bytes": 0\n  }\n ],\n "overhead'
+    )
     assert (bodies["profiles"], bodies["links"]) == (profile, LINK_BODY)
     later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
@@ -257,7 +279,9 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("speculation", ["guesses", "middle", "of the future"])
-async def test_nothing_is_guessed_where_another_version_placed(tmp_path: Path, speculation: str) -> None:
+async def test_nothing_is_guessed_where_another_version_placed(
+    tmp_path: Path, speculation: str
+) -> None:
     """Its nodes may not be able to send guesses to only the sampling node."""
     path = tmp_path / "state.sqlite"
     store = await opened(path)
@@ -272,20 +296,33 @@ async def test_nothing_is_guessed_where_another_version_placed(tmp_path: Path, s
     assert placement is not None and placement.speculation is Speculation.OFF
 
 
-async def test_the_failure_of_a_deployment_may_be_absent_and_so_may_what_came_later(tmp_path: Path) -> None:
+async def test_the_failure_of_a_deployment_may_be_absent_and_so_may_what_came_later(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "state.sqlite"
     store = await opened(path)
     body = json.loads(DEPLOYMENT_BODY) | {"failure": None, "phase": "ready", "later": 1}
-    del body["ever_ready"], body["placement"]["costs"], body["spec"]["micro_batches"], body["spec"]["layers"][0]
+    del (
+        body["ever_ready"],
+        body["placement"]["costs"],
+        body["spec"]["micro_batches"],
+        body["spec"]["layers"][0],
+    )
     with sqlite3.connect(path) as database:
         database.execute("UPDATE deployments SET body = ?", (json.dumps(body),))
-        database.execute("UPDATE nodes SET body = replace(body, ?, '')", (',"bits_fingerprint":"bits"',))
+        database.execute(
+            "UPDATE nodes SET body = replace(body, ?, '')", (',"bits_fingerprint":"bits"',)
+        )
     database.close()
     state = await store.open("two", Timings())
     await store.close()
     spec = replace(SPEC, micro_batches=0, layers=SPEC.layers[1:])
     ready = replace(
-        RECORD, spec=spec, placement=replace(PLACEMENT, costs=()), phase=DeploymentPhase.READY, failure=None
+        RECORD,
+        spec=spec,
+        placement=replace(PLACEMENT, costs=()),
+        phase=DeploymentPhase.READY,
+        failure=None,
     )
     assert state.deployments[DeploymentName("tale")] == restored_record(ready)
     assert state.nodes[A].facts == replace(FACTS, bits_fingerprint="")

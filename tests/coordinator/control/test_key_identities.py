@@ -44,15 +44,22 @@ async def test_a_later_key_of_the_name_shares_no_prefix_debt_or_count(tmp_path: 
     prefixes.went_to(prefixes.marks(NAME, former.identity, prompt), NAME)
     assert prefixes.holder(prefixes.marks(NAME, former.identity, prompt)) == NAME
     assert prefixes.holder(prefixes.marks(NAME, later.identity, prompt)) is None
-    quotas = QuotaBook(Quotas({"key/app": Quota(tokens_per_minute=60, max_priority=3)}), lambda: 0.0, keys.quota_of)
+    quotas = QuotaBook(
+        Quotas({"key/app": Quota(tokens_per_minute=60, max_priority=3)}), lambda: 0.0, keys.quota_of
+    )
     quotas.charge(former.identity, 600)
     with pytest.raises(ResourceExhaustedError, match=r"^key/app has used"):
         quotas.check_debt(former.identity)
     quotas.check_debt(later.identity)
-    assert quotas.of(later.identity) == Quota(2, 60, 3), "the quotas' file and the key's own limits hold for it"
+    assert quotas.of(later.identity) == Quota(2, 60, 3), (
+        "the quotas' file and the key's own limits hold for it"
+    )
     meter = RequestMeter()
     meter.began(NAME, former.identity, 0.0, resumed=False)
-    assert (meter.of_key(former.identity).requests, meter.of_key(later.identity)) == (1, KeyCounts())
+    assert (meter.of_key(former.identity).requests, meter.of_key(later.identity)) == (
+        1,
+        KeyCounts(),
+    )
     with pytest.raises(UnauthenticatedError):
         former.check()
     later.check()

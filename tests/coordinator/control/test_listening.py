@@ -91,7 +91,11 @@ async def test_tokens_that_are_there_together_come_in_one_message(caller: Caller
     assert all(message.listened for message in started)
     await caller.head.tokens(("r1", 3, 10), ("r2", 3, 20))
     (step,) = (await caller.hear()).steps
-    assert (list(step.numbers), list(step.tokens), list(step.texts)) == ([7, 9], [10, 20], ["<10>", "<20>"])
+    assert (list(step.numbers), list(step.tokens), list(step.texts)) == (
+        [7, 9],
+        [10, 20],
+        ["<10>", "<20>"],
+    )
     await caller.head.token("r1", 4, 11)
     (step,) = (await caller.hear()).steps
     assert (list(step.numbers), list(step.positions), list(step.tokens)) == ([7], [4], [11])
@@ -115,8 +119,12 @@ async def test_a_request_that_nobody_reads_holds_up_no_other(caller: Caller) -> 
         for step in (await caller.hear()).steps:
             for number, token in zip(step.numbers, step.tokens, strict=True):
                 (heard if number == 1 else fast).append(token)
-    assert fast == [50] and heard == list(range(3, 3 + UNREAD_TOKENS)), "no more than the window came"
-    await caller.listen.write(inference_pb2.ListenRequest(read=inference_pb2.TokensRead(number=1, count=30)))
+    assert fast == [50] and heard == list(range(3, 3 + UNREAD_TOKENS)), (
+        "no more than the window came"
+    )
+    await caller.listen.write(
+        inference_pb2.ListenRequest(read=inference_pb2.TokensRead(number=1, count=30))
+    )
     while len(heard) < UNREAD_TOKENS + 30:
         heard += [token for step in (await caller.hear()).steps for token in step.tokens]
     assert heard == list(range(3, 3 + UNREAD_TOKENS + 30)), "in order, nothing twice"
@@ -177,7 +185,8 @@ async def test_nothing_is_said_of_a_request_whose_call_is_over() -> None:
 
 
 async def test_a_long_answer_is_read_beyond_the_window(site: Any) -> None:
-    """The client reports the bytes that its application has read, or the coordinator would stop at the window."""
+    """The client reports the bytes that its application has read, or the coordinator would stop at
+    the window."""
     _, head = await site.deployed(max_new_tokens=1_000_000)
     count = 3 * UNREAD_TOKENS
     async with Client(site.address) as client:
@@ -188,7 +197,9 @@ async def test_a_long_answer_is_read_beyond_the_window(site: Any) -> None:
             await head.token("r1", position, position)
         await head.finish("r1")
         events = await asyncio.wait_for(answer, DEADLINE_S)
-    assert [event.token for event in events if isinstance(event, Token)] == list(range(3, 3 + count))
+    assert [event.token for event in events if isinstance(event, Token)] == list(
+        range(3, 3 + count)
+    )
 
 
 async def test_a_failure_comes_after_the_tokens_with_its_type(site: Any) -> None:
@@ -208,7 +219,9 @@ async def test_a_failure_comes_after_the_tokens_with_its_type(site: Any) -> None
 async def test_a_listened_request_beyond_its_time_is_cancelled(site: Any) -> None:
     _, head = await site.deployed()
     async with Client(site.address) as client:
-        running = asyncio.create_task(client.complete("tale", "once", request_id="r1", timeout_s=5.0, max_new_tokens=8))
+        running = asyncio.create_task(
+            client.complete("tale", "once", request_id="r1", timeout_s=5.0, max_new_tokens=8)
+        )
         await head.next_start()
         await head.accept("r1")
         with pytest.raises(DeadlineError):
@@ -226,7 +239,8 @@ async def test_requests_end_with_their_listener(caller: Caller, failing: Any) ->
 
 
 async def test_a_listener_is_found_on_its_own_connection_only(caller: Caller) -> None:
-    """Tokens of somebody else, or of a listener that the coordinator does not know, come by the request's own call."""
+    """Tokens of somebody else, or of a listener that the coordinator does not know, come by the
+    request's own call."""
     site, head = caller.site, caller.head
     other, _ = site.own_inference()
     for stub, name, listener in ((other, "r1", LISTENER), (site.inference, "r2", "no such")):

@@ -1,4 +1,5 @@
-"""Nodes that measure themselves, and operators who ask for it, against a real coordinator over real sockets."""
+"""Nodes that measure themselves, and operators who ask for it, against a real coordinator over real
+sockets."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 
 @pytest.fixture
 def measuring(make_manifest: Any, make_profile: Any) -> Any:
-    """Make an agent report the requested measurements: blocks of `seconds` each, and a link to every peer."""
+    """Make an agent report the requested measurements: blocks of `seconds` each, and a link to
+    every peer."""
     config = make_manifest().config
 
     def install(agent: Any, block_s: float = 1e-3) -> ComputeProfile:
@@ -66,7 +68,9 @@ def measuring(make_manifest: Any, make_profile: Any) -> Any:
             if isinstance(command, MeasureCompute):
                 return ProfileReport(agent.node_id, compute=(profile,))
             if isinstance(command, ProbeLinks):
-                links = tuple(MeasuredLink(agent.node_id, peer.node_id, LINK) for peer in command.peers)
+                links = tuple(
+                    MeasuredLink(agent.node_id, peer.node_id, LINK) for peer in command.peers
+                )
                 return ProfileReport(agent.node_id, links=links)
             return None
 
@@ -88,7 +92,9 @@ async def rest(call: Any) -> dict[str, admin_pb2.ProfileResponse]:
     """Read a call to its end: the last message of every node."""
     last: dict[str, admin_pb2.ProfileResponse] = {}
     while (message := await asyncio.wait_for(call.read(), DEADLINE_S)) is not grpc.aio.EOF:
-        assert not (message.node in last and last[message.node].finished), "a message behind a node's last"
+        assert not (message.node in last and last[message.node].finished), (
+            "a message behind a node's last"
+        )
         last[message.node] = message
     return last
 
@@ -97,13 +103,19 @@ async def test_nodes_are_measured_and_shown(site: Any, measuring: Any) -> None:
     a, b = await site.connected("a", "b")
     profile = measuring(a)
     measuring(b)
-    last = await rest(site.admin.Profile(profile_request(quick=True, again=True), timeout=DEADLINE_S))
+    last = await rest(
+        site.admin.Profile(profile_request(quick=True, again=True), timeout=DEADLINE_S)
+    )
     assert {name: (m.finished, m.HasField("failure")) for name, m in last.items()} == {
         "a": (True, False),
         "b": (True, False),
     }
     measure = a.commands[0]
-    assert isinstance(measure, MeasureCompute) and (measure.dtype, measure.effort, measure.again) == (
+    assert isinstance(measure, MeasureCompute) and (
+        measure.dtype,
+        measure.effort,
+        measure.again,
+    ) == (
         DType.FLOAT32,
         Effort.QUICK,
         True,
@@ -116,7 +128,10 @@ async def test_nodes_are_measured_and_shown(site: Any, measuring: Any) -> None:
     (stored,) = shown.profiles
     assert compute_profile_from_wire(stored.profile) == profile
     assert list(stored.models) == ["tiny"] and 0 <= stored.age_s < DEADLINE_S
-    assert {(link.sender_id, link.receiver_id) for link in shown.links} == {("id-a", "id-b"), ("id-b", "id-a")}
+    assert {(link.sender_id, link.receiver_id) for link in shown.links} == {
+        ("id-a", "id-b"),
+        ("id-b", "id-a"),
+    }
     assert link_from_wire(shown.links[0]).profile == LINK and 0 <= shown.links[0].age_s < DEADLINE_S
     whole = await site.admin.GetSite(admin_pb2.GetSiteRequest(model="tiny"), timeout=DEADLINE_S)
     assert [node.name for node in whole.nodes] == ["a", "b"] and len(whole.links) == 2
@@ -146,7 +161,9 @@ async def test_progress_reaches_the_caller(site: Any) -> None:
 async def test_a_node_that_cannot_does_not_stop_the_others(site: Any, measuring: Any) -> None:
     a, b = await site.connected("a", "b")
     measuring(b)
-    a.answer = lambda command: InternalError("no room for one layer") if isinstance(command, MeasureCompute) else None
+    a.answer = lambda command: (
+        InternalError("no room for one layer") if isinstance(command, MeasureCompute) else None
+    )
     last = await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
     assert from_failure(last["a"].failure).message == "no room for one layer" and last["a"].finished
     assert last["b"].finished and not last["b"].HasField("failure")
@@ -195,7 +212,9 @@ async def test_a_site_without_nodes(site: Any, failing: Any) -> None:
     assert caught[0].field == "nodes"
 
 
-async def test_measuring_outlives_its_caller_and_a_repeat_follows_on(site: Any, measuring: Any, failing: Any) -> None:
+async def test_measuring_outlives_its_caller_and_a_repeat_follows_on(
+    site: Any, measuring: Any, failing: Any
+) -> None:
     (a,) = await site.connected("a")
     measuring(a)
     a.held = {MeasureCompute}
@@ -244,10 +263,15 @@ async def test_a_node_that_joins_is_measured_by_itself_and_until_then_said_to_be
     measuring(c)
     c.held = {MeasureCompute}
     operation_id, command = await c.take_pending()
-    assert isinstance(command, MeasureCompute) and (command.dtype, command.effort) == (DType.FLOAT32, Effort.FULL)
+    assert isinstance(command, MeasureCompute) and (command.dtype, command.effort) == (
+        DType.FLOAT32,
+        Effort.FULL,
+    )
     await site.until(lambda state: sum(len(known.links) for known in state.measured.values()) == 6)
     assert await unknown_by_name(site) == {"a": (0, 0), "b": (0, 0), "c": (1, 0)}
-    shown = node_details_from_wire(await site.admin.GetNode(admin_pb2.GetNodeRequest(node="c"), timeout=DEADLINE_S))
+    shown = node_details_from_wire(
+        await site.admin.GetNode(admin_pb2.GetNodeRequest(node="c"), timeout=DEADLINE_S)
+    )
     assert shown.unknown == UnknownFigures((UnknownProfile((ModelName("tiny"),), DType.FLOAT32),))
     await c.reply(operation_id, command)
     await site.until(lambda state: state.measured[c.node_id].profiles)
@@ -269,8 +293,12 @@ async def test_a_deleted_model_is_not_unknown_unless_another_has_its_shape(
     await rest(site.admin.Profile(profile_request("a"), timeout=DEADLINE_S))
     assert await unknown_by_name(site) == {"a": (0, 0), "b": (1, 1)}
     if copies:
-        site.models.manifests["copy"] = replace(site.models.manifests["tiny"], name=ModelName("copy"))
-    await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(name="tiny", operation_id="d"), timeout=DEADLINE_S)
+        site.models.manifests["copy"] = replace(
+            site.models.manifests["tiny"], name=ModelName("copy")
+        )
+    await site.admin.DeleteModel(
+        admin_pb2.DeleteModelRequest(name="tiny", operation_id="d"), timeout=DEADLINE_S
+    )
     if not copies:
         await site.until(lambda state: not state.configs)
     assert await unknown_by_name(site) == {"a": (0, 0), "b": (int(copies), 1)}
@@ -310,7 +338,9 @@ async def test_layers_measured_on_a_busy_node_are_measured_again(
 
     def measured(command: Command) -> ProfileReport | None:
         assert isinstance(command, MeasureCompute)
-        return ProfileReport(a.node_id, compute=(quiet if command.again else replace(quiet, others_share=0.3),))
+        return ProfileReport(
+            a.node_id, compute=(quiet if command.again else replace(quiet, others_share=0.3),)
+        )
 
     a.measured = measured
     await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
@@ -343,20 +373,31 @@ async def test_a_deployment_asks_a_node_that_measured_something_else_when_it_cam
     call = asyncio.ensure_future(site.admin.Deploy(request, timeout=2 * DEADLINE_S))
     b.held = set()
     if fails:
-        b.answer = lambda command: InternalError("no") if isinstance(command, MeasureCompute) else None
+        b.answer = lambda command: (
+            InternalError("no") if isinstance(command, MeasureCompute) else None
+        )
     a.held = set()
-    await site.until(lambda state: any(job.node_id == a.node_id for job in state.jobs))  # layers wait for probes
+    await site.until(
+        lambda state: any(job.node_id == a.node_id for job in state.jobs)
+    )  # layers wait for probes
     await b.reply(*probing)
     await asyncio.wait_for(call, DEADLINE_S)
-    assert [kind for kind in b.kinds() if kind in (ProbeLinks, MeasureCompute)][:2] == [ProbeLinks, MeasureCompute]
+    assert [kind for kind in b.kinds() if kind in (ProbeLinks, MeasureCompute)][:2] == [
+        ProbeLinks,
+        MeasureCompute,
+    ]
     assert b.kinds().count(MeasureCompute) == 1, "it is asked once, also where it cannot"
     assert bool(site.state.measured[b.node_id].profiles) is not fails
 
 
-async def test_a_report_that_cannot_be_used_is_refused(site: Any, failing: Any, measuring: Any) -> None:
+async def test_a_report_that_cannot_be_used_is_refused(
+    site: Any, failing: Any, measuring: Any
+) -> None:
     (a,) = await site.connected("a")
     profile = measuring(a)
-    headless = replace(profile, layers=tuple(layer for layer in profile.layers if layer.kind is not LayerKind.HEAD))
+    headless = replace(
+        profile, layers=tuple(layer for layer in profile.layers if layer.kind is not LayerKind.HEAD)
+    )
     empty = replace(profile, layers=tuple(replace(layer, decode=()) for layer in profile.layers))
     foreign = MeasuredLink(NodeId("id-b"), NodeId("id-a"), LINK)
     nowhere = MeasuredLink(NodeId("id-a"), NodeId("id-z"), LINK)
@@ -373,7 +414,9 @@ async def test_a_report_that_cannot_be_used_is_refused(site: Any, failing: Any, 
 
 
 def of_samples(profile: ComputeProfile, samples: tuple[Sample, ...]) -> ComputeProfile:
-    return replace(profile, layers=tuple(replace(layer, prefill=samples) for layer in profile.layers))
+    return replace(
+        profile, layers=tuple(replace(layer, prefill=samples) for layer in profile.layers)
+    )
 
 
 @pytest.mark.parametrize(
@@ -429,7 +472,11 @@ async def test_the_profiles_of_a_node_have_a_bound(measuring: Any, site: Any) ->
         named = replace(profile, model_hash=f"{number:016x}")
         known = known.reported(ProfileReport(a.node_id, compute=(named,)), float(number))
     hashes = [key[0] for key in known.profiles]
-    assert len(hashes) == MAX_PROFILES and hashes[-1] == f"{MAX_PROFILES + 2:016x}" and f"{2:016x}" not in hashes
+    assert (
+        len(hashes) == MAX_PROFILES
+        and hashes[-1] == f"{MAX_PROFILES + 2:016x}"
+        and f"{2:016x}" not in hashes
+    )
 
 
 async def test_a_measured_site_is_planned(site: Any, measuring: Any) -> None:
@@ -438,16 +485,23 @@ async def test_a_measured_site_is_planned(site: Any, measuring: Any) -> None:
     measuring(b, 1e-3)
     request = site.deploy_request(layers=(), objective="latency")
     before = await site.admin.Plan(admin_pb2.PlanRequest(spec=request.spec), timeout=DEADLINE_S)
-    assert not before.placement.HasField("predicted") and "not measured for tiny" in before.placement.note
+    assert (
+        not before.placement.HasField("predicted")
+        and "not measured for tiny" in before.placement.note
+    )
     await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
     after = placement_from_wire(
-        (await site.admin.Plan(admin_pb2.PlanRequest(spec=request.spec), timeout=DEADLINE_S)).placement
+        (
+            await site.admin.Plan(admin_pb2.PlanRequest(spec=request.spec), timeout=DEADLINE_S)
+        ).placement
     )
     assert after.predicted is not None and [stage.node_name for stage in after.stages] == ["a", "b"]
     assert len(after.stages[0].layers) == 1 and not after.note
     await site.admin.Deploy(request, timeout=DEADLINE_S)
     await site.until_phase("tale", "ready")
-    shown = await site.admin.GetDeployment(admin_pb2.GetDeploymentRequest(name="tale"), timeout=DEADLINE_S)
+    shown = await site.admin.GetDeployment(
+        admin_pb2.GetDeploymentRequest(name="tale"), timeout=DEADLINE_S
+    )
     assert deployment_from_wire(shown.deployment).placement == after
     await site.restart()
     assert site.state.deployments["tale"].placement == after
@@ -487,15 +541,20 @@ async def test_a_deployment_has_unmeasured_nodes_measured_first(site: Any, measu
         measuring(agent)
     request = site.deploy_request(layers=())
     request.measure_s = DEADLINE_S
-    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
-    assert deployed.placement.predicted is not None and "not measured" not in deployed.placement.note
+    deployed = deployment_from_wire(
+        (await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment
+    )
+    assert (
+        deployed.placement.predicted is not None and "not measured" not in deployed.placement.note
+    )
     assert not site.state.jobs
 
 
 async def test_a_deployment_is_planned_again_only_where_something_was_measured_for_it(
     site: Any, measuring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objections are reported before any caller waits. If nothing is to be measured, one plan serves for both."""
+    """Objections are reported before any caller waits. If nothing is to be measured, one plan
+    serves for both."""
     planned, place = list[str](), Planner.place_replicas
 
     async def counting(planner: Planner, state: Any, spec: Any, *rest: Any) -> Any:
@@ -518,9 +577,13 @@ async def test_what_is_not_measured_in_time_is_named_and_assumed(site: Any, meas
     a.held.add(MeasureCompute)
     request = site.deploy_request(layers=())
     request.measure_s = 1.0
-    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
+    deployed = deployment_from_wire(
+        (await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment
+    )
     assert [stage.node_name for stage in deployed.placement.stages] == ["a"]
-    assert deployed.placement.note.startswith("Placed by memory, on as few nodes as hold it: not measured for tiny")
+    assert deployed.placement.note.startswith(
+        "Placed by memory, on as few nodes as hold it: not measured for tiny"
+    )
     assert deployed.placement.predicted is None
     assert [type(command) for command in a.commands].count(MeasureCompute) == 1
 
@@ -547,10 +610,14 @@ async def test_two_deployments_share_a_measurement(site: Any, measuring: Any) ->
 
 async def test_a_measurement_that_fails_fails_no_deployment(site: Any) -> None:
     for agent in await site.connected("a", "b"):
-        agent.answer = lambda command: InternalError("broken") if isinstance(command, MeasureCompute) else None
+        agent.answer = lambda command: (
+            InternalError("broken") if isinstance(command, MeasureCompute) else None
+        )
     request = site.deploy_request(layers=())
     request.measure_s = DEADLINE_S
-    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
+    deployed = deployment_from_wire(
+        (await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment
+    )
     assert [stage.node_name for stage in deployed.placement.stages] == ["a"]
 
 

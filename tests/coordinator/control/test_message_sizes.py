@@ -29,7 +29,10 @@ UNSENDABLE: dict[str, tuple[StartRequest, type]] = {
         StartRequest(RequestId("large"), Generation("x" * (12 << 20)), (2**32 - 1,) * (1 << 20)),
         InvalidArgumentError,
     ),
-    "of no numbers of the wire": (StartRequest(RequestId("large"), Generation((2**40,))), InternalError),
+    "of no numbers of the wire": (
+        StartRequest(RequestId("large"), Generation((2**40,))),
+        InternalError,
+    ),
 }
 
 
@@ -46,7 +49,9 @@ async def test_a_request_just_below_the_limit_of_grpc_is_refused_by_name_and_oth
 ) -> None:
     _, head = await site.deployed()
     other = await running(site, head, "other")
-    request = inference_pb2.GenerateRequest(model="tale", generation=head_pb2.Generation(max_new_tokens=8))
+    request = inference_pb2.GenerateRequest(
+        model="tale", generation=head_pb2.Generation(max_new_tokens=8)
+    )
     request.generation.prompt = "x" * (MESSAGE_LIMIT_BYTES - 40 - request.ByteSize())
     assert MESSAGE_LIMIT_BYTES - 64 < request.ByteSize() < MESSAGE_LIMIT_BYTES
     async with failing(InvalidArgumentError) as caught:
@@ -57,7 +62,9 @@ async def test_a_request_just_below_the_limit_of_grpc_is_refused_by_name_and_oth
 
 
 @pytest.mark.parametrize("what", UNSENDABLE)
-async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(site: Any, failing: Any, what: str) -> None:
+async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(
+    site: Any, failing: Any, what: str
+) -> None:
     """For any field that made it grow."""
     start, kind = UNSENDABLE[what]
     _, head = await site.deployed()
@@ -78,7 +85,9 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
     """Texts of several requests and of one; a text that does not fit into a message is not lost,
     and the end is last.
     """
-    monkeypatch.setattr(head_reports, "FIRST_CHARACTERS", 3 * longest)  # a head may send less for one token
+    monkeypatch.setattr(
+        head_reports, "FIRST_CHARACTERS", 3 * longest
+    )  # a head may send less for one token
     await site.deployed(concurrency=4)
     stream, names, expected = ListenerFeed(), ("r1", "r2", "r3"), list[tuple[int, int]]()
     for number, name in enumerate(names):
@@ -94,10 +103,14 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
     heard, ended = list[tuple[int, int]](), list[int]()
     stream.finish()
     async for message in stream.heard():
-        assert is_sendable(heard_to_wire(message)), "gRPC would end the stream of all requests of this client"
+        assert is_sendable(heard_to_wire(message)), (
+            "gRPC would end the stream of all requests of this client"
+        )
         heard += [(number, token.position) for number, token in message.tokens]
         ended += [number for number, _ in message.ends]
-    assert sorted(heard) == expected and all(a < b for a, b in pairwise(h for h in heard if h[0] == 1))
+    assert sorted(heard) == expected and all(
+        a < b for a, b in pairwise(h for h in heard if h[0] == 1)
+    )
     assert sorted(ended) == [0, 1, 2]
 
 
@@ -114,9 +127,16 @@ async def test_a_stream_that_its_node_does_not_read_ends() -> None:
 async def test_a_command_that_cannot_be_sent_is_refused_and_the_node_stays(site: Any) -> None:
     (agent,) = await site.connected("a")
     connection = site.state.nodes[agent.node_id].connection
-    keys = [CommandKey(uid, Epoch(0), CommandKind.MEASURE, 0).operation_id for uid in ("large", "small")]
+    keys = [
+        CommandKey(uid, Epoch(0), CommandKind.MEASURE, 0).operation_id for uid in ("large", "small")
+    ]
     for key, size in zip(keys, (17 << 20, 1), strict=True):
-        command = MeasureCompute({"comment": "x" * size}, DType.FLOAT32, effort=Effort.QUICK, again=False)
+        command = MeasureCompute(
+            {"comment": "x" * size}, DType.FLOAT32, effort=Effort.QUICK, again=False
+        )
         site.coordinator._hub.send(agent.node_id, connection, key, command)
     await agent.until(lambda agent: bool(agent.operation_ids))
-    assert agent.operation_ids == [keys[1]] and site.state.nodes[agent.node_id].connection == connection
+    assert (
+        agent.operation_ids == [keys[1]]
+        and site.state.nodes[agent.node_id].connection == connection
+    )

@@ -39,18 +39,26 @@ async def test_a_request_is_counted_and_timed(site: Any) -> None:
         pass
     found = figures(site)
     of = '{deployment="tale",replica=""}'
-    assert found[f"edgeshard_prompt_tokens_total{of}"] == 3 and found[f"edgeshard_generated_tokens_total{of}"] == 3
+    assert (
+        found[f"edgeshard_prompt_tokens_total{of}"] == 3
+        and found[f"edgeshard_generated_tokens_total{of}"] == 3
+    )
     assert found[f"edgeshard_time_to_first_token_seconds_count{of}"] == 1
     assert found[f"edgeshard_inter_token_latency_seconds_count{of}"] == 2
     assert found[f"edgeshard_request_queue_seconds_count{of}"] == 1
     assert found[f"edgeshard_request_prefill_seconds_count{of}"] == 1
-    assert found['edgeshard_requests_finished_total{deployment="tale",reason="length",replica=""}'] == 1
+    assert (
+        found['edgeshard_requests_finished_total{deployment="tale",reason="length",replica=""}']
+        == 1
+    )
     assert found[f"edgeshard_requests_running{of}"] == 0
     assert found['edgeshard_requests_total{deployment="tale",replica="",role="none"}'] == 1
     assert found['vllm:generation_tokens_total{model_name="tale"}'] == 3
     assert found['vllm:request_success_total{finished_reason="length",model_name="tale"}'] == 1
     text = site.coordinator.metrics.exposition()[0].decode()
-    assert "very-own-id" not in text and not re.search("once|<1[012]>", text), "nothing of a user is a label"
+    assert "very-own-id" not in text and not re.search("once|<1[012]>", text), (
+        "nothing of a user is a label"
+    )
 
 
 async def test_refusals_and_failures_are_counted_by_code(site: Any, failing: Any) -> None:
@@ -66,7 +74,14 @@ async def test_refusals_and_failures_are_counted_by_code(site: Any, failing: Any
         await call.read()
     found = figures(site)
     assert found['edgeshard_requests_refused_total{code="not_found"}'] == 1
-    assert sum(figure for name, figure in found.items() if name.startswith("edgeshard_requests_failed_total")) == 1
+    assert (
+        sum(
+            figure
+            for name, figure in found.items()
+            if name.startswith("edgeshard_requests_failed_total")
+        )
+        == 1
+    )
 
 
 async def test_a_deleted_deployment_leaves_nothing_behind(site: Any) -> None:
@@ -80,7 +95,9 @@ async def test_what_a_node_says_of_its_machine_is_there_until_it_leaves(site: An
     (agent,) = await site.connected("a")
     conditions = site.coordinator.conditions
     connection = site.state.nodes["id-a"].connection
-    conditions.came(NodeId("id-a"), connection, Condition(version="9.9", utc_s=1.0, swap_used_bytes=5))
+    conditions.came(
+        NodeId("id-a"), connection, Condition(version="9.9", utc_s=1.0, swap_used_bytes=5)
+    )
     found = figures(site)
     assert found['edgeshard_node_info{node="a",version="9.9"}'] == 1
     assert found['edgeshard_node_swap_used_bytes{node="a"}'] == 5
@@ -94,7 +111,9 @@ async def test_what_a_node_says_of_its_machine_is_there_until_it_leaves(site: An
 async def test_caches_of_experts_are_told_as_their_nodes_say(site: Any) -> None:
     agents, _ = await site.deployed()
     (placed, *_) = site.state.deployments["tale"].placement.stages
-    experts = StageExperts(20, room_bytes=30, total_bytes=90, hits=7, misses=3, read_bytes=60, waited_s=0.5)
+    experts = StageExperts(
+        20, room_bytes=30, total_bytes=90, hits=7, misses=3, read_bytes=60, waited_s=0.5
+    )
     status = StageStatus(TALE, Epoch(1), 0, placed.layers, StagePhase.ACTIVE, experts=experts)
     assert "edgeshard_stage_experts" not in "".join(figures(site))
     await site.heard(agents[0], status)
@@ -161,7 +180,12 @@ def test_the_parts_of_a_request_make_up_the_whole() -> None:
     for now in (13.0, 13.5, 14.0):
         times.token(now)
     times.finished("stop", 14.25)
-    assert (counts.queue.sum, counts.prefill.sum, counts.decode.sum, counts.whole.sum) == (1.0, 2.0, 1.0, 4.25)
+    assert (counts.queue.sum, counts.prefill.sum, counts.decode.sum, counts.whole.sum) == (
+        1.0,
+        2.0,
+        1.0,
+        4.25,
+    )
     assert (counts.first_token.sum, counts.between_tokens.sum, counts.new_tokens) == (3.0, 1.0, 3)
 
 

@@ -44,7 +44,10 @@ async def test_units_come_with_the_names_of_the_models_that_the_store_has(site: 
     await agent.reply(*command, packed=units)
     found = [packed_unit_from_wire(unit) for unit in (await call).units]
     name = site.coordinator.models.list()[0][0].name
-    assert found == [UNIT, replace(units[1], model_name=name)] and site.coordinator.questions.packed.waiting == 0
+    assert (
+        found == [UNIT, replace(units[1], model_name=name)]
+        and site.coordinator.questions.packed.waiting == 0
+    )
 
 
 async def test_a_drop_is_sent_once_however_often_it_is_asked_for(site: Any) -> None:
@@ -65,20 +68,28 @@ async def test_what_a_node_refuses_and_nodes_that_are_not_there(site: Any) -> No
     await agents[0].reply(*command, NotFoundError("there are no packed units feed", field="ids"))
     refused = await failure_of(call)
     assert type(refused) is NotFoundError and "node a" in refused.message and refused.field == "ids"
-    unknown = await failure_of(site.admin.ListPacked(admin_pb2.ListPackedRequest(node="none"), timeout=DEADLINE_S))
+    unknown = await failure_of(
+        site.admin.ListPacked(admin_pb2.ListPackedRequest(node="none"), timeout=DEADLINE_S)
+    )
     assert type(unknown) is NotFoundError and unknown.field == "node"
     asked, _ = await begun(agents[1], site.coordinator.questions.packed.list("b"))
     await agents[1].vanish()
     with pytest.raises(UnavailableError, match="node b: the node disconnected"):
         await asked
     await site.until(lambda state: not state.is_connected(agents[1].node_id))
-    away = await failure_of(site.admin.ListPacked(admin_pb2.ListPackedRequest(node="b"), timeout=DEADLINE_S))
+    away = await failure_of(
+        site.admin.ListPacked(admin_pb2.ListPackedRequest(node="b"), timeout=DEADLINE_S)
+    )
     assert type(away) is UnavailableError and away.reason == "NODE_AWAY"
 
 
-async def test_a_node_cannot_answer_for_another_and_a_silent_one_is_not_waited_for(site: Any) -> None:
+async def test_a_node_cannot_answer_for_another_and_a_silent_one_is_not_waited_for(
+    site: Any,
+) -> None:
     agents = await site.connected("a", "b")
-    call, command = await begun(agents[0], site.admin.ListPacked(admin_pb2.ListPackedRequest(node="a")))
+    call, command = await begun(
+        agents[0], site.admin.ListPacked(admin_pb2.ListPackedRequest(node="a"))
+    )
     await agents[1].reply(*command, packed=(replace(UNIT, unit="forged"),))
     await site.heard(agents[1])
     await agents[0].reply(*command, packed=(UNIT,))

@@ -26,8 +26,21 @@ from edgeshard_coordinator.core.values.state import (
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
-from edgeshard.domain.errors import DataLossError, FailedPreconditionError, InternalError, ResourceExhaustedError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InternalError,
+    ResourceExhaustedError,
+)
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Digest,
+    Epoch,
+    ModelName,
+    NodeId,
+    NodeName,
+    OperationId,
+)
 from edgeshard.domain.models.dtypes import Quantisation
 from edgeshard.domain.nodes.profile import PROFILE_VERSION, LinkProfile
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS
@@ -38,7 +51,10 @@ CONFIG = BUILT_IN_CONFIGS["llama2-7b"]
 
 @pytest.fixture
 def record(make_manifest: Any, make_facts: Any) -> DeploymentRecord:
-    nodes = [Candidate(NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", 1 << 30, True, make_facts()) for n in "ab"]
+    nodes = [
+        Candidate(NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", 1 << 30, True, make_facts())
+        for n in "ab"
+    ]
     spec = parse_spec(
         {
             "name": "tale",
@@ -52,7 +68,9 @@ def record(make_manifest: Any, make_facts: Any) -> DeploymentRecord:
     )
     placement = SimplePlacer().place(spec, make_manifest(), nodes)
     fresh = (Progress(), Progress())
-    return DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(3), prepared=fresh, released=fresh)
+    return DeploymentRecord(
+        "u1", spec, Digest("d" * 64), placement, Epoch(3), prepared=fresh, released=fresh
+    )
 
 
 async def reopened(path: Path) -> State:
@@ -82,21 +100,34 @@ async def test_a_deployment_comes_back_waiting(tmp_path: Path, record: Deploymen
 
 
 async def test_a_move_is_there_when_it_is_written(tmp_path: Path, record: DeploymentRecord) -> None:
-    """Although it takes effect only after the disk has confirmed it; a requested deletion has priority."""
+    """Although it takes effect only after the disk has confirmed it; a requested deletion has
+    priority."""
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
     there = replace(record.placement, kv_blocks=77)
-    moving = replace(record, phase=DeploymentPhase.READY, ever_ready=True, move=Move(there, Epoch(4), 2))
+    moving = replace(
+        record, phase=DeploymentPhase.READY, ever_ready=True, move=Move(there, Epoch(4), 2)
+    )
     await store.save(moving)
     await store.close()
     restored = (await reopened(tmp_path / "state.sqlite")).deployments[NAME]
-    assert (restored.phase, restored.epoch, restored.placement) == (DeploymentPhase.WAITING, 4, there)
+    assert (restored.phase, restored.epoch, restored.placement) == (
+        DeploymentPhase.WAITING,
+        4,
+        there,
+    )
     deleted = replace(moving, delete_revision=3).on_disk
-    assert (deleted.phase, deleted.epoch, deleted.placement) == (DeploymentPhase.DELETING, 3, record.placement)
+    assert (deleted.phase, deleted.epoch, deleted.placement) == (
+        DeploymentPhase.DELETING,
+        3,
+        record.placement,
+    )
 
 
 @pytest.mark.parametrize("phase", [DeploymentPhase.FAILED, DeploymentPhase.DELETING])
-async def test_failed_and_deleting_stay_so(tmp_path: Path, record: DeploymentRecord, phase: DeploymentPhase) -> None:
+async def test_failed_and_deleting_stay_so(
+    tmp_path: Path, record: DeploymentRecord, phase: DeploymentPhase
+) -> None:
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
     failure = DataLossError("tensor x is corrupt", field="x", reason="CORRUPT_TENSOR")
@@ -112,7 +143,9 @@ async def test_failed_and_deleting_stay_so(tmp_path: Path, record: DeploymentRec
     )
 
 
-async def test_a_forgotten_deployment_leaves_its_epoch(tmp_path: Path, record: DeploymentRecord) -> None:
+async def test_a_forgotten_deployment_leaves_its_epoch(
+    tmp_path: Path, record: DeploymentRecord
+) -> None:
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
     await store.save(record)
@@ -122,14 +155,18 @@ async def test_a_forgotten_deployment_leaves_its_epoch(tmp_path: Path, record: D
     assert not state.deployments and state.first_epoch(NAME) == 4
 
 
-async def test_operations_and_nodes_come_back(tmp_path: Path, record: DeploymentRecord, make_facts: Any) -> None:
+async def test_operations_and_nodes_come_back(
+    tmp_path: Path, record: DeploymentRecord, make_facts: Any
+) -> None:
     path = tmp_path / "state.sqlite"
     store = StateStore(path)
     await store.open("one", Timings())
     operation = ServedOperation(OperationId("op-1"), "print", b"\x00answer")
     await store.save(replace(record, operations=(operation,)))
     await store.save(replace(record, operations=(operation,)))
-    await store.save_node(KnownNode(NodeId("id-a"), NodeName("a"), "a:1", 1, make_facts(), "i1", connection=3))
+    await store.save_node(
+        KnownNode(NodeId("id-a"), NodeName("a"), "a:1", 1, make_facts(), "i1", connection=3)
+    )
     await store.close()
     again = StateStore(path)
     state = await again.open("two", Timings())
@@ -140,7 +177,9 @@ async def test_operations_and_nodes_come_back(tmp_path: Path, record: Deployment
     assert (node.name, node.facts, node.connected, node.saved) == ("a", make_facts(), False, True)
 
 
-async def test_measurements_come_back_as_old_as_they_are(tmp_path: Path, make_facts: Any, make_profile: Any) -> None:
+async def test_measurements_come_back_as_old_as_they_are(
+    tmp_path: Path, make_facts: Any, make_profile: Any
+) -> None:
     path = tmp_path / "state.sqlite"
     store = StateStore(path)
     await store.open("one", Timings(), now=1000.0)
@@ -161,7 +200,10 @@ async def test_measurements_come_back_as_old_as_they_are(tmp_path: Path, make_fa
     state = await again.open("two", Timings(), now=5.0)
     restored = state.measured[a]
     assert state.measured.keys() == {a} and restored.saved
-    assert {key: known.value for key, known in restored.profiles.items()} == {key: profile, key_of(packed): packed}
+    assert {key: known.value for key, known in restored.profiles.items()} == {
+        key: profile,
+        key_of(packed): packed,
+    }
     assert restored.links.keys() == {b} and restored.links[b].value == link
     # Older by however long this test took.
     assert 59.0 < 5.0 - restored.profiles[key].reported_at < 120.0
@@ -171,12 +213,16 @@ async def test_measurements_come_back_as_old_as_they_are(tmp_path: Path, make_fa
     assert not (await reopened(path)).measured, "what was dropped is dropped on disk"
 
 
-async def test_a_measurement_nobody_can_read_is_forgotten(tmp_path: Path, make_facts: Any, make_profile: Any) -> None:
+async def test_a_measurement_nobody_can_read_is_forgotten(
+    tmp_path: Path, make_facts: Any, make_profile: Any
+) -> None:
     path, node_id, profile = tmp_path / "state.sqlite", NodeId("id-a"), make_profile(CONFIG, 1e-3)
     store = StateStore(path)
     await store.open("one", Timings())
     await store.save_node(KnownNode(node_id, NodeName("a"), "a:1", 1, make_facts(), "i1"))
-    await store.save_measurements(node_id, Measurements({("h", profile.dtype, None): Reported(profile, 0.0)}), now=0.0)
+    await store.save_measurements(
+        node_id, Measurements({("h", profile.dtype, None): Reported(profile, 0.0)}), now=0.0
+    )
     await store.close()
     with sqlite3.connect(path) as database:
         of_today, later = f'"version": {PROFILE_VERSION}', '"version": 99'
@@ -186,7 +232,9 @@ async def test_a_measurement_nobody_can_read_is_forgotten(tmp_path: Path, make_f
     assert not state.measured and node_id in state.nodes
 
 
-async def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path, record: DeploymentRecord) -> None:
+async def test_a_file_of_the_first_version_is_brought_up_to_date(
+    tmp_path: Path, record: DeploymentRecord
+) -> None:
     path = tmp_path / "state.sqlite"
     store = StateStore(path)
     await store.open("one", Timings())
@@ -194,7 +242,8 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path,
     await store.close()
     with sqlite3.connect(path) as database:
         database.executescript(
-            "DROP TABLE profiles; DROP TABLE links; DROP TABLE traffic; DROP TABLE term; PRAGMA user_version=1;"
+            "DROP TABLE profiles; DROP TABLE links; DROP TABLE traffic; DROP TABLE term; PRAGMA "
+            "user_version=1;"
         )
     database.close()
     assert NAME in (await reopened(path)).deployments
@@ -212,25 +261,34 @@ async def test_each_run_with_a_state_has_the_next_term(tmp_path: Path) -> None:
     assert other.number == 1 and other.site not in ("", terms[0].site)
 
 
-async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path, record: DeploymentRecord) -> None:
+async def test_a_transaction_is_whole_or_not_at_all(
+    tmp_path: Path, record: DeploymentRecord
+) -> None:
     path = tmp_path / "state.sqlite"
     store = StateStore(path)
     await store.open("one", Timings())
     unwritable: Any = object()
     with pytest.raises(InternalError) as info:
-        await store.save(replace(record, operations=(ServedOperation(OperationId("op-1"), "print", unwritable),)))
+        await store.save(
+            replace(record, operations=(ServedOperation(OperationId("op-1"), "print", unwritable),))
+        )
     assert info.value.reason == "STATE_STORE"
     await store.save_operation(ServedOperation(OperationId("op-2"), "print", b""))
     await store.close()
     assert not (await reopened(path)).deployments
 
 
-async def test_replicas_are_written_together_or_not_at_all(tmp_path: Path, record: DeploymentRecord) -> None:
+async def test_replicas_are_written_together_or_not_at_all(
+    tmp_path: Path, record: DeploymentRecord
+) -> None:
     """If a process ends within the write, it leaves none of them: readers meanwhile see none."""
     path = tmp_path / "state.sqlite"
     store = StateStore(path)
     await store.open("one", Timings())
-    one, two = (replace(record, spec=spec) for spec in replace(record.spec, layers=(), source="").numbered(2))
+    one, two = (
+        replace(record, spec=spec)
+        for spec in replace(record.spec, layers=(), source="").numbered(2)
+    )
     unwritable: Any = object()
     broken = replace(two, operations=(ServedOperation(OperationId("op-1"), "print", unwritable),))
     with pytest.raises(InternalError):
@@ -240,7 +298,9 @@ async def test_replicas_are_written_together_or_not_at_all(tmp_path: Path, recor
     assert not (await reopened(path)).deployments
     store = StateStore(path)
     await store.open("two", Timings())
-    await store.save(one, replace(two, operations=(ServedOperation(OperationId("op-3"), "print", b""),)))
+    await store.save(
+        one, replace(two, operations=(ServedOperation(OperationId("op-3"), "print", b""),))
+    )
     await store.close()
     assert list((await reopened(path)).deployments) == ["tale.1", "tale.2"]
 
@@ -251,7 +311,9 @@ async def test_a_full_disk_is_named_with_its_bytes_and_takes_writes_again_when_t
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
     database, large = store._open_database, replace(record, uid="x" * 100_000)
-    await store._run(lambda: database.execute("PRAGMA max_page_count=1"))  # no page more than there are
+    await store._run(
+        lambda: database.execute("PRAGMA max_page_count=1")
+    )  # no page more than there are
     with pytest.raises(ResourceExhaustedError, match=r"bytes are free") as caught:
         await store.save(large)
     assert caught.value.reason == "DISK_FULL" and str(tmp_path) in caught.value.message
@@ -266,7 +328,10 @@ async def test_the_disk_is_asked_for_full_durability(tmp_path: Path) -> None:
     await store.open("one", Timings())
     database = store._open_database
     settings = await store._run(
-        lambda: [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+        lambda: [
+            database.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
+        ]
     )
     assert settings == ["wal", 2]
     await store.close()
@@ -315,5 +380,8 @@ async def test_the_lengths_of_what_was_served_come_back_and_the_oldest_names_go(
     again = StateStore(tmp_path / "state.sqlite")
     await again.open("two", Timings())
     kept = await again.load_traffic()
-    assert kept == {keys[1]: traffic.after(1, 1), (DeploymentName("d"), ModelName("other")): traffic}
+    assert kept == {
+        keys[1]: traffic.after(1, 1),
+        (DeploymentName("d"), ModelName("other")): traffic,
+    }
     await again.close()

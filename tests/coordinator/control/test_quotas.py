@@ -19,7 +19,12 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
@@ -41,21 +46,29 @@ RECORD = DeploymentRecord(
     uid="u1",
     spec=parse_spec({"name": "tale", "model": "tiny", "source": "a", "concurrency": 4}),
     manifest_digest=Digest("d" * 64),
-    placement=Placement((PlacedStage(0, *HEAD, "a:7000", LayerRange(0, 6), 1000, 1000),), 16, 8, 1, 1),
+    placement=Placement(
+        (PlacedStage(0, *HEAD, "a:7000", LayerRange(0, 6), 1000, 1000),), 16, 8, 1, 1
+    ),
     epoch=Epoch(3),
     phase=DeploymentPhase.READY,
 )
 
 
 class Front:
-    """A front with two ready deployments of four slots each, so that twenty requests find a place at each."""
+    """A front with two ready deployments of four slots each, so that twenty requests find a place
+    at each."""
 
     def __init__(self, **quotas: Quota) -> None:
         self.now = 0.0
         others = quotas.pop("others", Quota())
         named = {name.replace("_", "/"): quota for name, quota in quotas.items()}
-        self.front = RequestFront(self.state, TrafficBook(), lambda: self.now, quotas=Quotas(named, others))
-        self.heads = {name: self.front.attach(name, Epoch(3), *HEAD) for name in (NAME, DeploymentName("other"))}
+        self.front = RequestFront(
+            self.state, TrafficBook(), lambda: self.now, quotas=Quotas(named, others)
+        )
+        self.heads = {
+            name: self.front.attach(name, Epoch(3), *HEAD)
+            for name in (NAME, DeploymentName("other"))
+        }
         self.count = 0
 
     def state(self) -> State:
@@ -67,8 +80,17 @@ class Front:
         id = RequestId(more.pop("id", f"r{self.count}"))
         return self.front.start(model, more.pop("generation", ONCE), id, client, **more)
 
-    def run(self, request: RunningRequest, prompt_tokens: int, new_tokens: int, *, to_its_end: bool = True) -> None:
-        tokens = [Token(position, 7, "") for position in range(prompt_tokens, prompt_tokens + new_tokens)]
+    def run(
+        self,
+        request: RunningRequest,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        to_its_end: bool = True,
+    ) -> None:
+        tokens = [
+            Token(position, 7, "") for position in range(prompt_tokens, prompt_tokens + new_tokens)
+        ]
         self.heard(request, RequestAccepted((7,) * prompt_tokens), *tokens)
         if to_its_end:
             self.heard(request, RequestEnd(FinishReason.LENGTH, ""))
@@ -84,14 +106,19 @@ class Front:
 
 def generate(stub: Any, request_id: str, priority: int = 0, resume: bool = False) -> Any:
     generation = head_pb2.Generation(prompt="once", max_new_tokens=8, priority=priority)
-    request = inference_pb2.GenerateRequest(model="tale", request_id=request_id, generation=generation)
+    request = inference_pb2.GenerateRequest(
+        model="tale", request_id=request_id, generation=generation
+    )
     if resume:
         request.resume.SetInParent()
     return stub.Generate(request, timeout=DEADLINE_S)
 
 
-async def test_one_client_cannot_keep_all_others_out(open_site: Callable[..., Any], tmp_path: Path) -> None:
-    """Forty calls for twenty places: the client gets twelve, all four slots and half of the queue."""
+async def test_one_client_cannot_keep_all_others_out(
+    open_site: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Forty calls for twenty places: the client gets twelve, all four slots and half of the
+    queue."""
     site = await open_site(identities=Identities(tmp_path))
     _, head = await site.deployed(concurrency=4)
     greedy, _ = site.own_inference("greedy")
@@ -106,14 +133,21 @@ async def test_one_client_cannot_keep_all_others_out(open_site: Callable[..., An
     refused = [call for number, call in enumerate(calls) if f"g{number}" not in admitted]
     assert len(refused) == 28
     for error in [await refusal(call) for call in refused]:
-        assert isinstance(error, ResourceExhaustedError) and error.reason == "QUOTA" and error.retry_after_s == 1.0
+        assert (
+            isinstance(error, ResourceExhaustedError)
+            and error.reason == "QUOTA"
+            and error.retry_after_s == 1.0
+        )
         assert "client/greedy" in error.message and "requests" in error.message
     modest, _ = site.own_inference("modest")
     generate(modest, "m")
     assert (await head.next_start()).request_id == "m"
     # Claiming an earlier admission does not give it more.
     error = await refusal(generate(greedy, "g-again", resume=True))
-    assert isinstance(error, FailedPreconditionError) and (error.field, error.reason) == ("resume", "NOT_RESUMABLE")
+    assert isinstance(error, FailedPreconditionError) and (error.field, error.reason) == (
+        "resume",
+        "NOT_RESUMABLE",
+    )
 
 
 async def test_requests_that_ended_do_not_come_back_as_more_than_one_client_may_have(
@@ -168,7 +202,9 @@ def test_a_share_is_of_each_deployment_and_frees_with_its_requests() -> None:
 
 
 def test_a_quota_of_requests_takes_the_place_of_the_share() -> None:
-    site = Front(client_app=Quota(requests=20), client_small=Quota(requests=2), others=Quota(requests=15))
+    site = Front(
+        client_app=Quota(requests=20), client_small=Quota(requests=2), others=Quota(requests=15)
+    )
     for model in (NAME, "other"):
         site.start("client/small", model)
     assert "2 requests" in site.refused("client/small").message, "wherever they are"
@@ -253,7 +289,9 @@ async def test_what_a_certificate_says_is_who_is_held_to_a_quota(
     again, _ = site.own_inference("app")
     async with failing(ResourceExhaustedError) as caught:
         await site.read(generate(again, "r2"))
-    assert caught[0].reason == "QUOTA" and "client/app" in caught[0].message, "over another connection, too"
+    assert caught[0].reason == "QUOTA" and "client/app" in caught[0].message, (
+        "over another connection, too"
+    )
     operator = site.channel_of(Role.OPERATOR, "app")
     generate(type(client)(operator), "r3")
     assert (await head.next_start()).request_id == "r3"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_coordinator.control.runtime.node_reports import BURST_S, MAX_NAMES, RATE, Registrations
+from edgeshard_coordinator.control.runtime.node_reports import (
+    BURST_S,
+    MAX_NAMES,
+    RATE,
+    Registrations,
+)
 
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import NodeName

@@ -1,4 +1,5 @@
-"""Deployments that are planned again while they serve, over real sockets: nodes and heads are scripted."""
+"""Deployments that are planned again while they serve, over real sockets: nodes and heads are
+scripted."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def call(operation_id: str = "op-replan", **changes: Any) -> pb.ReplanRequest:
 
 
 async def replan(site: Any, *arguments: Any, **changes: Any) -> ReplanResult:
-    return replan_from_wire(await site.admin.Replan(call(*arguments, **changes), timeout=DEADLINE_S))
+    return replan_from_wire(
+        await site.admin.Replan(call(*arguments, **changes), timeout=DEADLINE_S)
+    )
 
 
 async def on_two(site: Any) -> tuple[list[FakeAgent], FakeHead]:
@@ -87,7 +90,10 @@ async def test_a_deployment_moves_to_a_node_that_came_and_its_request_goes_on(si
     await head.token("r1", 3, 7)
     (c,) = await site.connected("c")
     done = await replan(site, force=True)
-    assert done.changed and (layers(done.current), layers(done.found)) == ("a=0:6,b=6:12", "a=0:4,b=4:8,c=8:12")
+    assert done.changed and (layers(done.current), layers(done.found)) == (
+        "a=0:6,b=6:12",
+        "a=0:4,b=4:8,c=8:12",
+    )
     record = await site.until_phase("tale", "ready", epoch=2)
     assert layers(record.placement) == "a=0:4,b=4:8,c=8:12"
     prepare = c.commands[0]
@@ -98,7 +104,12 @@ async def test_a_deployment_moves_to_a_node_that_came_and_its_request_goes_on(si
     await a.heads[-1].token("r1", 4, 8)
     await a.heads[-1].finish("r1")
     kinds = [(await site.read(running)) for _ in range(4)]
-    assert [message.WhichOneof("message") for message in kinds] == ["started", "token", "token", "finished"]
+    assert [message.WhichOneof("message") for message in kinds] == [
+        "started",
+        "token",
+        "token",
+        "finished",
+    ]
     assert [message.token.token for message in kinds[1:3]] == [7, 8]
 
 
@@ -112,10 +123,14 @@ async def test_a_call_takes_effect_once(site: Any) -> None:
     stays = await replan(site, "op-2", force=True)
     assert stays.reason is ReplanReason.SAME_LAYERS
     await site.restart()
-    assert await replan(site, force=True) == first and await replan(site, "op-2", force=True) == stays
+    assert (
+        await replan(site, force=True) == first and await replan(site, "op-2", force=True) == stays
+    )
 
 
-async def test_what_a_dry_run_finds_is_kept_while_nothing_changes(site: Any, placer: CountingPlacer) -> None:
+async def test_what_a_dry_run_finds_is_kept_while_nothing_changes(
+    site: Any, placer: CountingPlacer
+) -> None:
     await on_two(site)
     asked = len(placer.asked)
     assert (await replan(site, "", dry_run=True)).reason is ReplanReason.NOTHING_NEW
@@ -123,12 +138,18 @@ async def test_what_a_dry_run_finds_is_kept_while_nothing_changes(site: Any, pla
     await site.connected("c")
     for reason in (ReplanReason.NOT_WEIGHED, ReplanReason.NOTHING_NEW):
         plan = await replan(site, "", dry_run=True)
-        assert plan.reason is reason and layers(plan.found) == "a=0:4,b=4:8,c=8:12" and "not measured" in plan.note
+        assert (
+            plan.reason is reason
+            and layers(plan.found) == "a=0:4,b=4:8,c=8:12"
+            and "not measured" in plan.note
+        )
     for _ in range(2):
         assert (await replan(site, "", dry_run=True, force=True)).reason is ReplanReason.WOULD_MOVE
     assert len(placer.asked) == asked + 1
     assert site.state.deployments["tale"].epoch == 1
-    assert (await replan(site)).reason is ReplanReason.NOT_WEIGHED, "without a gain that is known nothing moves"
+    assert (await replan(site)).reason is ReplanReason.NOT_WEIGHED, (
+        "without a gain that is known nothing moves"
+    )
     assert len(placer.asked) == asked + 2 and site.state.deployments["tale"].epoch == 1
 
 
@@ -158,7 +179,11 @@ async def test_a_node_that_cannot_load_sends_it_back_to_what_it_had(site: Any) -
     await again.accept("r1")
     await again.token("r1", 3, 7)
     await again.finish("r1")
-    assert [(await site.read(running)).WhichOneof("message") for _ in range(3)] == ["started", "token", "finished"]
+    assert [(await site.read(running)).WhichOneof("message") for _ in range(3)] == [
+        "started",
+        "token",
+        "finished",
+    ]
 
 
 async def test_a_request_that_comes_while_it_moves_waits_for_its_end(site: Any) -> None:
@@ -203,7 +228,9 @@ async def test_who_cannot_move_says_why(site: Any, failing: Any) -> None:
             await replan(site, dry_run=dry_run)
         assert caught[0].reason == "PLACED_BY_HAND" and "--layers" in caught[0].message
     agents[0].held.add(PrepareStage)
-    await site.admin.Deploy(site.deploy_request("op-2", name="other", layers=()), timeout=DEADLINE_S)
+    await site.admin.Deploy(
+        site.deploy_request("op-2", name="other", layers=()), timeout=DEADLINE_S
+    )
     async with failing(UnavailableError) as caught:
         await replan(site, name="other")
     assert caught[0].reason == "DEPLOYMENT_NOT_READY" and caught[0].retry_after_s

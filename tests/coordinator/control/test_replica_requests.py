@@ -1,4 +1,5 @@
-"""The replica that gets a request, and the replica that continues the requests of a lost one, without a socket."""
+"""The replica that gets a request, and the replica that continues the requests of a lost one,
+without a socket."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts
@@ -38,16 +44,24 @@ class Site:
     """
 
     def __init__(
-        self, bits: tuple[str, str] = ("same", "same"), instance: str = "now", *, prefix_cache: bool = False
+        self,
+        bits: tuple[str, str] = ("same", "same"),
+        instance: str = "now",
+        *,
+        prefix_cache: bool = False,
     ) -> None:
         self.instance, self.now = instance, 0.0
         self.records: dict[DeploymentName, DeploymentRecord] = {}
         self.nodes: dict[NodeId, KnownNode] = {}
-        for spec, fingerprint in zip(replace(SPEC, prefix_cache=prefix_cache).numbered(2), bits, strict=True):
+        for spec, fingerprint in zip(
+            replace(SPEC, prefix_cache=prefix_cache).numbered(2), bits, strict=True
+        ):
             node_id, node_name = node_of(DeploymentName(spec.name))
             facts = DeviceFacts("cpu", "x", 1, 1, 1, False, "1", fingerprint)
             self.nodes[node_id] = KnownNode(node_id, node_name, f"{node_name}:1", 1, facts)
-            stage = PlacedStage(0, node_id, node_name, f"{node_name}:1", LayerRange(0, 6), 1000, 1000)
+            stage = PlacedStage(
+                0, node_id, node_name, f"{node_name}:1", LayerRange(0, 6), 1000, 1000
+            )
             record = DeploymentRecord(
                 uid=spec.name,
                 spec=spec,
@@ -93,7 +107,10 @@ def test_requests_take_turns_and_go_where_fewest_are() -> None:
     site = Site()
     site.attach(ONE)
     site.attach(TWO)
-    went = [site.front.start("tale", Generation("once"), RequestId(f"r{number}")).deployment for number in range(4)]
+    went = [
+        site.front.start("tale", Generation("once"), RequestId(f"r{number}")).deployment
+        for number in range(4)
+    ]
     assert went == [ONE, TWO, ONE, TWO]
     for id in ("r1", "r3"):
         request = site.front._requests[RequestId(id)]
@@ -152,7 +169,9 @@ def test_one_that_is_not_ready_gets_no_request_and_none_is_refused_for_it() -> N
     site = Site()
     site.attach(TWO)
     site.set(ONE, DeploymentPhase.LOADING)
-    assert [site.front.start("tale", Generation("once"), RequestId(id)).deployment for id in "rs"] == [TWO, TWO]
+    assert [
+        site.front.start("tale", Generation("once"), RequestId(id)).deployment for id in "rs"
+    ] == [TWO, TWO]
     site.lose(TWO)
     with pytest.raises(UnavailableError) as refused:
         site.front.start("tale", Generation("once"), RequestId("t"))
@@ -193,7 +212,11 @@ def test_tokens_of_other_bits_are_never_mixed() -> None:
         site.now = 30.0
         site.front.expire()
         _, error = running.take(9)
-        assert isinstance(error, UnavailableError) and error.reason == "NOT_RECOVERED" and "tale.1" in error.message
+        assert (
+            isinstance(error, UnavailableError)
+            and error.reason == "NOT_RECOVERED"
+            and "tale.1" in error.message
+        )
 
 
 def test_a_request_waits_for_whichever_replica_is_back_first() -> None:
@@ -240,7 +263,9 @@ def test_a_client_that_comes_back_finds_the_replica_that_has_its_request(
             assert set(attachment.requests) == {"r"} and running.deployment == holder
     _, error = running.take(9)
     assert (error is None) == (holder is not None)
-    assert holder is not None or (isinstance(error, EdgeShardError) and error.reason == "NOT_RESUMABLE")
+    assert holder is not None or (
+        isinstance(error, EdgeShardError) and error.reason == "NOT_RESUMABLE"
+    )
 
 
 def test_a_client_that_comes_back_is_not_kept_waiting_by_a_replica_that_never_served() -> None:
@@ -270,6 +295,8 @@ def test_a_model_of_one_name_with_replicas_is_not_ambiguous() -> None:
     assert site.front.served.find("tale", frozenset({"tale"})).served_name == "tale"
     assert [record.served_name for record in site.front.served.ready()] == ["tale"]
     other = DeploymentName("other")
-    site.records[other] = replace(site.records[ONE], spec=parse_spec({"name": "other", "model": "tiny"}))
+    site.records[other] = replace(
+        site.records[ONE], spec=parse_spec({"name": "other", "model": "tiny"})
+    )
     with pytest.raises(InvalidArgumentError, match=r"name one of other, tale$"):
         site.front.start("tiny", Generation("once"), RequestId("s"))

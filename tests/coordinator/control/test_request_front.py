@@ -13,10 +13,24 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, RequestId
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Digest,
+    Epoch,
+    ModelName,
+    NodeId,
+    NodeName,
+    RequestId,
+)
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, Token
-from edgeshard.domain.requests.head import CancelRequest, LastToken, RequestAccepted, RequestEnd, StartRequest
+from edgeshard.domain.requests.head import (
+    CancelRequest,
+    LastToken,
+    RequestAccepted,
+    RequestEnd,
+    StartRequest,
+)
 from tests.support.heads import say
 
 NAME, R = DeploymentName("tale"), RequestId("r")
@@ -43,13 +57,17 @@ class Site:
 
     def state(self) -> State:
         return State(
-            instance="test", deployments={NAME: replace(RECORD, epoch=self.epoch, former=self.former, ever_ready=True)}
+            instance="test",
+            deployments={
+                NAME: replace(RECORD, epoch=self.epoch, former=self.former, ever_ready=True)
+            },
         )
 
 
 @pytest.mark.parametrize("epoch", [2, 3, 4])
 def test_a_request_goes_to_the_head_of_the_deployments_epoch(epoch: int) -> None:
-    """The state is at the next epoch before the old head's stream has ended, and the other way round."""
+    """The state is at the next epoch before the old head's stream has ended, and the other way
+    round."""
     site = Site()
     attachment = site.front.attach(NAME, Epoch(epoch), *A)
     if epoch == site.epoch:
@@ -62,8 +80,11 @@ def test_a_request_goes_to_the_head_of_the_deployments_epoch(epoch: int) -> None
 
 @pytest.mark.parametrize(("ended", "stays"), [(2, True), (3, False), (4, False)])
 @pytest.mark.parametrize("final", [True, False])
-def test_the_end_of_an_epoch_ends_its_stream_and_none_above(ended: int, stays: bool, final: bool) -> None:
-    """The action that ends epoch 2 may come when the head of epoch 3 is attached. Requests fail at the very end."""
+def test_the_end_of_an_epoch_ends_its_stream_and_none_above(
+    ended: int, stays: bool, final: bool
+) -> None:
+    """The action that ends epoch 2 may come when the head of epoch 3 is attached. Requests fail at
+    the very end."""
     site = Site()
     attachment = site.front.attach(NAME, Epoch(3), *A)
     running = site.front.start(NAME, Generation("once"), R)
@@ -91,7 +112,9 @@ def test_a_parked_request_waits_as_long_as_its_client_and_no_longer_than_the_lim
 
 
 @pytest.mark.parametrize("deadline", [None, 50.0])
-def test_while_its_deployment_moves_a_request_waits_as_long_as_its_client(deadline: float | None) -> None:
+def test_while_its_deployment_moves_a_request_waits_as_long_as_its_client(
+    deadline: float | None,
+) -> None:
     """The weights to load may be large; afterwards the usual limits apply."""
     site = Site()
     attachment = site.front.attach(NAME, Epoch(3), *A)
@@ -171,7 +194,11 @@ def test_what_a_head_says_of_another_epoch_is_dropped(epoch: int) -> None:
     say(site.front, head, R, RequestAccepted((5, 6, 7)))
     token, end = Token(3, 66, "<66>"), RequestEnd(FinishReason.STOP, "")
     say(site.front, head, R, token, LastToken(token, end), end, LOST, epoch=stale)
-    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.reports.dropped_messages == 5
+    assert (
+        not running.emitted
+        and site.front.active_requests(NAME) == 1
+        and site.front.reports.dropped_messages == 5
+    )
     say(site.front, head, R, Token(3, 10, "<10>"))
     assert list(running.emitted) == [10]
 
@@ -186,7 +213,16 @@ def test_a_stream_that_another_one_replaced_says_nothing_that_counts(epoch: int)
     site.epoch = Epoch(4)
     new = site.front.attach(NAME, Epoch(4), *B)
     end = RequestEnd(FinishReason.STOP, "")
-    say(site.front, old, R, Token(4, 66, "<66>"), LastToken(Token(4, 66, "<66>"), end), end, LOST, epoch=Epoch(epoch))
+    say(
+        site.front,
+        old,
+        R,
+        Token(4, 66, "<66>"),
+        LastToken(Token(4, 66, "<66>"), end),
+        end,
+        LOST,
+        epoch=Epoch(epoch),
+    )
     assert running.emitted == [10] and site.front.reports.dropped_messages == 4
     say(site.front, new, R, Token(4, 11, "<11>"))
     assert running.emitted == [10, 11] and site.front.active_requests(NAME) == 1
@@ -197,12 +233,25 @@ def test_an_end_that_comes_with_a_token_out_of_its_place_does_not_count() -> Non
     site = Site()
     head = site.front.attach(NAME, Epoch(3), *A)
     running = site.front.start(NAME, Generation("once"), R)
-    say(site.front, head, R, RequestAccepted((5, 6, 7)), LastToken(Token(4, 66, ""), RequestEnd(FinishReason.STOP, "")))
-    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.reports.dropped_messages == 1
+    say(
+        site.front,
+        head,
+        R,
+        RequestAccepted((5, 6, 7)),
+        LastToken(Token(4, 66, ""), RequestEnd(FinishReason.STOP, "")),
+    )
+    assert (
+        not running.emitted
+        and site.front.active_requests(NAME) == 1
+        and site.front.reports.dropped_messages == 1
+    )
 
 
-def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end_that_comes_with_it() -> None:
-    """Else the head's word that it has finished would be passed over, and the request kept its place for ever."""
+def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end_that_comes_with_it() -> (
+    None
+):
+    """Else the head's word that it has finished would be passed over, and the request kept its
+    place for ever."""
     site = Site(backlog_limit=1)
     head = site.front.attach(NAME, Epoch(3), *A)
     running = site.front.start(NAME, Generation("once"), R)
@@ -216,8 +265,11 @@ def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end
 
 
 @pytest.mark.parametrize("with_token", [True, False])
-def test_guesses_count_with_the_request_that_ends_unless_they_brought_more_than_it_has(with_token: bool) -> None:
-    """By name and model; also when the end comes by itself. Right guesses after the answer's end were counted, too."""
+def test_guesses_count_with_the_request_that_ends_unless_they_brought_more_than_it_has(
+    with_token: bool,
+) -> None:
+    """By name and model; also when the end comes by itself. Right guesses after the answer's end
+    were counted, too."""
     site = Site()
     head = site.front.attach(NAME, Epoch(3), *A)
     counted = [GuessCounts.of({(0, 0): 2, (7, 7): 1}), GuessCounts.of({(7, 7): 40})]

@@ -32,15 +32,23 @@ async def test_tokens_reach_the_client(site: Any) -> None:
     _, head = await site.deployed()
     call = site.generate("r1")
     start = await head.next_start()
-    assert start.request_id == "r1" and start.generation.prompt == "once" and not start.emitted_tokens
+    assert (
+        start.request_id == "r1" and start.generation.prompt == "once" and not start.emitted_tokens
+    )
     await head.accept("r1")
     started = (await site.read(call)).started
     assert list(started.prompt_tokens) == [5, 6, 7] and len(started.placement.stages) == 3
     for index in range(3):
         await head.token("r1", 3 + index, token=10 + index)
         token = (await site.read(call)).token
-        assert (token.position, token.token, token.text) == (3 + index, 10 + index, f"<{10 + index}>")
-    shown = await site.admin.GetDeployment(admin_pb2.GetDeploymentRequest(name="tale"), timeout=DEADLINE_S)
+        assert (token.position, token.token, token.text) == (
+            3 + index,
+            10 + index,
+            f"<{10 + index}>",
+        )
+    shown = await site.admin.GetDeployment(
+        admin_pb2.GetDeploymentRequest(name="tale"), timeout=DEADLINE_S
+    )
     assert shown.deployment.active_requests == 1
     await head.finish("r1")
     finished = (await site.read(call)).finished
@@ -94,7 +102,12 @@ async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
     start = await head.next_start()
     assert start.generation.prompt_logprobs and start.scored == 1
     await head.accept("r1", prompt_tokens=[5, 6, 7, 8])
-    for position, count in ((2, 1), (1, 2), (1, 2), (3, 1)):  # out of its place, right, twice, right
+    for position, count in (
+        (2, 1),
+        (1, 2),
+        (1, 2),
+        (3, 1),
+    ):  # out of its place, right, twice, right
         await head.prompt_logprobs("r1", position, count)
     await head.token("r1", 4, token=9)
     await head.finish("r1")
@@ -102,7 +115,9 @@ async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
     assert [message.WhichOneof("message") for message in messages] == [
         "started", "prompt_logprobs", "prompt_logprobs", "token", "finished"
     ]  # fmt: skip
-    assert [(m.prompt_logprobs.position, len(m.prompt_logprobs.logprobs)) for m in messages[1:3]] == [(1, 2), (3, 1)]
+    assert [
+        (m.prompt_logprobs.position, len(m.prompt_logprobs.logprobs)) for m in messages[1:3]
+    ] == [(1, 2), (3, 1)]
     assert site.coordinator.front.reports.dropped_messages == 2
 
 
@@ -128,7 +143,9 @@ SCORES = {"scores": 3, "no scores": 0, "scores unasked": 2, "top of scores": 2, 
 
 
 @pytest.mark.parametrize("lie", [*LIES, *SCORES])
-async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, failing: Any, lie: str) -> None:
+async def test_a_head_that_reports_what_cannot_be_ends_its_request(
+    site: Any, failing: Any, lie: str
+) -> None:
     """A client's budget is charged by its head's reports."""
     _, head = await site.deployed()
     generation = head_pb2.Generation(max_new_tokens=2, prompt="" if lie == "ids" else "once")
@@ -145,13 +162,17 @@ async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, fa
     elif lie in SCORES:
         await head.accept("r1")
         logprob = math.nan if lie == "nan scores" else -1.0
-        await head.prompt_logprobs("r1", 1, SCORES[lie], top=lie == "top of scores", logprob=logprob)
+        await head.prompt_logprobs(
+            "r1", 1, SCORES[lie], top=lie == "top of scores", logprob=logprob
+        )
     else:
         await head.accept("r1")
         for position in range(3, 6):
             text = "x" * (70_000 if lie == "text" else 1)
             top = 3 if lie == "top" else 0
-            await head.token("r1", position, text=text, top=top, logprob=math.nan if lie == "nan" else 0.0)
+            await head.token(
+                "r1", position, text=text, top=top, logprob=math.nan if lie == "nan" else 0.0
+            )
     async with failing(UnavailableError) as caught:
         async for _ in call:
             pass
@@ -199,7 +220,9 @@ async def test_a_failed_request_keeps_its_type(site: Any, failing: Any) -> None:
     _, head = await site.deployed()
     call = site.generate("r1")
     await head.next_start()
-    await head.fail("r1", InvalidArgumentError("max_new_tokens: beyond the context", field="max_new_tokens"))
+    await head.fail(
+        "r1", InvalidArgumentError("max_new_tokens: beyond the context", field="max_new_tokens")
+    )
     async with failing(InvalidArgumentError) as caught:
         await site.read(call)
     assert caught[0].field == "max_new_tokens"
@@ -212,7 +235,9 @@ async def test_cancel_from_another_connection(site: Any) -> None:
     await head.accept("r1")
     await head.token("r1", 3)
     other, _ = site.own_inference()
-    answer = await other.Cancel(inference_pb2.InferenceServiceCancelRequest(request_id="r1"), timeout=DEADLINE_S)
+    answer = await other.Cancel(
+        inference_pb2.InferenceServiceCancelRequest(request_id="r1"), timeout=DEADLINE_S
+    )
     assert answer.cancelled
     assert await head.next_cancel() == "r1"
     await head.token("r1", 4)  # It was already in flight.
@@ -220,7 +245,9 @@ async def test_cancel_from_another_connection(site: Any) -> None:
     messages = [message async for message in call]
     assert messages[-1].finished.reason == head_pb2.FINISH_REASON_CANCELLED
     assert messages[-1].finished.new_token_count == 2
-    again = await other.Cancel(inference_pb2.InferenceServiceCancelRequest(request_id="r1"), timeout=DEADLINE_S)
+    again = await other.Cancel(
+        inference_pb2.InferenceServiceCancelRequest(request_id="r1"), timeout=DEADLINE_S
+    )
     assert not again.cancelled
 
 
@@ -230,7 +257,9 @@ async def test_a_client_that_leaves_stops_its_request(site: Any, how: str, when:
     _, head = await site.deployed()
     stub, channel = site.own_inference()
     request = inference_pb2.GenerateRequest(
-        model="tale", request_id="r1", generation=head_pb2.Generation(prompt="once", max_new_tokens=8)
+        model="tale",
+        request_id="r1",
+        generation=head_pb2.Generation(prompt="once", max_new_tokens=8),
     )
     # Long enough for the preceding work on a machine that pauses.
     call = stub.Generate(request, timeout=5.0 if how == "deadline" else DEADLINE_S)
@@ -248,9 +277,12 @@ async def test_a_client_that_leaves_stops_its_request(site: Any, how: str, when:
                 await call.read()
         assert isinstance(from_rpc_error(info.value), DeadlineError)
     assert await head.next_cancel() == "r1"
-    assert site.coordinator.front.active_requests("tale") == 1, "its place is free once the head says so"
+    assert site.coordinator.front.active_requests("tale") == 1, (
+        "its place is free once the head says so"
+    )
     await head.finish("r1", head_pb2.FINISH_REASON_CANCELLED)
-    # The head's messages are read in order: once the next request starts to stream, the last one is over.
+    # The head's messages are read in order: once the next request starts to stream, the last one is
+    # over.
     following = site.generate("r2")
     await head.next_start()
     await head.accept("r2")
@@ -290,7 +322,11 @@ async def test_a_wrong_request_never_reaches_the_head(
     _, head = await site.deployed(max_new_tokens=1024)
     generation = head_pb2.Generation(**{"prompt": "once", "max_new_tokens": 8, **changes})
     async with failing(InvalidArgumentError) as caught:
-        await site.read(site.inference.Generate(inference_pb2.GenerateRequest(model="tale", generation=generation)))
+        await site.read(
+            site.inference.Generate(
+                inference_pb2.GenerateRequest(model="tale", generation=generation)
+            )
+        )
     assert caught[0].field == field
     assert head.down.empty()
 
@@ -334,7 +370,8 @@ async def test_a_slow_reader_blocks_nobody(open_site: Any, failing: Any) -> None
     fast_stub, _ = site.own_inference()
     generation = head_pb2.Generation(prompt="once", max_new_tokens=8)
     fast = fast_stub.Generate(
-        inference_pb2.GenerateRequest(model="tale", request_id="fast", generation=generation), timeout=DEADLINE_S
+        inference_pb2.GenerateRequest(model="tale", request_id="fast", generation=generation),
+        timeout=DEADLINE_S,
     )
     await head.next_start()
     await head.accept("slow")
@@ -361,7 +398,9 @@ async def test_a_slow_reader_blocks_nobody(open_site: Any, failing: Any) -> None
     fast.cancel()
 
 
-async def test_stopping_ends_requests_with_a_typed_error(open_site: Callable[..., Any], failing: Any) -> None:
+async def test_stopping_ends_requests_with_a_typed_error(
+    open_site: Callable[..., Any], failing: Any
+) -> None:
     site = await open_site()
     _, head = await site.deployed()
     call = site.generate("r1")
@@ -379,7 +418,11 @@ async def test_lengths_of_what_was_served_are_counted_and_outlive_the_deployment
 
     _, head = await site.deployed()
     unused = await shown(outlook=True)
-    assert unused.traffic.requests == 0 and not unused.outlook.HasField("expected") and not unused.outlook.note
+    assert (
+        unused.traffic.requests == 0
+        and not unused.outlook.HasField("expected")
+        and not unused.outlook.note
+    )
     assert [loss.node for loss in unused.outlook.losses] == ["a", "b", "c"]
     waiting = site.generate("r0")
     await head.next_start()
@@ -394,7 +437,10 @@ async def test_lengths_of_what_was_served_are_counted_and_outlive_the_deployment
             pass
     found = await shown()
     assert found.traffic.requests == 1, "a request without a token is none"
-    assert (found.traffic.prompts.mean, found.traffic.answers.mean) == (3, 2) and not found.HasField("outlook")
+    assert (found.traffic.prompts.mean, found.traffic.answers.mean) == (
+        3,
+        2,
+    ) and not found.HasField("outlook")
     assert found.traffic.at_once == 2, "r0 is there all the time"
     waiting.cancel()
     weighed = await shown(outlook=True)

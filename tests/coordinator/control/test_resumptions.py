@@ -34,8 +34,21 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, Sampling, Token
-from edgeshard.domain.requests.head import ForgetRequest, HeldRequest, RequestAccepted, RequestEnd, StartRequest
+from edgeshard.domain.requests.generation import (
+    FinishReason,
+    Generation,
+    Guide,
+    GuideKind,
+    Sampling,
+    Token,
+)
+from edgeshard.domain.requests.head import (
+    ForgetRequest,
+    HeldRequest,
+    RequestAccepted,
+    RequestEnd,
+    StartRequest,
+)
 from tests.support.heads import say
 
 NAME, OTHER = DeploymentName("tale"), DeploymentName("other")
@@ -60,7 +73,8 @@ class Site:
     def __init__(self, *, restarted: bool = False, was_ready: bool = True, **quotas: Quota) -> None:
         self.now = 1000.0
         self.records = {
-            name: replace(RECORD, spec=replace(RECORD.spec, name=name), was_ready=was_ready) for name in (NAME, OTHER)
+            name: replace(RECORD, spec=replace(RECORD.spec, name=name), was_ready=was_ready)
+            for name in (NAME, OTHER)
         }
         named = {name.replace("_", "/"): quota for name, quota in quotas.items()}
         self.front = RequestFront(self.state, TrafficBook(), lambda: self.now, quotas=Quotas(named))
@@ -85,16 +99,29 @@ class Site:
         self.heads[name] = self.front.attach(name, Epoch(epoch), *node, tuple(held), head_for_s)
         return self.heads[name]
 
-    def start(self, id: str, client: str = "client/app", generation: Generation = ONCE, **more: Any) -> RunningRequest:
+    def start(
+        self, id: str, client: str = "client/app", generation: Generation = ONCE, **more: Any
+    ) -> RunningRequest:
         return self.front.start(more.pop("model", NAME), generation, RequestId(id), client, **more)
 
     def back(self, id: str, *tokens: int, **more: Any) -> RunningRequest:
         return self.start(id, emitted=tokens, **more)
 
-    def run(self, id: str, prompt_tokens: int = 1, new_tokens: int = 1, *, to_its_end: bool = True) -> None:
-        tokens = [Token(position, 7, "") for position in range(prompt_tokens, prompt_tokens + new_tokens)]
+    def run(
+        self, id: str, prompt_tokens: int = 1, new_tokens: int = 1, *, to_its_end: bool = True
+    ) -> None:
+        tokens = [
+            Token(position, 7, "") for position in range(prompt_tokens, prompt_tokens + new_tokens)
+        ]
         end = [RequestEnd(FinishReason.LENGTH, "")] if to_its_end else []
-        say(self.front, self.heads[NAME], RequestId(id), RequestAccepted((7,) * prompt_tokens), *tokens, *end)
+        say(
+            self.front,
+            self.heads[NAME],
+            RequestId(id),
+            RequestAccepted((7,) * prompt_tokens),
+            *tokens,
+            *end,
+        )
 
     def refused(self, id: str, *tokens: int, **more: Any) -> EdgeShardError:
         with pytest.raises(EdgeShardError) as refusal:
@@ -128,8 +155,8 @@ def starts(head: Attachment) -> dict[str, StartRequest]:
 
 
 def test_requests_that_ended_bring_no_identity_above_its_share() -> None:
-    """A hundred one-token requests, one after the other, and then all of them again, as something else or as they
-    were."""
+    """A hundred one-token requests, one after the other, and then all of them again, as something
+    else or as they were."""
     site, other = Site(), Generation("a long tale", 500, priority=10)
     ids = [f"r{number}" for number in range(100)]
     for id in ids:
@@ -205,7 +232,12 @@ def test_nobody_is_believed_beyond_what_was_there(claim: dict[str, Any], told_by
 
 @pytest.mark.parametrize(
     "claim",
-    [{"client": "client/thief"}, {"generation": Generation("one")}, {"tokens": (7, 8)}, {"tokens": (7,) * 3}],
+    [
+        {"client": "client/thief"},
+        {"generation": Generation("one")},
+        {"tokens": (7, 8)},
+        {"tokens": (7,) * 3},
+    ],
 )
 def test_a_request_that_runs_is_taken_over_by_itself_alone(claim: dict[str, Any]) -> None:
     site = Site()
@@ -247,7 +279,11 @@ def test_those_who_come_back_take_a_full_deployment_no_more_than_once_over() -> 
 
 def test_who_comes_back_before_the_head_waits_for_what_it_says() -> None:
     site = Site(restarted=True)
-    mine, never, late = site.back("mine", 7), site.back("never"), site.back("late", client="client/late")
+    mine, never, late = (
+        site.back("mine", 7),
+        site.back("never"),
+        site.back("late", client="client/late"),
+    )
     assert [end_of(request) for request in (mine, never, late)] == [None] * 3
     assert site.front.active_requests(NAME) == 3 and mine.attachment is None
     head = site.attach([held("mine", tokens=3)])
@@ -261,7 +297,8 @@ def test_who_comes_back_before_the_head_waits_for_what_it_says() -> None:
 
 @pytest.mark.parametrize("cancels", [True, False])
 def test_a_head_computes_for_no_client_that_left_before_it_was_back(cancels: bool) -> None:
-    """A client that left silently, as in a network failure, may return: its request begins again at the head."""
+    """A client that left silently, as in a network failure, may return: its request begins again at
+    the head."""
     site = Site(restarted=True)
     request = site.back("mine", 7)
     site.back("waits")
@@ -283,7 +320,9 @@ def test_a_client_that_left_and_came_again_before_the_head_keeps_its_request() -
     assert not forgotten(head)
 
 
-@pytest.mark.parametrize("claim", [{"client": "client/other"}, {"generation": Generation("another")}])
+@pytest.mark.parametrize(
+    "claim", [{"client": "client/other"}, {"generation": Generation("another")}]
+)
 def test_a_false_claim_that_is_given_up_ends_nothing_at_a_head(claim: dict[str, Any]) -> None:
     site = Site(restarted=True)
     site.front.cancel(site.back("mine", **claim).request_id)
@@ -381,28 +420,41 @@ def test_no_other_request_takes_an_id_that_a_head_has() -> None:
 def test_a_head_tells_of_requests_whose_end_the_former_run_had() -> None:
     """Their clients may not have had it. They hold no place."""
     site = Site(restarted=True)
-    head = site.attach([held(f"r{number}", f"client/{number}", tokens=2, over=True) for number in range(3 * LIMIT)])
+    head = site.attach(
+        [held(f"r{number}", f"client/{number}", tokens=2, over=True) for number in range(3 * LIMIT)]
+    )
     for number in range(LIMIT):
         site.start(f"new{number}", f"client/new{number}")
     site.back("r0", 7, 7, client="client/0")
     assert starts(head)["r0"].resumed
     site.run("r0", new_tokens=0)
     site.attach([held("r0", "client/0", tokens=2, over=True)])
-    assert site.refused("r0", 7, 7, client="client/0").reason == "OVERLOADED", "its client is believed once"
+    assert site.refused("r0", 7, 7, client="client/0").reason == "OVERLOADED", (
+        "its client is believed once"
+    )
 
 
 @pytest.mark.parametrize("lost", ["another epoch", "another node", "not ready on disk"])
 def test_requests_go_on_where_the_head_was_lost_with_the_coordinator(lost: str) -> None:
-    """Up to twice the deployment's limit, since new ones may have come before; what their clients have is read as a
-    prompt is."""
-    site = Site(restarted=True, was_ready=lost != "not ready on disk", client_h0=Quota(tokens_per_minute=60))
-    before = [site.back(f"h{number}", *(7,) * 50, client=f"client/h{number}") for number in range(2 * LIMIT)]
+    """Up to twice the deployment's limit, since new ones may have come before; what their clients
+    have is read as a prompt is."""
+    site = Site(
+        restarted=True, was_ready=lost != "not ready on disk", client_h0=Quota(tokens_per_minute=60)
+    )
+    before = [
+        site.back(f"h{number}", *(7,) * 50, client=f"client/h{number}")
+        for number in range(2 * LIMIT)
+    ]
     more = site.back("one-more", client="client/more")
-    head = site.attach(epoch=4 if lost == "another epoch" else 3, node=B if lost == "another node" else A)
+    head = site.attach(
+        epoch=4 if lost == "another epoch" else 3, node=B if lost == "another node" else A
+    )
     assert [end_of(request) for request in before] == [None] * (2 * LIMIT)
     error = end_of(more)
     assert error is not None and error.reason == "OVERLOADED"
-    assert all(start.resumed for start in starts(head).values()), "the head refuses none that the coordinator let in"
+    assert all(start.resumed for start in starts(head).values()), (
+        "the head refuses none that the coordinator let in"
+    )
     site.run("h0", prompt_tokens=20, new_tokens=0)
     assert site.charged("client/h0") == 10.0, "70 less the 60 of a minute"
     site.run("h1", prompt_tokens=20, new_tokens=0)
@@ -414,7 +466,8 @@ def test_requests_go_on_where_the_head_was_lost_with_the_coordinator(lost: str) 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_who_went_on_with_what_its_head_runs_was_not_believed_by_that(waits: bool) -> None:
-    """The coordinator lost it, not its client, which finds room in a full deployment when its stream breaks later."""
+    """The coordinator lost it, not its client, which finds room in a full deployment when its
+    stream breaks later."""
     site = Site(restarted=True)
     earlier = site.back("mine", 7) if waits else None
     site.attach([held("mine", tokens=1)])
@@ -435,18 +488,22 @@ def test_who_went_on_with_what_its_head_runs_was_not_believed_by_that(waits: boo
 
 @pytest.mark.parametrize("for_s", [0.0, COME_BACK_S - 1])
 def test_what_ended_at_a_head_that_was_lost_before_the_coordinator_goes_on(for_s: float) -> None:
-    """Only the lost head knew of its end, which its client may not have received. It comes in as a new one does."""
+    """Only the lost head knew of its end, which its client may not have received. It comes in as a
+    new one does."""
     site = Site(restarted=True, client_app=Quota(requests=1))
     before = site.back("mine", 7)
     head = site.attach([held("other", "client/other")], head_for_s=for_s)
     assert end_of(before) is None and before.attachment is head
     assert site.refused("mine-too").field == "requests"
-    assert site.refused("other", client="client/thief").reason == "NOT_RESUMABLE", "what the head has is its client's"
+    assert site.refused("other", client="client/thief").reason == "NOT_RESUMABLE", (
+        "what the head has is its client's"
+    )
 
 
 @pytest.mark.parametrize("over", [False, True])
 def test_a_head_of_an_earlier_epoch_tells_of_less_than_its_client_has(over: bool) -> None:
-    """It lost the request to another head, which continued it and was lost together with the coordinator."""
+    """It lost the request to another head, which continued it and was lost together with the
+    coordinator."""
     site = Site(restarted=True)
     head = site.attach([held("mine", tokens=1, over=over)], epoch=4)
     assert site.refused("mine", 7, 7, client="client/thief").reason == "NOT_RESUMABLE"
@@ -459,8 +516,11 @@ def test_a_head_of_an_earlier_epoch_tells_of_less_than_its_client_has(over: bool
 
 
 @pytest.mark.parametrize(("epoch", "for_s"), [(3, COME_BACK_S), (1, 0.0), (3, None)])
-def test_a_head_that_no_other_was_before_in_time_knows_all_requests(epoch: int, for_s: float | None) -> None:
-    """It is the first, or no client is still to come that another had; an older version does not say since when."""
+def test_a_head_that_no_other_was_before_in_time_knows_all_requests(
+    epoch: int, for_s: float | None
+) -> None:
+    """It is the first, or no client is still to come that another had; an older version does not
+    say since when."""
     site = Site(restarted=True)
     site.front.restore([replace(RECORD, epoch=Epoch(epoch), was_ready=True)])
     site.attach(epoch=epoch, head_for_s=for_s)
@@ -523,4 +583,6 @@ def test_a_digest_tells_generations_apart() -> None:
         Generation("\ud800"),
     ]
     assert len({digest_of(generation) for generation in differing}) == len(differing)
-    assert digest_of(Generation("once", max_new_tokens=128)) == digest_of(ONCE), "a default is as if it were left out"
+    assert digest_of(Generation("once", max_new_tokens=128)) == digest_of(ONCE), (
+        "a default is as if it were left out"
+    )

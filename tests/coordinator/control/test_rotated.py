@@ -1,4 +1,5 @@
-"""Lines in files of bounded size: the newest are kept, in order, whatever ended the process that wrote them."""
+"""Lines in files of bounded size: the newest are kept, in order, whatever ended the process that
+wrote them."""
 
 from __future__ import annotations
 
@@ -20,14 +21,20 @@ def lines_in(directory: Path) -> RotatedLines:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=5), min_size=1, max_size=20), st.integers(1, 30))
+@given(
+    st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=5), min_size=1, max_size=20),
+    st.integers(1, 30),
+)
 def test_the_newest_are_kept_and_no_more_than_fit(batches: list[list[int]], wanted: int) -> None:
     """Each batch by a writer of its own or by the same one."""
     with tempfile.TemporaryDirectory() as name:
         directory, written = Path(name) / "audit", list[bytes]()
         file = lines_in(directory)
         for number, sizes in enumerate(batches):
-            lines = [f"{len(written) + index}".encode().ljust(size) + b"\n" for index, size in enumerate(sizes)]
+            lines = [
+                f"{len(written) + index}".encode().ljust(size) + b"\n"
+                for index, size in enumerate(sizes)
+            ]
             file.append(lines)
             written += lines
             if number % 3 == 2:
@@ -36,7 +43,9 @@ def test_the_newest_are_kept_and_no_more_than_fit(batches: list[list[int]], want
         found = file.newest(wanted)
         file.close()
         assert found == written[-len(found) :] and len(found) <= wanted
-        assert len(found) == min(wanted, len(written)) or sum(map(len, found)) > (KEPT - 1) * (LIMIT - 61)
+        assert len(found) == min(wanted, len(written)) or sum(map(len, found)) > (KEPT - 1) * (
+            LIMIT - 61
+        )
         sizes = [path.stat().st_size for path in directory.iterdir()]
         assert len(sizes) <= KEPT and max(sizes) <= LIMIT
 
@@ -44,7 +53,10 @@ def test_the_newest_are_kept_and_no_more_than_fit(batches: list[list[int]], want
 def test_they_are_their_owners_alone(tmp_path: Path) -> None:
     lines_in(tmp_path / "audit").append([b"one\n"])
     (path,) = (tmp_path / "audit").iterdir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(path.stat().st_mode) == 0o600
+        and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    )
 
 
 def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
@@ -95,7 +107,9 @@ def test_sealed_files_are_sound_over_rotations_and_restarts(batches: list[int], 
         checks = file.check()
         found = file.newest(10)
         file.close()
-        assert [check.why for check in checks if check.broken_at] == [] and checks[-1].sealed == checks[-1].lines
+        assert [check.why for check in checks if check.broken_at] == [] and checks[
+            -1
+        ].sealed == checks[-1].lines
         assert [int(line) for line in found] == list(range(count))[-10:]
         assert max(path.stat().st_size for path in Path(name).iterdir()) <= 5000
 
@@ -107,9 +121,13 @@ def test_files_that_were_changed_are_named(tmp_path: Path) -> None:
     middle = tmp_path / "a.2.jsonl"
     kept = middle.read_bytes()
     middle.write_bytes(kept.replace(b" ", b"0", 1))
-    assert [(check.file, check.broken_at) for check in file.check() if check.broken_at] == [("a.2.jsonl", 1)]
+    assert [(check.file, check.broken_at) for check in file.check() if check.broken_at] == [
+        ("a.2.jsonl", 1)
+    ]
     middle.unlink()
-    assert [(check.file, check.broken_at) for check in file.check() if check.broken_at] == [("a.1.jsonl", 1)]
+    assert [(check.file, check.broken_at) for check in file.check() if check.broken_at] == [
+        ("a.1.jsonl", 1)
+    ]
     middle.write_bytes(kept)
     assert not [check for check in file.check() if check.broken_at]
     (tmp_path / "a.jsonl").unlink()

@@ -54,12 +54,18 @@ async def test_a_deployment_becomes_ready_in_order(site: Any) -> None:
     assert b.kinds() == c.kinds() == [PrepareStage]
     prepare = b.commands[0]
     assert prepare.stage == 1 and prepare.placed.layers == LayerRange(4, 9) and prepare.epoch == 1
-    shown = await site.admin.GetDeployment(admin_pb2.GetDeploymentRequest(name="tale"), timeout=DEADLINE_S)
+    shown = await site.admin.GetDeployment(
+        admin_pb2.GetDeploymentRequest(name="tale"), timeout=DEADLINE_S
+    )
     deployment = deployment_from_wire(shown.deployment)
     assert deployment.phase is DeploymentPhase.READY and deployment.failure is None
     assert [stage.stage for stage in deployment.stages] == [0, 1, 2]
-    served = await site.inference.ListModels(inference_pb2.InferenceServiceListModelsRequest(), timeout=DEADLINE_S)
-    assert [(m.deployment, m.model, m.max_context) for m in served.models] == [("tale", "tiny", 128)]
+    served = await site.inference.ListModels(
+        inference_pb2.InferenceServiceListModelsRequest(), timeout=DEADLINE_S
+    )
+    assert [(m.deployment, m.model, m.max_context) for m in served.models] == [
+        ("tale", "tiny", 128)
+    ]
 
 
 async def test_nodes_show_what_is_left_of_their_memory(site: Any) -> None:
@@ -74,7 +80,9 @@ async def test_nodes_show_what_is_left_of_their_memory(site: Any) -> None:
 
 async def test_plan_changes_nothing(site: Any) -> None:
     await site.connected("a", "b", "c")
-    answer = await site.admin.Plan(admin_pb2.PlanRequest(spec=site.deploy_request().spec), timeout=DEADLINE_S)
+    answer = await site.admin.Plan(
+        admin_pb2.PlanRequest(spec=site.deploy_request().spec), timeout=DEADLINE_S
+    )
     assert [s.node_name for s in placement_from_wire(answer.placement).stages] == ["a", "b", "c"]
     assert not site.state.deployments
 
@@ -87,7 +95,11 @@ async def test_plan_changes_nothing(site: Any) -> None:
         ({"layers": "a=0:4,b=5:12"}, InvalidArgumentError, "layers"),
         ({"layers": "a=0:4,q=4:12"}, InvalidArgumentError, "layers"),
         ({"max_context": 4096}, InvalidArgumentError, "max_context"),
-        ({"max_context": 128, "concurrency": 4096, "kv_dtype": "float32", "layers": "a=0:12"}, None, "layers"),
+        (
+            {"max_context": 128, "concurrency": 4096, "kv_dtype": "float32", "layers": "a=0:12"},
+            None,
+            "layers",
+        ),
     ],
 )
 async def test_a_refused_deploy_changes_nothing(
@@ -103,7 +115,9 @@ async def test_a_refused_deploy_changes_nothing(
         await small.register()
         kind, before = ResourceExhaustedError, site.state.version
     async with failing(kind) as caught:
-        await site.admin.Deploy(site.deploy_request(**{"layers": (), **changes}), timeout=DEADLINE_S)
+        await site.admin.Deploy(
+            site.deploy_request(**{"layers": (), **changes}), timeout=DEADLINE_S
+        )
     assert caught[0].field == field
     assert not site.state.deployments and site.state.version == before
 
@@ -119,8 +133,12 @@ async def test_another_wire_version_is_refused(site: Any, failing: Any) -> None:
     assert not site.state.nodes
 
 
-@pytest.mark.parametrize(("field", "value"), [("name", "../x"), ("node_id", ""), ("address", "nowhere")])
-async def test_a_registration_that_cannot_be(site: Any, failing: Any, field: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("name", "../x"), ("node_id", ""), ("address", "nowhere")]
+)
+async def test_a_registration_that_cannot_be(
+    site: Any, failing: Any, field: str, value: str
+) -> None:
     async with failing(InvalidArgumentError) as caught:
         agent = site.agent("a")
         agent.registration = replace(agent.registration, **{field: value})
@@ -152,7 +170,9 @@ async def test_control_needs_a_registration_of_this_incarnation(site: Any, faili
         assert caught[0].field == "node_id"
     assert site.state.is_connected(agent.node_id)
     call = agent.stub.Control(timeout=DEADLINE_S)
-    await call.write(coordinator_pb2.ControlRequest(result=coordinator_pb2.CommandResult(operation_id="x")))
+    await call.write(
+        coordinator_pb2.ControlRequest(result=coordinator_pb2.CommandResult(operation_id="x"))
+    )
     async with failing(InvalidArgumentError):
         await call.read()
 
@@ -161,7 +181,8 @@ async def test_profile_changes_the_facts(site: Any, make_facts: Any) -> None:
     (agent,) = await site.connected("a")
     facts = make_facts(budget=123)
     await agent.stub.ReportProfile(
-        coordinator_pb2.ReportProfileRequest(node_id=agent.node_id, facts=facts_to_wire(facts)), timeout=DEADLINE_S
+        coordinator_pb2.ReportProfileRequest(node_id=agent.node_id, facts=facts_to_wire(facts)),
+        timeout=DEADLINE_S,
     )
     assert site.state.nodes[agent.node_id].facts == facts
 
@@ -198,8 +219,13 @@ async def test_requests_go_on_with_another_head_when_theirs_goes_away(site: Any)
     assert [stage.node_name for stage in record.placement.stages] == ["b", "c"]
     new_head = agents[1].heads[-1]
     starts = [await new_head.next_start() for _ in range(2)]
-    assert [(start.request_id, list(start.emitted_tokens)) for start in starts] == [("r1", [11]), ("r2", [])]
-    assert all(start.resumed and list(start.generation.prompt_tokens) == [5, 6, 7] for start in starts)
+    assert [(start.request_id, list(start.emitted_tokens)) for start in starts] == [
+        ("r1", [11]),
+        ("r2", []),
+    ]
+    assert all(
+        start.resumed and list(start.generation.prompt_tokens) == [5, 6, 7] for start in starts
+    )
     await new_head.accept("r1")
     await new_head.token("r1", 3, token=66)  # It has this one.
     await new_head.token("r1", 4, token=12)
@@ -231,7 +257,9 @@ async def test_a_head_forgets_what_ended_while_it_was_away(site: Any) -> None:
     head.cancel()
     await site.until_phase("tale", DeploymentPhase.ACTIVATING)
     held = {"over": instance, "earlier": "another run"}
-    await head.attach([head_pb2.HeldRequest(request_id=name, instance=run) for name, run in held.items()])
+    await head.attach(
+        [head_pb2.HeldRequest(request_id=name, instance=run) for name, run in held.items()]
+    )
     await site.until_phase("tale", DeploymentPhase.READY)
     site.generate("r1")
     await head.next_start()  # earlier messages have arrived
@@ -253,11 +281,17 @@ async def test_a_request_that_nothing_can_go_on_with_is_told_why(site: Any, fail
     leaving.cancel()
     async with failing(UnavailableError) as caught:
         await site.read(call)
-    assert caught[0].reason == "NOT_RECOVERED" and caught[0].retry_after_s and "0 tokens" in caught[0].message
+    assert (
+        caught[0].reason == "NOT_RECOVERED"
+        and caught[0].retry_after_s
+        and "0 tokens" in caught[0].message
+    )
     await site.until(lambda state: site.coordinator.front.all_active_requests() == 0)
 
 
-async def test_a_parked_request_ends_when_its_deployment_is_deleted(site: Any, failing: Any) -> None:
+async def test_a_parked_request_ends_when_its_deployment_is_deleted(
+    site: Any, failing: Any
+) -> None:
     agents, head = await site.deployed()
     call = site.generate("r1")
     await head.next_start()
@@ -271,7 +305,9 @@ async def test_a_parked_request_ends_when_its_deployment_is_deleted(site: Any, f
     assert caught[0].reason == "DEPLOYMENT_DELETED"
 
 
-async def test_a_client_that_comes_back_gets_what_is_behind_its_tokens(site: Any, failing: Any) -> None:
+async def test_a_client_that_comes_back_gets_what_is_behind_its_tokens(
+    site: Any, failing: Any
+) -> None:
     """Its earlier call may not have ended here yet."""
     _, head = await site.deployed()
     former = site.generate("r1")
@@ -304,11 +340,16 @@ async def test_only_the_head_that_is_awaited_attaches(open_site: Any) -> None:
         stranger = type(head)(agents[0]._channel, node_id, deployment, epoch)
         await stranger.attach()
         error = await stranger.ended()
-        return isinstance(error, FailedPreconditionError) and error.reason == StaleEpochError.default_reason
+        return (
+            isinstance(error, FailedPreconditionError)
+            and error.reason == StaleEpochError.default_reason
+        )
 
     for node_id, deployment, epoch in ((here, "tale", 7), (here, "other", 1), (there, "tale", 1)):
         assert await refused(node_id, deployment, epoch), (node_id, deployment, epoch)
-    assert site.state.deployments["tale"].phase is DeploymentPhase.READY, "the head that serves was not disturbed"
+    assert site.state.deployments["tale"].phase is DeploymentPhase.READY, (
+        "the head that serves was not disturbed"
+    )
     await agents[2].vanish()
     await site.until_phase("tale", DeploymentPhase.WAITING)
     assert await refused(here, "tale", 1), "a deployment that waits for its nodes awaits no head"
@@ -323,7 +364,9 @@ async def test_a_head_that_stays_away_is_loaded_again(open_site: Any) -> None:
     assert [type(c) for c in agents[0].commands] == [PrepareStage, ActivateHead] * 2
 
 
-async def test_a_middle_node_that_goes_away_is_replaced_and_the_old_stream_ends(site: Any, failing: Any) -> None:
+async def test_a_middle_node_that_goes_away_is_replaced_and_the_old_stream_ends(
+    site: Any, failing: Any
+) -> None:
     agents, head = await site.deployed()
     call = site.generate("r1")
     await head.next_start()
@@ -383,7 +426,9 @@ async def test_a_stage_that_broke_at_work_ends_the_epoch_and_is_tried_again(site
     assert site.state.deployments["tale"].epoch == 2, "what an old epoch says is no news"
 
 
-async def test_a_stage_of_a_deleted_deployment_is_released_and_one_of_an_unknown_is_left_alone(site: Any) -> None:
+async def test_a_stage_of_a_deleted_deployment_is_released_and_one_of_an_unknown_is_left_alone(
+    site: Any,
+) -> None:
     """The disk decides which it is: nothing else survives a coordinator."""
     await site.deployed()
     request = admin_pb2.DeleteDeploymentRequest(operation_id="op-2", name="tale")
@@ -401,7 +446,9 @@ async def test_a_stage_of_a_deleted_deployment_is_released_and_one_of_an_unknown
     await site.heard(agent, *held)
     assert [(r.deployment, r.epoch) for r in agent.released()] == [("tale", 1)]
     shown = await site.admin.GetNode(admin_pb2.GetNodeRequest(node="a"), timeout=DEADLINE_S)
-    assert [(stage.deployment, stage.epoch) for stage in node_from_wire(shown.node).stages] == list(names)
+    assert [(stage.deployment, stage.epoch) for stage in node_from_wire(shown.node).stages] == list(
+        names
+    )
 
 
 async def test_delete_releases_every_stage(site: Any, failing: Any) -> None:
@@ -450,16 +497,24 @@ async def test_a_restarted_coordinator_goes_on(open_site: Any, failing: Any) -> 
     await site.restart()
     assert site.state.deployments["tale"].phase is DeploymentPhase.WAITING
     nodes = await site.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=DEADLINE_S)
-    assert [(node.name, node.connected) for node in nodes.nodes] == [("a", False), ("b", False), ("c", False)]
+    assert [(node.name, node.connected) for node in nodes.nodes] == [
+        ("a", False),
+        ("b", False),
+        ("c", False),
+    ]
     agents = await site.connected("a", "b", "c")
     for agent in agents:
         await agent.heartbeat()  # It holds nothing any more.
     record = await site.until_phase("tale", DeploymentPhase.READY)
     assert record.epoch == 2 and agents[2].commands[0].epoch == 2
-    assert await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S) == first, "a repeat after the restart"
+    assert await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S) == first, (
+        "a repeat after the restart"
+    )
 
 
-async def test_a_restarted_coordinator_adopts_the_epoch_that_its_nodes_hold(open_site: Any, failing: Any) -> None:
+async def test_a_restarted_coordinator_adopts_the_epoch_that_its_nodes_hold(
+    open_site: Any, failing: Any
+) -> None:
     """Nothing is prepared again, the head attaches to the epoch it has, and a client reconnects for
     its answer. One that never had any is refused."""
     site = await open_site(lease_s=30.0)
@@ -472,7 +527,9 @@ async def test_a_restarted_coordinator_adopts_the_epoch_that_its_nodes_hold(open
     agents[0].held_requests = [held]
     for agent, stage in zip(agents, placed, strict=True):
         assert site.state.deployments["tale"].phase is DeploymentPhase.WAITING
-        ready = StageStatus(DeploymentName("tale"), Epoch(1), stage.index, stage.layers, StagePhase.READY)
+        ready = StageStatus(
+            DeploymentName("tale"), Epoch(1), stage.index, stage.layers, StagePhase.READY
+        )
         await agent.heartbeat(ready)
     await site.until_phase("tale", DeploymentPhase.ACTIVATING)
     call, never = site.generate("r1", resume=[]), site.generate("never", resume=[])
@@ -492,23 +549,38 @@ async def test_models_in_use_stay(site: Any, failing: Any) -> None:
     await site.deployed()
     stored = await site.admin.ListModels(admin_pb2.ListModelsRequest(), timeout=DEADLINE_S)
     model = stored.models[0]
-    assert (model.name, model.layer_count, model.max_context, model.architecture) == ("tiny", 12, 128, "llama")
+    assert (model.name, model.layer_count, model.max_context, model.architecture) == (
+        "tiny",
+        12,
+        128,
+        "llama",
+    )
     async with failing(FailedPreconditionError) as caught:
-        await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="op-2", name="tiny"), timeout=DEADLINE_S)
+        await site.admin.DeleteModel(
+            admin_pb2.DeleteModelRequest(operation_id="op-2", name="tiny"), timeout=DEADLINE_S
+        )
     assert caught[0].field == "name" and "tale" in caught[0].message
     tiny = site.models.manifests["tiny"]
-    site.models.manifests["unused"] = replace(tiny, name=ModelName("unused"), tensors=tiny.tensors[:1])
-    await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="op-5", name="unused"), timeout=DEADLINE_S)
+    site.models.manifests["unused"] = replace(
+        tiny, name=ModelName("unused"), tensors=tiny.tensors[:1]
+    )
+    await site.admin.DeleteModel(
+        admin_pb2.DeleteModelRequest(operation_id="op-5", name="unused"), timeout=DEADLINE_S
+    )
     assert [*site.models.manifests] == ["tiny"]
     request = admin_pb2.DeleteDeploymentRequest(operation_id="op-3", name="tale")
     await site.admin.DeleteDeployment(request, timeout=DEADLINE_S)
     await site.until(lambda state: not state.deployments)
     for _ in range(2):
-        await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="op-4", name="tiny"), timeout=DEADLINE_S)
+        await site.admin.DeleteModel(
+            admin_pb2.DeleteModelRequest(operation_id="op-4", name="tiny"), timeout=DEADLINE_S
+        )
     assert not site.models.manifests
 
 
-async def test_a_model_is_deleted_once_when_its_coordinator_ends_before_the_answer(open_site: Any) -> None:
+async def test_a_model_is_deleted_once_when_its_coordinator_ends_before_the_answer(
+    open_site: Any,
+) -> None:
     """The model is gone, and that the call took effect was not saved: its repeat is no mistake."""
     site = await open_site()
     store = site.coordinator.admin._store
@@ -561,22 +633,34 @@ async def test_events_are_listed_and_followed_as_they_happen(site: Any, failing:
     await site.connected("a")
     listed = site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=10), timeout=DEADLINE_S)
     found = [site_event_from_wire(message.event) async for message in listed]
-    assert [(event.number, event.name, event.what) for event in found] == [(1, "a", "joined"), (2, "a", "ready")]
+    assert [(event.number, event.name, event.what) for event in found] == [
+        (1, "a", "joined"),
+        (2, "a", "ready"),
+    ]
     two = [
-        site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=limit, follow=True), timeout=DEADLINE_S)
+        site.admin.ListEvents(
+            admin_pb2.ListEventsRequest(limit=limit, follow=True), timeout=DEADLINE_S
+        )
         for limit in (1, 2)
     ]
-    assert [(await two[0].read()).event.number, *[(await two[1].read()).event.number for _ in range(2)]] == [2, 1, 2]
+    assert [
+        (await two[0].read()).event.number,
+        *[(await two[1].read()).event.number for _ in range(2)],
+    ] == [2, 1, 2]
     await site.connected("b")
     for call in two:
         assert [(await call.read()).event.number for _ in range(2)] == [3, 4]
     async with failing(InvalidArgumentError) as caught:
-        await site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=1001), timeout=DEADLINE_S).read()
+        await site.admin.ListEvents(
+            admin_pb2.ListEventsRequest(limit=1001), timeout=DEADLINE_S
+        ).read()
     assert caught[0].field == "limit"
 
 
 async def test_followers_of_events_end_with_the_coordinator(site: Any) -> None:
-    call = site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=9, follow=True), timeout=DEADLINE_S)
+    call = site.admin.ListEvents(
+        admin_pb2.ListEventsRequest(limit=9, follow=True), timeout=DEADLINE_S
+    )
     reading = asyncio.ensure_future(call.read())
     await site.connected("a")
     assert (await reading).event.what == "joined"

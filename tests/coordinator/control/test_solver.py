@@ -56,7 +56,10 @@ async def test_work_that_nobody_waits_for_keeps_its_place() -> None:
     await asyncio.gather(*gone, return_exceptions=True)
     late = asyncio.create_task(solver.run(work))
     await asyncio.sleep(0)  # Now it would have begun.
-    assert sum(thread.name == "solver" for thread in set(threading.enumerate()) - before) == SOLVES_AT_ONCE
+    assert (
+        sum(thread.name == "solver" for thread in set(threading.enumerate()) - before)
+        == SOLVES_AT_ONCE
+    )
     released.set()
     assert await late
 

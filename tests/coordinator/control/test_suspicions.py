@@ -1,4 +1,5 @@
-"""A suspicion of a link or a head, from its origin to the coordinator's action, over real sockets."""
+"""A suspicion of a link or a head, from its origin to the coordinator's action, over real
+sockets."""
 
 from __future__ import annotations
 
@@ -21,13 +22,17 @@ from tests.support.scripted_agent import FakeHead
 
 pytestmark = pytest.mark.timing
 
-SUSPECTED = LinkSuspected(DeploymentName("tale"), Epoch(1), 0, 1, recovered=False, why="nothing came back for 2.0 s")
+SUSPECTED = LinkSuspected(
+    DeploymentName("tale"), Epoch(1), 0, 1, recovered=False, why="nothing came back for 2.0 s"
+)
 RECOVERED = LinkSuspected(DeploymentName("tale"), Epoch(1), 0, 1, recovered=True, why="")
 LONG_S = 1e6
 """The agents here send no heartbeats by themselves."""
 
 
-async def test_a_deployment_goes_on_without_a_silent_node_which_stays_connected(open_site: Callable[..., Any]) -> None:
+async def test_a_deployment_goes_on_without_a_silent_node_which_stays_connected(
+    open_site: Callable[..., Any],
+) -> None:
     site = await open_site(suspect_wait_s=0.1, suspect_silence_s=LONG_S, suspect_limit_s=0.5)
     agents, head = await site.deployed()
     for agent in agents:
@@ -42,7 +47,9 @@ async def test_a_deployment_goes_on_without_a_silent_node_which_stays_connected(
     assert all(site.state.is_connected(agent.node_id) for agent in agents)
 
 
-async def test_a_link_is_at_fault_once_both_nodes_were_heard_and_is_gone_round(open_site: Callable[..., Any]) -> None:
+async def test_a_link_is_at_fault_once_both_nodes_were_heard_and_is_gone_round(
+    open_site: Callable[..., Any],
+) -> None:
     site = await open_site(suspect_wait_s=0.1, suspect_silence_s=LONG_S, suspect_limit_s=LONG_S)
     (a, b, c), head = await site.deployed()
     for agent in (a, b, c):
@@ -54,7 +61,10 @@ async def test_a_link_is_at_fault_once_both_nodes_were_heard_and_is_gone_round(o
     await head.ended()
     await site.until(lambda state: state.deployments["tale"].epoch == 2)
     record = site.state.deployments["tale"]
-    assert record.failure.reason == "LINK_STALLED" and "from node a to node b" in record.failure.message
+    assert (
+        record.failure.reason == "LINK_STALLED"
+        and "from node a to node b" in record.failure.message
+    )
     assert set(site.state.bad_links) == {(a.node_id, b.node_id)} and not site.state.suspects
     assert not Lost(links=frozenset(site.state.bad_links)).crosses(record.placement)
 
@@ -124,7 +134,9 @@ async def test_a_head_that_answers_nothing_is_lost_with_its_node(
     await site.until(lambda state: state.deployments["tale"].epoch == 2)
     record = site.state.deployments["tale"]
     assert record.failure.reason == "NODE_LOST" and "node a" in record.failure.message
-    assert site.state.is_connected(agents[1].node_id) and not site.state.is_connected(agents[0].node_id)
+    assert site.state.is_connected(agents[1].node_id) and not site.state.is_connected(
+        agents[0].node_id
+    )
     assert site.coordinator._agents.suspicions == {"tale": 1}
 
 
@@ -157,7 +169,9 @@ async def test_a_head_of_before_there_were_beacons_gets_none_and_is_never_suspec
     assert head.down.empty() and not site.state.suspects and not site.coordinator._agents.suspicions
 
 
-async def test_a_head_waits_for_no_beacon_behind_a_large_message(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_waits_for_no_beacon_behind_a_large_message(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head_service, "BULK_BYTES", 1)
     agents, _ = await site.deployed()
     head = await _attached(site, agents, beacons=True)

@@ -1,4 +1,5 @@
-"""Traces of a deployment from a real coordinator over real sockets: all nodes at once, and nothing left over."""
+"""Traces of a deployment from a real coordinator over real sockets: all nodes at once, and nothing
+left over."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ async def asked(site: Any, agents: list[Any]) -> tuple[Any, list[Any]]:
 async def test_every_node_is_asked_at_once_and_the_stages_come_in_order(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
-    assert {command for _, command in commands} == {TraceSteps(DeploymentName("tale"), Epoch(1), 0.5)}
+    assert {command for _, command in commands} == {
+        TraceSteps(DeploymentName("tale"), Epoch(1), 0.5)
+    }
     for stage in (2, 0, 1):
         await agents[stage].reply(*commands[stage], trace=trace_of(stage))
     assert await read_all(call) == [trace_of(stage) for stage in range(3)]
@@ -120,7 +123,9 @@ async def test_a_deployment_deleted_meanwhile_ends_the_trace(site: Any) -> None:
 async def test_what_a_node_says_against_it_names_the_node(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
-    await agents[2].reply(*commands[2], AbortedError("another trace began", reason="TRACE_REPLACED"))
+    await agents[2].reply(
+        *commands[2], AbortedError("another trace began", reason="TRACE_REPLACED")
+    )
     failure = await refusal(call)
     assert isinstance(failure, AbortedError) and failure.message == "node c: another trace began"
     assert failure.reason == "TRACE_REPLACED"
@@ -130,7 +135,9 @@ async def test_what_a_node_says_against_it_names_the_node(site: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, trace_of(1)])
-async def test_an_answer_that_is_no_trace_of_the_stage_is_no_answer(site: Any, answer: StageTrace | None) -> None:
+async def test_an_answer_that_is_no_trace_of_the_stage_is_no_answer(
+    site: Any, answer: StageTrace | None
+) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
     await agents[0].reply(*commands[0], trace=answer)

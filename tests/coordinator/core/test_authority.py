@@ -1,4 +1,5 @@
-"""A node speaks of its own. Its word on another's stage, command or standby changes no deployment."""
+"""A node speaks of its own. Its word on another's stage, command or standby changes no
+deployment."""
 
 from __future__ import annotations
 
@@ -49,7 +50,15 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import AbortedError, UnavailableError
-from edgeshard.domain.ids import MAX_EPOCH, DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import (
+    MAX_EPOCH,
+    DeploymentName,
+    Digest,
+    Epoch,
+    NodeId,
+    NodeName,
+    OperationId,
+)
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import MeasuredLink
@@ -113,7 +122,8 @@ def status(stage: int = 1, phase: StagePhase = StagePhase.FAILED, epoch: int = 3
 
 
 def messages() -> Iterator[type]:
-    """The classes of an agent's messages, including nested ones that a deployment's fate depends on."""
+    """The classes of an agent's messages, including nested ones that a deployment's fate depends
+    on."""
     yield from (Registration, ProfileReport, MeasuredLink, StageStatus, HeadEvent)
     yield from get_args(AgentMessage)
     yield from get_args(HeadMessage)
@@ -131,12 +141,18 @@ def test_a_stage_fails_by_its_own_node_only(ready: State, node_id: NodeId) -> No
     lies = [status(epoch=epoch) for epoch in range(1, 100)]
     after = beat(ready, node_id, *lies)
     assert after.deployments[NAME] is ready.deployments[NAME]
-    assert not [stage for stage in deployment_view(after, after.deployments[NAME]).stages if stage.stage == 1]
+    assert not [
+        stage
+        for stage in deployment_view(after, after.deployments[NAME]).stages
+        if stage.stage == 1
+    ]
     assert beat(after, B, status()).deployments[NAME].epoch == 4
 
 
 def test_a_node_shows_one_status_of_a_stage_and_of_its_own(ready: State) -> None:
-    state = beat(beat(ready, A, status(0, StagePhase.ACTIVE), status(1, StagePhase.READY)), LIAR, status(0))
+    state = beat(
+        beat(ready, A, status(0, StagePhase.ACTIVE), status(1, StagePhase.READY)), LIAR, status(0)
+    )
     assert [(s.stage, s.phase) for s in deployment_view(state, state.deployments[NAME]).stages] == [
         (0, StagePhase.ACTIVE)
     ]
@@ -154,7 +170,9 @@ def loading(state: State) -> State:
     return state.with_record(record)
 
 
-@pytest.mark.parametrize("kind", [CommandKind.PREPARE, CommandKind.ACTIVATE, CommandKind.RELEASE, CommandKind.STANDBY])
+@pytest.mark.parametrize(
+    "kind", [CommandKind.PREPARE, CommandKind.ACTIVATE, CommandKind.RELEASE, CommandKind.STANDBY]
+)
 def test_a_command_is_answered_by_its_own_node_only(ready: State, kind: CommandKind) -> None:
     state = loading(ready) if kind is not CommandKind.STANDBY else ready
     number = 5 if kind is CommandKind.STANDBY else 0
@@ -168,21 +186,36 @@ def test_a_command_is_answered_by_its_own_node_only(ready: State, kind: CommandK
 def test_an_answer_to_no_command_leaves_no_stage(ready: State) -> None:
     for number in range(100):
         key = CommandKey(f"u{number + 2}", Epoch(3), CommandKind.PREPARE, 0)
-        ready = apply(ready, CommandAnswered(LIAR, CommandResult(key.operation_id, None, status(number)), 1.0))
+        ready = apply(
+            ready, CommandAnswered(LIAR, CommandResult(key.operation_id, None, status(number)), 1.0)
+        )
     assert not ready.nodes[LIAR].stages
 
 
 def test_a_link_is_suspect_and_a_head_attached_by_their_own_nodes_only(ready: State) -> None:
     link = LinkSuspected(NAME, Epoch(3), 0, 1, False, "nothing arrives")
     assert not apply(ready, LinkReported(LIAR, link, 1.0)).suspects
-    assert not apply(ready, LinkReported(B, link, 1.0)).suspects and apply(ready, LinkReported(A, link, 1.0)).suspects
+    assert (
+        not apply(ready, LinkReported(B, link, 1.0)).suspects
+        and apply(ready, LinkReported(A, link, 1.0)).suspects
+    )
     for node_id in (LIAR, B):
-        assert apply(ready, HeadAttached(node_id, NAME, Epoch(3), 10, 1.0)).deployments[NAME].attachment == 9
+        assert (
+            apply(ready, HeadAttached(node_id, NAME, Epoch(3), 10, 1.0))
+            .deployments[NAME]
+            .attachment
+            == 9
+        )
 
 
 def test_a_restarted_coordinator_adopts_no_epoch_by_anothers_word(ready: State) -> None:
     record = replace(
-        ready.deployments[NAME], phase=Phase.WAITING, attachment=0, adoptable=True, activated=Progress(), standbys=()
+        ready.deployments[NAME],
+        phase=Phase.WAITING,
+        attachment=0,
+        adoptable=True,
+        activated=Progress(),
+        standbys=(),
     )
     state = ready.with_record(replace(record, prepared=(Progress(), Progress())))
     state = beat(state, LIAR, status(0, StagePhase.ACTIVE), status(1, StagePhase.READY))
@@ -191,7 +224,9 @@ def test_a_restarted_coordinator_adopts_no_epoch_by_anothers_word(ready: State) 
 
 
 def test_a_lie_about_an_epoch_leaves_the_deployment_as_it_is(ready: State) -> None:
-    state = beat(ready, LIAR, status(0, StagePhase.ACTIVE, MAX_EPOCH), status(1, StagePhase.READY, 3))
+    state = beat(
+        ready, LIAR, status(0, StagePhase.ACTIVE, MAX_EPOCH), status(1, StagePhase.READY, 3)
+    )
     assert state.deployments[NAME] is ready.deployments[NAME]
 
 
@@ -216,12 +251,16 @@ def test_a_node_that_is_not_in_the_placement_does_not_make_it_stale(ready: State
 OPERATION = ServedOperation(OperationId("op"), "print", b"")
 
 
-def test_a_placement_is_stale_if_its_nodes_lack_memory_or_left(ready: State, make_registration: Any) -> None:
+def test_a_placement_is_stale_if_its_nodes_lack_memory_or_left(
+    ready: State, make_registration: Any
+) -> None:
     event = ReplanRequested(NAME, "u1", placed("a", "c"), ready.version, OPERATION, 2.0)
     apply(changed(ready, NodeId("id-c"), 5000), event)
     again = apply(ready, NodeRegistered(make_registration("c", "i2"), 2.0))
     again = apply(again, NodeConnected(NodeId("id-c"), "i2", 77, 2.0))
-    moved = apply(ready, NodeRegistered(replace(make_registration("c"), address="elsewhere:1"), 2.0))
+    moved = apply(
+        ready, NodeRegistered(replace(make_registration("c"), address="elsewhere:1"), 2.0)
+    )
     for state in (changed(ready, NodeId("id-c"), 1999), again, moved):
         with pytest.raises(AbortedError) as stale:
             apply(state, event)
@@ -231,7 +270,15 @@ def test_a_placement_is_stale_if_its_nodes_lack_memory_or_left(ready: State, mak
 def test_a_placement_is_stale_if_another_deployment_took_its_memory(ready: State) -> None:
     spec = parse_spec({"name": "poem", "model": "tiny", "source": "c"})
     budget = ready.nodes[NodeId("id-c")].facts.memory_budget_bytes
-    blank = replace(ready.deployments[NAME], uid="u2", spec=spec, epoch=Epoch(1), saving=0, saved=0, operations=())
+    blank = replace(
+        ready.deployments[NAME],
+        uid="u2",
+        spec=spec,
+        epoch=Epoch(1),
+        saving=0,
+        saved=0,
+        operations=(),
+    )
     most = replace(
         blank,
         placement=placed("c", parameter_bytes=budget - 2000),
@@ -261,7 +308,9 @@ def searches(state: State, now: float) -> tuple[State, int]:
 
 def test_a_broken_deployment_has_one_search_at_a_time(ready: State, make_registration: Any) -> None:
     state = apply(ready, NodeRegistered(make_registration("b", "i2"), 1.0))
-    state = apply(state, DeploymentSaved(NAME, "u1", state.deployments[NAME].revision, Epoch(3), 1.0))
+    state = apply(
+        state, DeploymentSaved(NAME, "u1", state.deployments[NAME].revision, Epoch(3), 1.0)
+    )
     state, count = searches(state, 1.0)
     assert state.deployments[NAME].phase is Phase.WAITING and count == 1
     begun = state.version
@@ -270,7 +319,9 @@ def test_a_broken_deployment_has_one_search_at_a_time(ready: State, make_registr
         assert count == 0
     none = UnavailableError("no node has room")
     failed = apply(state, Replanned(NAME, "u1", begun, none, 1.0))
-    assert searches(failed, 1.1)[1] == 0, "a node that changes all the time does not keep a processor busy"
+    assert searches(failed, 1.1)[1] == 0, (
+        "a node that changes all the time does not keep a processor busy"
+    )
     assert searches(failed, 2.0)[1] == 1
     found = apply(state, Replanned(NAME, "u1", begun, placed("a", "c"), 1.0))
     assert found.deployments[NAME].phase is Phase.LOADING, "the liar is not in it"
@@ -281,7 +332,9 @@ def test_a_stage_that_fails_again_and_again_waits_longer_each_time(ready: State)
     record = ready.deployments[NAME]
     failure = UnavailableError("stage 1 failed", reason="STAGE_FAILED")
     for lived_s in (1.0, 1.0, 1.0, 1.0, 31.0, 1.0):
-        record = broke(ready, replace(record, phase=Phase.READY, ready_at=now), failure, now + lived_s)
+        record = broke(
+            ready, replace(record, phase=Phase.READY, ready_at=now), failure, now + lived_s
+        )
         delays.append(record.not_before - now - lived_s)
     assert delays == [0.0, 1.0, 2.0, 4.0, 0.0, 1.0]
     lost = UnavailableError("node b went away", reason=NODE_LOST)

@@ -51,7 +51,14 @@ def place(make_manifest: Callable[..., Any]) -> Callable[..., Placement]:
     manifest = make_manifest()
 
     def run(*nodes: Candidate, **changes: Any) -> Placement:
-        values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "concurrency": 2, **changes}
+        values = {
+            "name": "tale",
+            "model": "tiny",
+            "source": "a",
+            "dtype": "float32",
+            "concurrency": 2,
+            **changes,
+        }
         return SimplePlacer().place(parse_spec(values), manifest, nodes)
 
     return run
@@ -77,7 +84,9 @@ def test_micro_batches_are_one_for_each_stage_or_what_the_spec_says(place: Any) 
     assert place(*ABC, layers=halves, concurrency=8, mode="sequential").micro_batches == 1
 
 
-@pytest.mark.parametrize("changes", [{"micro_batches": 3}, {"micro_batches": 2, "mode": "sequential"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"micro_batches": 3}, {"micro_batches": 2, "mode": "sequential"}], ids=str
+)
 def test_more_micro_batches_than_could_be_in_flight_are_refused(place: Any, changes: Any) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         place(*ABC, **changes)
@@ -92,61 +101,111 @@ ABC = (node("a"), node("b"), node("c"))
 
 
 def test_by_hand(place: Any, make_manifest: Any) -> None:
-    placement = place(*ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", kv_dtype="float32", max_context=100)
+    placement = place(
+        *ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", kv_dtype="float32", max_context=100
+    )
     assert cuts(placement) == "a=0:4,b=4:9,c=9:12"
     assert (placement.kv_block_tokens, placement.kv_blocks) == (16, 7 * 2)
     manifest = make_manifest()
     shape = parse_config(manifest.config)
     for index, stage in enumerate(placement.stages):
         assert stage.index == index and stage.node_id == f"id-{stage.node_name}"
-        assert stage.parameter_bytes == parameter_bytes(stage_tensors(manifest, stage.layers), DType.BFLOAT16)
+        assert stage.parameter_bytes == parameter_bytes(
+            stage_tensors(manifest, stage.layers), DType.BFLOAT16
+        )
         assert stage.kv_bytes == 14 * 16 * shape.kv_bytes_per_token(stage.layers, DType.FLOAT32)
 
 
 def test_quantised_nodes_hold_less(place: Any, make_manifest: Any) -> None:
     manifest = make_manifest()
-    placement = place(*ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", quantisation={"*": "int8", "b": "int4"})
-    for stage, kept in zip(placement.stages, (Quantisation.INT8, Quantisation.INT4, Quantisation.INT8), strict=True):
+    placement = place(
+        *ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", quantisation={"*": "int8", "b": "int4"}
+    )
+    for stage, kept in zip(
+        placement.stages, (Quantisation.INT8, Quantisation.INT4, Quantisation.INT8), strict=True
+    ):
         tensors = stage_tensors(manifest, stage.layers)
-        assert stage.parameter_bytes == held_bytes(manifest.config, tensors, stage.layers, DType.BFLOAT16, kept)
+        assert stage.parameter_bytes == held_bytes(
+            manifest.config, tensors, stage.layers, DType.BFLOAT16, kept
+        )
         assert stage.parameter_bytes < parameter_bytes(tensors, DType.BFLOAT16)
 
 
 def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> None:
     """The placement is the same with them and without."""
-    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "head_dim": 16}
-    manifest = make_manifest(model_type="qwen3_5_text", linear_num_value_heads=2, max_context=2048, **sizes)
+    sizes = {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "head_dim": 16,
+    }
+    manifest = make_manifest(
+        model_type="qwen3_5_text", linear_num_value_heads=2, max_context=2048, **sizes
+    )
     shape = parse_config(manifest.config)
 
     def placed(left: int = 512 * MIB, **changes: Any) -> Placement:
         """With `left` bytes free on b, besides the needs of the stage that is loaded there."""
-        values = {"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:12", "prefix_cache": True}
+        values = {
+            "name": "tale",
+            "model": "tiny",
+            "source": "a",
+            "layers": "a=0:4,b=4:12",
+            "prefix_cache": True,
+        }
         spec = parse_spec({**values, "dtype": "float32", "concurrency": 3, **changes})
-        free = StageSizes(spec, manifest, shape, Load(1, 2)).needed_bytes(LayerRange(4, 12), NodeName("b")) + left
+        free = (
+            StageSizes(spec, manifest, shape, Load(1, 2)).needed_bytes(
+                LayerRange(4, 12), NodeName("b")
+            )
+            + left
+        )
         return SimplePlacer().place(spec, manifest, (node("a"), node("b", free)))
 
     each = shape.state_bytes(LayerRange(4, 12), DType.FLOAT32)
     plain, most = placed(prefix_cache=False), placed()
-    assert (plain.saved_states, most.saved_states) == (0, 3 + 3 * 2048 // 512), "a request has few bytes of states"
+    assert (plain.saved_states, most.saved_states) == (0, 3 + 3 * 2048 // 512), (
+        "a request has few bytes of states"
+    )
     assert [placed(left).saved_states for left in (0, each - 1, each, 5 * each + 1)] == [0, 0, 1, 5]
     before, after = plain.stages[1], placed(5 * each).stages[1]
     assert after == replace(before, workspace_bytes=before.workspace_bytes + 5 * each)
     assert placed(64 * each, reserve={"b": 60 * each}).saved_states == 4
-    kept = sizes_of(parse_spec({"name": "tale", "model": "tiny", "source": "a"}), manifest, placed(5 * each))
+    kept = sizes_of(
+        parse_spec({"name": "tale", "model": "tiny", "source": "a"}), manifest, placed(5 * each)
+    )
     assert kept.most_saved_states == 5, "a repair leaves surviving stages as they are"
 
 
 def test_states_are_kept_behind_guesses_in_what_all_nodes_have_left(make_manifest: Any) -> None:
     """If little is left, half of it."""
-    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "head_dim": 16}
-    manifest = make_manifest(model_type="qwen3_5_text", linear_num_value_heads=2, max_context=2048, **sizes)
+    sizes = {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "head_dim": 16,
+    }
+    manifest = make_manifest(
+        model_type="qwen3_5_text", linear_num_value_heads=2, max_context=2048, **sizes
+    )
     shape = parse_config(manifest.config)
     can = replace(FACTS, takes_guesses=True, keeps_states_of_guesses=True)
 
     def placed(left: int = 512 * MIB, facts: DeviceFacts = can, **changes: Any) -> Placement:
-        values = {"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:12", "concurrency": 3}
+        values = {
+            "name": "tale",
+            "model": "tiny",
+            "source": "a",
+            "layers": "a=0:4,b=4:12",
+            "concurrency": 3,
+        }
         spec = parse_spec({**values, "dtype": "float32", "prefix_cache": True, **changes})
-        free = StageSizes(spec, manifest, shape, Load(1, 2)).needed_bytes(LayerRange(4, 12), NodeName("b")) + left
+        free = (
+            StageSizes(spec, manifest, shape, Load(1, 2)).needed_bytes(
+                LayerRange(4, 12), NodeName("b")
+            )
+            + left
+        )
         nodes = replace(node("a"), facts=can), replace(node("b", free), facts=facts)
         return SimplePlacer().place(spec, manifest, nodes)
 
@@ -157,7 +216,13 @@ def test_states_are_kept_behind_guesses_in_what_all_nodes_have_left(make_manifes
 
     each, every = shape.state_bytes(LayerRange(4, 12), DType.FLOAT32), 3 + 3 * 2048 // 512
     assert slots() == (MOST_GUESSES, every)
-    assert [slots(left * each) for left in (0, 1, 4, 9, 20)] == [(0, 0), (1, 0), (2, 2), (5, 4), (MOST_GUESSES, 13)]
+    assert [slots(left * each) for left in (0, 1, 4, 9, 20)] == [
+        (0, 0),
+        (1, 0),
+        (2, 2),
+        (5, 4),
+        (MOST_GUESSES, 13),
+    ]
     assert slots(4 * each, prefix_cache=False) == (4, 0)
     few, none = placed(4 * each), placed(0)
     assert few.stages[1].workspace_bytes == none.stages[1].workspace_bytes + 4 * each
@@ -197,7 +262,9 @@ def test_states_are_kept_behind_guesses_in_what_all_nodes_have_left(make_manifes
         ("qwen3_moe-sparse-step", {}, Speculation.EXPERTS),
     ],
 )
-def test_guesses_are_for_where_they_change_nothing(family: str, changes: Any, speculation: Speculation) -> None:
+def test_guesses_are_for_where_they_change_nothing(
+    family: str, changes: Any, speculation: Speculation
+) -> None:
     values = {"name": "tale", "model": "tiny", "source": "a", **changes}
     config = json.loads(VARIANTS[family].library_config().to_json_string(use_diff=False))
     if family.startswith("qwen3_moe"):
@@ -212,7 +279,9 @@ def test_guesses_are_for_where_they_change_nothing(family: str, changes: Any, sp
 
 @pytest.mark.parametrize("layers", ["a=0:12", "a=0:4,b=4:9,c=9:12"])
 @pytest.mark.parametrize("head", ["int8", "int4", "none"])
-def test_a_tied_head_of_integers_is_counted_beside_the_embedding(layers: str, head: str, make_manifest: Any) -> None:
+def test_a_tied_head_of_integers_is_counted_beside_the_embedding(
+    layers: str, head: str, make_manifest: Any
+) -> None:
     manifest = make_manifest(tied=True)
     spec = parse_spec(
         {"name": "tale", "model": "tiny", "source": "a", "dtype": "bfloat16", "layers": layers}
@@ -222,11 +291,15 @@ def test_a_tied_head_of_integers_is_counted_beside_the_embedding(layers: str, he
     kept = Quantisation.of(IntegerFormat.INT4, head)
     for stage in stages:
         tensors = stage_tensors(manifest, stage.layers)
-        assert stage.parameter_bytes == held_bytes(manifest.config, tensors, stage.layers, DType.BFLOAT16, kept)
+        assert stage.parameter_bytes == held_bytes(
+            manifest.config, tensors, stage.layers, DType.BFLOAT16, kept
+        )
     block, norm, embedding = 64 * 64 * 3 + 3 * 64 * 128, 2 * 64, 2 * 256 * 64
     blocks = 12 * (IntegerFormat.INT4.matrix_bytes(1, block) + 2 * norm)
     shared = head == "none" and len(stages) == 1
-    head_bytes = 0 if shared else embedding if head == "none" else IntegerFormat(head).matrix_bytes(256, 64)
+    head_bytes = (
+        0 if shared else embedding if head == "none" else IntegerFormat(head).matrix_bytes(256, 64)
+    )
     assert sum(stage.parameter_bytes for stage in stages) == blocks + norm + embedding + head_bytes
 
 
@@ -271,7 +344,13 @@ def test_keys_and_values_of_4_bits_are_refused_before_anything_is_placed(
     manifest = make_manifest()
     manifest = replace(manifest, config_json=json.dumps(manifest.config | {"head_dim": head_dim}))
     nodes = [node("a"), replace(node("b"), facts=replace(FACTS, kind=kind))]
-    values = {"name": "tale", "model": "tiny", "source": "b", "dtype": "float32", "kv_dtype": "int4"}
+    values = {
+        "name": "tale",
+        "model": "tiny",
+        "source": "b",
+        "dtype": "float32",
+        "kv_dtype": "int4",
+    }
     spec = parse_spec(values | ({"layers": layers} if layers else {}))
     with pytest.raises(InvalidArgumentError, match=what) as refused:
         SimplePlacer().place(spec, manifest, nodes)
@@ -331,13 +410,19 @@ def test_a_stage_has_room_for_the_longest_slice_its_context_allows(make_manifest
         values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", **changes}
         placement = SimplePlacer().place(parse_spec(values), manifest, [node("a"), node("b")])
         for stage in placement.stages:
-            assert placed_bytes(stage) == stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes
+            assert (
+                placed_bytes(stage)
+                == stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes
+            )
         return [stage.workspace_bytes for stage in placement.stages]
 
     row, logits = 4 * (4 * 64 + 3 * 128 + 2 * 2 * 64), 256 * (4 + 4)
     for context, tokens in ((128, 512), (1024, 1024), (4096, 2048)):
         expected = 64 * MIB + tokens * row
-        assert workspace(max_context=context, layers="a=0:6,b=6:12", concurrency=2) == [expected, expected + logits]
+        assert workspace(max_context=context, layers="a=0:6,b=6:12", concurrency=2) == [
+            expected,
+            expected + logits,
+        ]
     more, one = (workspace(layers="a=0:12", concurrency=4, micro_batches=m)[0] for m in (4, 1))
     assert more - one == 2 * 3 * 2048 * 64 * 4
 
@@ -348,7 +433,9 @@ def test_what_fits_the_source_stays_there(place: Any) -> None:
     assert cuts(place(*ABC, source="b", concurrency=8)) == "b=0:12"
 
 
-def test_what_does_not_fit_the_source_is_on_as_few_nodes_as_hold_it_those_with_most_memory(place: Any) -> None:
+def test_what_does_not_fit_the_source_is_on_as_few_nodes_as_hold_it_those_with_most_memory(
+    place: Any,
+) -> None:
     tight = {"concurrency": 64}  # all layers take 91 MiB of it, and a half 79
     a, b, c = node("a", 85 * MIB), node("b", 85 * MIB), node("c", 88 * MIB)
     assert cuts(place(a, b, c, **tight)) == "a=0:6,c=6:12"
@@ -362,8 +449,8 @@ def test_what_does_not_fit_the_source_is_on_as_few_nodes_as_hold_it_those_with_m
 
 
 def test_what_does_not_fit_in_proportion_is_filled_up(place: Any) -> None:
-    # The KV of many requests leaves little over: a third of the layers does not fit a node with a third of the memory
-    # when its workspace comes off first.
+    # The KV of many requests leaves little over: a third of the layers does not fit a node with a
+    # third of the memory when its workspace comes off first.
     tight = place(node("a", 80 * MIB), node("b", 72 * MIB), concurrency=32)
     assert tight.stages[0].node_name == "a" and tight.stages[-1].layers.end == 12
 
@@ -394,14 +481,22 @@ def test_every_placement_covers_the_model_and_fits(
 ) -> None:
     nodes = [node(name, size * MIB) for name, size in zip("abcdef", memory, strict=False)]
     first = nodes[source % len(nodes)].name
-    values = {"name": "tale", "model": "tiny", "source": first, "concurrency": concurrency, "dtype": "float32"}
+    values = {
+        "name": "tale",
+        "model": "tiny",
+        "source": first,
+        "concurrency": concurrency,
+        "dtype": "float32",
+    }
     manifest = make_manifest()
     try:
         placement = SimplePlacer().place(parse_spec(values), manifest, nodes)
     except ResourceExhaustedError:
         return
     assert placement.head.node_name == first
-    assert [layer for s in placement.stages for layer in range(s.layers.first, s.layers.end)] == list(range(12))
+    assert [
+        layer for s in placement.stages for layer in range(s.layers.first, s.layers.end)
+    ] == list(range(12))
     assert len({s.node_id for s in placement.stages}) == len(placement.stages)
     free = {candidate.node_id: candidate.free_bytes for candidate in nodes}
     for stage in placement.stages:
@@ -409,7 +504,9 @@ def test_every_placement_covers_the_model_and_fits(
         assert stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes <= free[stage.node_id]
 
 
-@given(memory=st.lists(st.integers(60, 120), min_size=1, max_size=4), concurrency=st.integers(1, 64))
+@given(
+    memory=st.lists(st.integers(60, 120), min_size=1, max_size=4), concurrency=st.integers(1, 64)
+)
 @settings(max_examples=60, deadline=None)
 def test_a_node_that_holds_the_model_alone_has_it_alone(
     make_manifest: Any, memory: list[int], concurrency: int

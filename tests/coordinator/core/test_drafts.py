@@ -1,4 +1,5 @@
-"""The models that may be drafts for others. A draft's memory is counted on the node of the first layer."""
+"""The models that may be drafts for others. A draft's memory is counted on the node of the first
+layer."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer, sizes_of
-from edgeshard_coordinator.core.placement.drafts import check_draft, check_same_tokens, may_draft, placed_draft
+from edgeshard_coordinator.core.placement.drafts import (
+    check_draft,
+    check_same_tokens,
+    may_draft,
+    placed_draft,
+)
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
@@ -38,14 +44,25 @@ def node(name: str, free: int = 4096 * MIB) -> Candidate:
 
 
 def spec_of(**changes: Any) -> Any:
-    values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "concurrency": 2, "draft": "small"}
+    values = {
+        "name": "tale",
+        "model": "tiny",
+        "source": "a",
+        "dtype": "float32",
+        "concurrency": 2,
+        "draft": "small",
+    }
     return parse_spec({**values, **changes})
 
 
 def of_family(name: str) -> ModelManifest:
     """A model of another family, with few parameters."""
     config = json.loads(VARIANTS[name].library_config().to_json_string(use_diff=False))
-    return replace(build_manifest(1, "other"), architecture=config["model_type"], config_json=json.dumps(config))
+    return replace(
+        build_manifest(1, "other"),
+        architecture=config["model_type"],
+        config_json=json.dumps(config),
+    )
 
 
 @pytest.fixture
@@ -58,23 +75,39 @@ def draft(make_manifest: Make, small: ModelManifest) -> PlacedDraft:
     return placed_draft(spec_of(), make_manifest(), small, small.digest())
 
 
-def test_a_draft_has_memory_for_the_requests_it_guesses_for(make_manifest: Make, small: ModelManifest) -> None:
+def test_a_draft_has_memory_for_the_requests_it_guesses_for(
+    make_manifest: Make, small: ModelManifest
+) -> None:
     model, shape = make_manifest(), parse_config(small.config)
     for concurrency, requests in ((1, 1), (2, 2), (9, 4)):
         placed = placed_draft(spec_of(concurrency=concurrency), model, small, small.digest())
-        assert (placed.model, placed.manifest_digest, placed.layer_count) == ("small", small.digest(), 2)
+        assert (placed.model, placed.manifest_digest, placed.layer_count) == (
+            "small",
+            small.digest(),
+            2,
+        )
         assert (placed.requests, placed.kv_blocks) == (requests, 8 * requests)
         assert placed.kv_bytes == requests * 128 * shape.kv_bytes_per_token(
             LayerRange(0, 2), spec_of().effective_kv_dtype
         )
         assert placed.parameter_bytes == 4 * small.parameter_count and placed.workspace_bytes > 0
-    assert placed_draft(spec_of(concurrency=1, kv_overcommit=True), model, small, small.digest()).requests == 2
-    assert placed_draft(spec_of(concurrency=1, max_context=32), model, small, small.digest()).kv_blocks == 2
+    assert (
+        placed_draft(
+            spec_of(concurrency=1, kv_overcommit=True), model, small, small.digest()
+        ).requests
+        == 2
+    )
+    assert (
+        placed_draft(spec_of(concurrency=1, max_context=32), model, small, small.digest()).kv_blocks
+        == 2
+    )
     short = make_manifest(2, "small", max_context=16)
     assert placed_draft(spec_of(concurrency=1), model, short, short.digest()).kv_blocks == 1
 
 
-def test_it_is_whole_however_the_model_keeps_its_weights(make_manifest: Make, small: ModelManifest) -> None:
+def test_it_is_whole_however_the_model_keeps_its_weights(
+    make_manifest: Make, small: ModelManifest
+) -> None:
     quantised = spec_of(quantisation={"*": "int4"}, kv_dtype="bfloat16")
     placed = placed_draft(quantised, make_manifest(), small, small.digest())
     assert placed == placed_draft(spec_of(), make_manifest(), small, small.digest())
@@ -88,7 +121,9 @@ def test_it_is_whole_however_the_model_keeps_its_weights(make_manifest: Make, sm
         (lambda make: of_family("opt-plain"), "DRAFT_KIND"),
     ],
 )
-def test_other_models_are_refused(make_manifest: Make, draft: Callable[[Make], ModelManifest], reason: str) -> None:
+def test_other_models_are_refused(
+    make_manifest: Make, draft: Callable[[Make], ModelManifest], reason: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         check_draft(make_manifest(12), draft(make_manifest))
     assert (caught.value.field, caught.value.reason) == ("draft", reason)
@@ -112,18 +147,23 @@ def test_tokens_must_be_the_same() -> None:
 
 def test_the_largest_of_those_that_are_much_smaller_is_tried_first(make_manifest: Make) -> None:
     model = make_manifest(60, "large")
-    others = [make_manifest(layers, f"of-{layers}") for layers in (1, 3, 2, 30)] + [of_family("opt-plain")]
+    others = [make_manifest(layers, f"of-{layers}") for layers in (1, 3, 2, 30)] + [
+        of_family("opt-plain")
+    ]
     found = may_draft(model, [(other, other.digest()) for other in others])
     assert [other.name for other, _ in found] == ["of-3", "of-2", "of-1"]
 
 
-def test_its_memory_is_counted_with_the_first_layer(make_manifest: Make, draft: PlacedDraft) -> None:
+def test_its_memory_is_counted_with_the_first_layer(
+    make_manifest: Make, draft: PlacedDraft
+) -> None:
     manifest, nodes = make_manifest(), [node("a"), node("b")]
     spec = spec_of(layers="a=0:6,b=6:12")
     plain, placed = (SimplePlacer().place(spec, manifest, nodes, one) for one in (None, draft))
     assert plain.draft is None and placed.draft == draft
     more = [
-        held_bytes(with_it) - held_bytes(without) for without, with_it in zip(plain.stages, placed.stages, strict=True)
+        held_bytes(with_it) - held_bytes(without)
+        for without, with_it in zip(plain.stages, placed.stages, strict=True)
     ]
     assert more == [draft.held_bytes, 0]
     need = sizes_of(spec, manifest, placed).needed_bytes(LayerRange(0, 6), NodeName("a"))
@@ -148,7 +188,9 @@ def test_it_goes_where_the_first_layer_goes(make_manifest: Make, draft: PlacedDr
         assert all(stage.workspace_bytes < placed.stages[0].workspace_bytes for stage in others)
 
 
-def test_the_planner_leaves_room_for_it(make_manifest: Make, make_profile: Any, draft: PlacedDraft) -> None:
+def test_the_planner_leaves_room_for_it(
+    make_manifest: Make, make_profile: Any, draft: PlacedDraft
+) -> None:
     """A model that just fits its source without a draft continues on another node with one, by plan
     and not by memory.
     """

@@ -22,7 +22,13 @@ from edgeshard_coordinator.core.values.events import (
     NodeRegistered,
     Ticked,
 )
-from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, State, Timings, validate_state
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    Progress,
+    State,
+    Timings,
+    validate_state,
+)
 
 from edgeshard.domain.control.commands import Heartbeat
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
@@ -37,7 +43,8 @@ TICK_S = 0.5
 
 
 class Desk:
-    """Connected nodes with a ready deployment on each three of them; time goes by with ticks and heartbeats."""
+    """Connected nodes with a ready deployment on each three of them; time goes by with ticks and
+    heartbeats."""
 
     def __init__(self, make_registration: Any, names: str) -> None:
         self.make = make_registration
@@ -107,12 +114,17 @@ def node(name: str) -> NodeId:
 
 def held(name: str, state: State) -> tuple[StageStatus, ...]:
     found = [record for record in state.deployments.values() if name in record.name]
-    return tuple(StageStatus(r.name, r.epoch, r.name.index(name), LayerRange(0, 2), StagePhase.ACTIVE) for r in found)
+    return tuple(
+        StageStatus(r.name, r.epoch, r.name.index(name), LayerRange(0, 2), StagePhase.ACTIVE)
+        for r in found
+    )
 
 
 def ready(names: str, state: State) -> DeploymentRecord:
     stages = tuple(
-        PlacedStage(i, node(name), NodeName(name), f"{name}:7000", LayerRange(i * 2, i * 2 + 2), 1000, 1000)
+        PlacedStage(
+            i, node(name), NodeName(name), f"{name}:7000", LayerRange(i * 2, i * 2 + 2), 1000, 1000
+        )
         for i, name in enumerate(names)
     )
     return DeploymentRecord(
@@ -134,10 +146,14 @@ def ready(names: str, state: State) -> DeploymentRecord:
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc", "abcdefghi"])
-def test_one_node_that_vanishes_is_lost_at_once_however_many_there_are(make_registration: Any, names: str) -> None:
+def test_one_node_that_vanishes_is_lost_at_once_however_many_there_are(
+    make_registration: Any, names: str
+) -> None:
     desk = Desk(make_registration, names)
     desk.vanish("a")
-    assert desk.phases() == {name: Phase.WAITING if "a" in name else Phase.READY for name in desk.phases()}
+    assert desk.phases() == {
+        name: Phase.WAITING if "a" in name else Phase.READY for name in desk.phases()
+    }
     assert not desk.state.awaited
 
 
@@ -148,7 +164,9 @@ def test_two_of_two_nodes_that_vanish_are_lost_at_once(make_registration: Any) -
     assert desk.phases() == {"ab": Phase.WAITING} and not desk.state.awaited
 
 
-def test_when_most_nodes_vanish_together_their_deployments_wait_for_them(make_registration: Any) -> None:
+def test_when_most_nodes_vanish_together_their_deployments_wait_for_them(
+    make_registration: Any,
+) -> None:
     """The first of them were lost before the pattern showed; a node that vanishes later is awaited,
     and finds its former stages.
     """
@@ -160,16 +178,25 @@ def test_when_most_nodes_vanish_together_their_deployments_wait_for_them(make_re
     for name in "ghi":
         desk.now += 0.3
         desk.vanish(name)
-    assert desk.phases()["ghi"] is Phase.READY and set(desk.state.awaited) >= {node("g"), node("h"), node("i")}
+    assert desk.phases()["ghi"] is Phase.READY and set(desk.state.awaited) >= {
+        node("g"),
+        node("h"),
+        node("i"),
+    }
     desk.wait(TIMES.lease_s / 2)
     for name in "ghi":
         desk.connect(name)
     desk.wait(2 * TIMES.lease_s)
-    assert desk.phases()["ghi"] is Phase.READY and desk.state.deployments[DeploymentName("ghi")].epoch == 3
+    assert (
+        desk.phases()["ghi"] is Phase.READY
+        and desk.state.deployments[DeploymentName("ghi")].epoch == 3
+    )
     assert not any(command.node_id in (node("g"), node("h"), node("i")) for command in desk.sent)
 
 
-def test_nodes_whose_processes_are_replaced_one_after_the_other_died(make_registration: Any) -> None:
+def test_nodes_whose_processes_are_replaced_one_after_the_other_died(
+    make_registration: Any,
+) -> None:
     desk = Desk(make_registration, "abcd")
     for name in "abc":
         desk.vanish(name)
@@ -189,7 +216,9 @@ def test_nodes_that_do_not_come_back_are_lost_after_a_lease(make_registration: A
     assert set(desk.phases().values()) == {Phase.WAITING} and desk.now - began < TIMES.lease_s + 1
 
 
-def test_nodes_that_vanish_one_after_the_other_have_faults_of_their_own(make_registration: Any) -> None:
+def test_nodes_that_vanish_one_after_the_other_have_faults_of_their_own(
+    make_registration: Any,
+) -> None:
     desk = Desk(make_registration, "abcdefghi")
     for name in "abcdefghi":
         desk.wait(lost_nodes.TOGETHER_S)
@@ -198,15 +227,21 @@ def test_nodes_that_vanish_one_after_the_other_have_faults_of_their_own(make_reg
     assert set(desk.phases().values()) == {Phase.WAITING}
 
 
-def test_the_first_of_nodes_that_are_not_heard_any_more_is_not_lost_either(make_registration: Any) -> None:
-    """As when the coordinator's own link is dead: the ends of streams are noticed one by one, the silence is one.
+def test_the_first_of_nodes_that_are_not_heard_any_more_is_not_lost_either(
+    make_registration: Any,
+) -> None:
+    """As when the coordinator's own link is dead: the ends of streams are noticed one by one, the
+    silence is one.
 
-    The first end is noticed 3 s after that node was heard (keepalive), and 2.1 s after any other at the soonest.
+    The first end is noticed 3 s after that node was heard (keepalive), and 2.1 s after any other at
+    the soonest.
     """
     desk = Desk(make_registration, "abcdef")
     desk.wait(2.1, silent="abcdef")
     desk.vanish("a")
-    assert desk.phases() == {"abc": Phase.READY, "def": Phase.READY} and set(desk.state.awaited) == {node("a")}
+    assert desk.phases() == {"abc": Phase.READY, "def": Phase.READY} and set(
+        desk.state.awaited
+    ) == {node("a")}
     desk.vanish("b")
     desk.connect("a")
     desk.connect("b")
@@ -227,7 +262,10 @@ def test_a_few_silent_nodes_are_lost_when_their_time_is_over(make_registration: 
     desk.wait(TIMES.heartbeat_timeout_s - TICK_S, silent="ab")
     assert not desk.dropped
     desk.wait(2 * TICK_S, silent="ab")
-    assert desk.dropped == ["a", "b"] and desk.phases() == {"abc": Phase.WAITING, "def": Phase.READY}
+    assert desk.dropped == ["a", "b"] and desk.phases() == {
+        "abc": Phase.WAITING,
+        "def": Phase.READY,
+    }
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcdef"])
@@ -267,7 +305,9 @@ def test_ticks_a_little_late_are_no_stall(make_registration: Any) -> None:
     assert desk.phases() == {"ab": Phase.WAITING}
 
 
-def test_another_process_in_place_of_an_awaited_one_has_lost_what_it_held(make_registration: Any) -> None:
+def test_another_process_in_place_of_an_awaited_one_has_lost_what_it_held(
+    make_registration: Any,
+) -> None:
     desk = Desk(make_registration, "ab")
     desk.stand_still(30.0)
     desk.vanish("a")

@@ -1,4 +1,5 @@
-"""The measurements that nodes are ordered to take, and their times: only decisions, without nodes or clock."""
+"""The measurements that nodes are ordered to take, and their times: only decisions, without nodes
+or clock."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ def test_a_new_node_is_measured_from_and_to(desk: Any) -> None:
         action = site.answer()
         asked += [(action.node_id, peer.node_id) for peer in action.command.peers]
         site.wait(0.5)
-    assert sorted(asked) == [(node(x), node(y)) for x, y in ("ac", "bc", "ca", "cb")], "and nothing twice"
+    assert sorted(asked) == [(node(x), node(y)) for x, y in ("ac", "bc", "ca", "cb")], (
+        "and nothing twice"
+    )
 
 
 def test_many_peers_come_in_batches(desk: Any) -> None:
@@ -90,11 +93,15 @@ def test_requests_and_deployments_come_first(desk: Any, make_manifest: Any) -> N
     site.wait(60.0, active_requests=1)
     assert not site.sent, "somebody is being served"
     layers = "a=0:4,b=4:8,c=8:12"
-    spec = parse_spec({"name": "tale", "model": "tiny", "source": "a", "concurrency": 1, "layers": layers})
+    spec = parse_spec(
+        {"name": "tale", "model": "tiny", "source": "a", "concurrency": 1, "layers": layers}
+    )
     placement = SimplePlacer().place(spec, make_manifest(), site.state.candidates())
     blank = DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(0))
     operation = ServedOperation(OperationId("op"), "f", b"")
-    site.feed(DeployRequested(new_record(site.state, blank), site.state.version, operation, site.now))
+    site.feed(
+        DeployRequested(new_record(site.state, blank), site.state.version, operation, site.now)
+    )
     site.wait(60.0)
     assert not site.sent, "a deployment is being loaded"
     site.feed(NodeDisconnected(node("b"), 2, site.now))
@@ -140,7 +147,9 @@ def test_a_probe_that_fails_counts_as_tried(desk: Any) -> None:
 def test_what_an_operator_asks_for_goes_layers_first_and_links_one_by_one(desk: Any) -> None:
     site = desk()
     site.ask("a", "b")
-    assert site.under_way() == [("a", "MeasureCompute"), ("b", "MeasureCompute")], "each node has its own cores"
+    assert site.under_way() == [("a", "MeasureCompute"), ("b", "MeasureCompute")], (
+        "each node has its own cores"
+    )
     site.answer()
     assert site.under_way() == [("b", "MeasureCompute")], "a probe would disturb it"
     site.ask("c", uid="other")
@@ -188,7 +197,9 @@ def test_links_that_a_probe_did_not_bring_are_named(desk: Any, known: bool) -> N
     only = MeasuredLink(node("a"), node("b"), LINK)
     site.feed(ProfileReported(ProfileReport(node("a"), links=(only,)), site.now))
     site.answer(reached=False)
-    assert site.told == [Measured("call", node("a"), missed=(NodeName("c"),))], "what was known before is no answer"
+    assert site.told == [Measured("call", node("a"), missed=(NodeName("c"),))], (
+        "what was known before is no answer"
+    )
 
 
 class Counted(dict[NodeId, KnownNode]):
@@ -227,7 +238,9 @@ def test_a_lost_node_ends_its_part(desk: Any) -> None:
     site = desk()
     site.ask("a", "b")
     site.feed(NodeDisconnected(node("a"), 1, site.now))
-    assert [(item.node_id, type(item.failure)) for item in site.told] == [(node("a"), UnavailableError)]
+    assert [(item.node_id, type(item.failure)) for item in site.told] == [
+        (node("a"), UnavailableError)
+    ]
     late = CommandResult(site.sent[0].operation_id)
     site.feed(CommandAnswered(node("a"), late, site.now))
     site.connect("a")
@@ -265,10 +278,16 @@ def test_nodes_that_are_away_are_not_asked(desk: Any) -> None:
     assert site.state is before and not site.sent
 
 
-def test_a_report_is_kept_by_model_dtype_and_receiver(desk: Any, make_profile: Any, make_manifest: Any) -> None:
+def test_a_report_is_kept_by_model_dtype_and_receiver(
+    desk: Any, make_profile: Any, make_manifest: Any
+) -> None:
     site, config = desk(), make_manifest().config
     first = make_profile(config, 1e-3)
-    for profile in (first, make_profile(config, 2e-3, DType.FLOAT32), make_profile({**config, "vocab_size": 99}, 3e-3)):
+    for profile in (
+        first,
+        make_profile(config, 2e-3, DType.FLOAT32),
+        make_profile({**config, "vocab_size": 99}, 3e-3),
+    ):
         site.feed(ProfileReported(ProfileReport(node("a"), compute=(profile,)), site.now))
     assert len(site.state.measured[node("a")].profiles) == 3
     site.now += 5
@@ -291,7 +310,9 @@ def test_times_of_another_device_are_forgotten(
 
     def measured() -> Desk:
         site: Desk = desk()
-        site.feed(ProfileReported(ProfileReport(node("a"), compute=profiles, links=(link,)), site.now))
+        site.feed(
+            ProfileReported(ProfileReport(node("a"), compute=profiles, links=(link,)), site.now)
+        )
         return site
 
     site = measured()
@@ -307,7 +328,10 @@ def test_times_of_another_device_are_forgotten(
         assert len(site.saved[-1].measurements.profiles) == left
         site = measured()
         site.feed(ProfileReported(ProfileReport(node("a"), facts), site.now))
-        assert len(site.state.measured[node("a")].profiles) == left and site.state.nodes[node("a")].facts == facts
+        assert (
+            len(site.state.measured[node("a")].profiles) == left
+            and site.state.nodes[node("a")].facts == facts
+        )
         assert site.links() == 1, "the way to b is the same"
 
 

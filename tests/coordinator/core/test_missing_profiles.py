@@ -23,7 +23,13 @@ from edgeshard_coordinator.core.values.events import (
 )
 from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, Timings
 
-from edgeshard.domain.control.commands import CommandResult, Heartbeat, MeasureCompute, ProbeLinks, ProfileReport
+from edgeshard.domain.control.commands import (
+    CommandResult,
+    Heartbeat,
+    MeasureCompute,
+    ProbeLinks,
+    ProfileReport,
+)
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import AbortedError, InternalError
 from edgeshard.domain.ids import Digest, Epoch, OperationId
@@ -38,7 +44,9 @@ INT8 = Quantisation.parse("int8")
 class Site(Desk):
     """Nodes with all links known."""
 
-    def __init__(self, make_registration: Any, make_profile: Any, manifest: Any, names: str = "ab") -> None:
+    def __init__(
+        self, make_registration: Any, make_profile: Any, manifest: Any, names: str = "ab"
+    ) -> None:
         super().__init__(make_registration, names)
         self.make_profile, self.manifest, self.config = make_profile, manifest, manifest.config
         self.follow()
@@ -48,14 +56,22 @@ class Site(Desk):
         return replace(made, **changes)
 
     def command(self, **changes: Any) -> MeasureCompute:
-        return replace(MeasureCompute(self.config, DType.FLOAT32, effort=Effort.FULL, again=False), **changes)
+        return replace(
+            MeasureCompute(self.config, DType.FLOAT32, effort=Effort.FULL, again=False), **changes
+        )
 
     def measured(self, **changes: Any) -> SendCommand:
         """The oldest command is done, and its node has reported the profile that was asked for."""
         command = self.sent[0].command
         assert isinstance(command, MeasureCompute)
-        made = self.profile(dtype=command.dtype, quantisation=command.quantisation, effort=command.effort)
-        self.feed(ProfileReported(ProfileReport(self.sent[0].node_id, compute=(replace(made, **changes),)), self.now))
+        made = self.profile(
+            dtype=command.dtype, quantisation=command.quantisation, effort=command.effort
+        )
+        self.feed(
+            ProfileReported(
+                ProfileReport(self.sent[0].node_id, compute=(replace(made, **changes),)), self.now
+            )
+        )
         return self.answer()
 
     def by_operator(self, *names: str, **changes: Any) -> None:
@@ -73,7 +89,9 @@ class Site(Desk):
             assert len(self.sent) <= 1, "one node at a time"
             if self.sent:
                 seen += self.under_way()
-                self.measured() if isinstance(self.sent[0].command, MeasureCompute) else self.answer()
+                self.measured() if isinstance(
+                    self.sent[0].command, MeasureCompute
+                ) else self.answer()
         return seen
 
     def until_sent(self, limit_s: float = 10_000.0) -> float:
@@ -85,7 +103,13 @@ class Site(Desk):
         return self.now - began
 
     def deploy(self, ready: bool = True, **changes: Any) -> None:
-        values: dict[str, Any] = {"name": "tale", "model": "tiny", "source": "a", "concurrency": 1, "layers": "a=0:12"}
+        values: dict[str, Any] = {
+            "name": "tale",
+            "model": "tiny",
+            "source": "a",
+            "concurrency": 1,
+            "layers": "a=0:12",
+        }
         spec = parse_spec(values | {"dtype": "float32"} | changes)
         placement = SimplePlacer().place(spec, self.manifest, self.state.candidates())
         blank = DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(0))
@@ -106,7 +130,9 @@ class Site(Desk):
                 "saved_epoch": known.epoch,
                 "operations": (),
             }
-            known = replace(known, phase=DeploymentPhase.READY, deadline=None, prepared=done, **service, **saved)
+            known = replace(
+                known, phase=DeploymentPhase.READY, deadline=None, prepared=done, **service, **saved
+            )
             self.state = replace(self.state, deployments={record.name: known})
             self.sent.clear()
 
@@ -140,12 +166,18 @@ def test_a_node_that_joins_is_measured_after_its_links(measured_site: Site) -> N
     site.wait(TIMES.probe_quiet_s - 0.5)
     assert not site.sent, "the site has only just changed"
     asked = site.follow()
-    assert sorted(asked[:3]) == [(name, "ProbeLinks") for name in "abc"] and asked[3:] == [("c", "MeasureCompute")]
-    assert site.unknown("c") == site.unknown("a") == ([], []) and not site.told, "nobody asked, so nobody is told"
+    assert sorted(asked[:3]) == [(name, "ProbeLinks") for name in "abc"] and asked[3:] == [
+        ("c", "MeasureCompute")
+    ]
+    assert site.unknown("c") == site.unknown("a") == ([], []) and not site.told, (
+        "nobody asked, so nobody is told"
+    )
     assert site.follow(1_000.0) == []
 
 
-def test_every_sort_of_weights_that_another_node_was_measured_for_is_measured(measured_site: Site) -> None:
+def test_every_sort_of_weights_that_another_node_was_measured_for_is_measured(
+    measured_site: Site,
+) -> None:
     site = measured_site
     site.by_operator("a", quantisation=INT8, effort=Effort.QUICK)
     asked = []
@@ -179,7 +211,9 @@ def test_one_measured_in_full_has_the_others_follow_in_full(measured_site: Site,
     assert site.unknown("c")[0] == [site.command()], "the other one was measured in full"
 
 
-def test_small_integers_are_not_asked_of_an_accelerator(measured_site: Site, make_facts: Any) -> None:
+def test_small_integers_are_not_asked_of_an_accelerator(
+    measured_site: Site, make_facts: Any
+) -> None:
     site = measured_site
     site.by_operator("a", quantisation=INT8)
     site.connect("c", facts=replace(make_facts(), kind="cuda"))
@@ -211,9 +245,13 @@ def test_the_model_of_a_deployment_is_wanted_and_measured_quickly(site: Site) ->
     assert site.unknown("a") == ([wanted], [])
     site.until_sent(TIMES.probe_quiet_s)
     (action,) = site.sent
-    assert (action.node_id, action.command) == (node("b"), replace(wanted, quantisation=INT8)), "a serves"
+    assert (action.node_id, action.command) == (node("b"), replace(wanted, quantisation=INT8)), (
+        "a serves"
+    )
     site.measured()
-    assert [name for name, _ in site.follow()] == ["a", "b", "a"], "b comes first whenever it lacks something"
+    assert [name for name, _ in site.follow()] == ["a", "b", "a"], (
+        "b comes first whenever it lacks something"
+    )
 
 
 def test_a_node_that_a_deployment_excludes_is_not_measured_for_it(site: Site) -> None:
@@ -222,7 +260,9 @@ def test_a_node_that_a_deployment_excludes_is_not_measured_for_it(site: Site) ->
 
 
 @pytest.mark.parametrize("phase", [DeploymentPhase.FAILED, DeploymentPhase.DELETING])
-def test_what_has_failed_or_is_being_deleted_wants_nothing(site: Site, phase: DeploymentPhase) -> None:
+def test_what_has_failed_or_is_being_deleted_wants_nothing(
+    site: Site, phase: DeploymentPhase
+) -> None:
     site.deploy()
     (record,) = site.state.deployments.values()
     site.state = replace(site.state, deployments={record.name: replace(record, phase=phase)})
@@ -234,7 +274,9 @@ def without_profiles(site: Site, *names: str) -> None:
     site.state = replace(site.state, measured={**site.state.measured, **kept})
 
 
-def test_nodes_that_serve_are_measured_after_others_and_while_no_request_runs(measured_site: Site) -> None:
+def test_nodes_that_serve_are_measured_after_others_and_while_no_request_runs(
+    measured_site: Site,
+) -> None:
     site = measured_site
     site.connect("c")
     site.follow(TIMES.probe_quiet_s + 10.0)
@@ -246,7 +288,12 @@ def test_nodes_that_serve_are_measured_after_others_and_while_no_request_runs(me
 
 
 @pytest.mark.parametrize(
-    "figures", [{"beside_stages": True}, {"effort": Effort.FIRST}, {"beside_stages": True, "effort": Effort.FIRST}]
+    "figures",
+    [
+        {"beside_stages": True},
+        {"effort": Effort.FIRST},
+        {"beside_stages": True, "effort": Effort.FIRST},
+    ],
 )
 def test_what_stages_or_haste_made_doubtful_is_measured_again_when_the_node_does_not_serve(
     measured_site: Site, figures: dict[str, Any]
@@ -260,7 +307,9 @@ def test_what_stages_or_haste_made_doubtful_is_measured_again_when_the_node_does
     assert site.unknown("a")[0] == [] and not site.sent, "no better can come of it"
     site.state = replace(site.state, deployments={})
     site.wait(1.0)
-    assert [(sent.node_id, sent.command) for sent in site.sent] == [(node("a"), site.command(again=True))]
+    assert [(sent.node_id, sent.command) for sent in site.sent] == [
+        (node("a"), site.command(again=True))
+    ]
     site.measured()
     assert site.state.retakes == ()
 
@@ -296,12 +345,16 @@ def test_a_busy_node_that_does_not_serve_is_measured_again_first(measured_site: 
     assert site.under_way() == [("b", "MeasureCompute")]
 
 
-def test_one_that_others_use_is_measured_and_again_when_they_leave_it_alone(measured_site: Site) -> None:
+def test_one_that_others_use_is_measured_and_again_when_they_leave_it_alone(
+    measured_site: Site,
+) -> None:
     site = measured_site
     site.connect("c")
     while not (site.sent and isinstance(site.sent[0].command, MeasureCompute)):
         site.answer() if site.sent else site.wait(0.5)
-        site.feed(HeartbeatsReceived((Heartbeat(node("c"), "i1", (), 0, others_share=0.3),), site.now))
+        site.feed(
+            HeartbeatsReceived((Heartbeat(node("c"), "i1", (), 0, others_share=0.3),), site.now)
+        )
     site.measured(others_share=0.3)
     assert site.unknown("c") == ([], [])
     assert site.until_sent() >= TIMES.retake_first_s - 5
@@ -317,7 +370,9 @@ def joined(site: Site) -> None:
         site.answer() if site.sent else site.wait(0.5)
 
 
-def test_one_that_fails_is_asked_less_and_less_and_then_no_more_until_it_restarts(measured_site: Site) -> None:
+def test_one_that_fails_is_asked_less_and_less_and_then_no_more_until_it_restarts(
+    measured_site: Site,
+) -> None:
     site, times = measured_site, []
     joined(site)
     for _ in range(TIMES.retake_attempts):
@@ -404,7 +459,9 @@ def test_a_restarted_coordinator_wants_what_it_wanted(measured_site: Site) -> No
     fresh = replace(fresh, deployments={record.name: replace(record, shape="")})
     other = {**site.config, "vocab_size": 99}
     site.state = restored(fresh, {digest: site.config, Digest("e" * 64): other}, site.now)
-    assert list(site.state.configs) == [config_hash(site.config)], "what is only in the store is not wanted"
+    assert list(site.state.configs) == [config_hash(site.config)], (
+        "what is only in the store is not wanted"
+    )
     assert site.unknown("b")[0] == [site.command(dtype=DType.BFLOAT16, effort=Effort.QUICK)]
     site.connect("c")
     assert [command.dtype for command in site.unknown("c")[0]] == [DType.BFLOAT16, DType.FLOAT32]

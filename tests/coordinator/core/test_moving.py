@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import command_key, reconcile
-from edgeshard_coordinator.core.values.actions import EndService, ReleaseOrphans, Replan, SaveDeployment, SendCommand
+from edgeshard_coordinator.core.values.actions import (
+    EndService,
+    ReleaseOrphans,
+    Replan,
+    SaveDeployment,
+    SendCommand,
+)
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
@@ -62,7 +68,9 @@ def placed(text: str) -> Placement:
         name, layers = part.split("=")
         first, end = map(int, layers.split(":"))
         at = LayerRange(first, end)
-        stages.append(PlacedStage(index, NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", at, 1000, 1000))
+        stages.append(
+            PlacedStage(index, NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", at, 1000, 1000)
+        )
     return Placement(tuple(stages), 16, 8, 1, 1)
 
 
@@ -124,10 +132,14 @@ def moving(state: State) -> State:
     return saved(issued(asked(state)))
 
 
-def answer(state: State, kind: CommandKind, stage: int = 0, failure: EdgeShardError | None = None) -> State:
+def answer(
+    state: State, kind: CommandKind, stage: int = 0, failure: EdgeShardError | None = None
+) -> State:
     record = state.deployments[NAME]
     result = CommandResult(command_key(record, kind, stage).operation_id, failure)
-    return valid(apply(state, CommandAnswered(record.placement.stages[stage].node_id, result, now=1.0)))
+    return valid(
+        apply(state, CommandAnswered(record.placement.stages[stage].node_id, result, now=1.0))
+    )
 
 
 def loaded(state: State) -> State:
@@ -151,7 +163,9 @@ def went_back(state: State) -> State:
     assert [action.version for action in due] == [state.version]
     state = apply(issued(state), Replanned(NAME, "u1", state.version, BEFORE, now=1.0))
     assert where(valid(state)) == (Phase.LOADING, 5, BEFORE)
-    assert state.deployments[NAME].former is None, "where that fails as well, recovery goes its own way"
+    assert state.deployments[NAME].former is None, (
+        "where that fails as well, recovery goes its own way"
+    )
     return loaded(saved(issued(state)))
 
 
@@ -172,14 +186,18 @@ def test_it_moves_when_the_disk_has_it_and_not_before(ready: State) -> None:
     assert [(end.epoch, end.failure.reason, end.final) for end in ends] == [(3, "MOVED", False)]
     commands = [action.command for action in actions if isinstance(action, SendCommand)]
     assert [(type(command), command.epoch) for command in commands] == [(PrepareStage, 4)] * 2  # type: ignore[union-attr]
-    assert not any(isinstance(action, SaveDeployment) for action in actions), "the disk has it already"
+    assert not any(isinstance(action, SaveDeployment) for action in actions), (
+        "the disk has it already"
+    )
 
 
 def test_it_is_ready_elsewhere_and_the_node_that_is_left_lets_go(ready: State) -> None:
     state = loaded(moving(ready))
     assert where(state) == (Phase.READY, 4, AFTER) and state.deployments[NAME].former is None
     held = StageStatus(NAME, Epoch(3), 1, LayerRange(6, 12), StagePhase.ACTIVE)
-    state = apply(issued(state), HeartbeatsReceived((Heartbeat(NodeId("id-b"), "i1", (held,), 0),), now=1.0))
+    state = apply(
+        issued(state), HeartbeatsReceived((Heartbeat(NodeId("id-b"), "i1", (held,), 0),), now=1.0)
+    )
     released = [action for action in reconcile(state, 1.0) if isinstance(action, ReleaseOrphans)]
     assert [(action.node_id, action.stages) for action in released] == [("id-b", ((NAME, 3),))]
 
@@ -190,8 +208,19 @@ def test_a_stage_that_is_packed_for_long_is_not_given_up_while_it_goes_on(ready:
         assert state.deployments[NAME].phase is Phase.LOADING, f"{done} bytes are packed"
         now += 0.9 * limit if done else 0.0
         filling = StageFilling(WeightLoadingWork.PACKING, done, 40)
-        held = StageStatus(NAME, Epoch(4), 0, LayerRange(0, 4), StagePhase.LOADING, fetched_bytes=9, filling=filling)
-        beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (held,) if name == "a" else (), 0) for name in "abc")
+        held = StageStatus(
+            NAME,
+            Epoch(4),
+            0,
+            LayerRange(0, 4),
+            StagePhase.LOADING,
+            fetched_bytes=9,
+            filling=filling,
+        )
+        beats = tuple(
+            Heartbeat(NodeId(f"id-{name}"), "i1", (held,) if name == "a" else (), 0)
+            for name in "abc"
+        )
         state = valid(apply(apply(state, HeartbeatsReceived(beats, now)), Ticked(now)))
     state = valid(apply(apply(state, HeartbeatsReceived(beats, now + limit)), Ticked(now + limit)))
     failure = state.deployments[NAME].failure
@@ -202,7 +231,9 @@ def test_what_the_disk_refuses_changes_nothing(ready: State) -> None:
     state = issued(asked(ready))
     revision = state.deployments[NAME].revision
     state = valid(apply(state, SaveFailed(NAME, "u1", revision, FULL, 1.0, now=1.0)))
-    assert where(state) == (Phase.READY, 3, BEFORE) and state.refusal(OPERATION.operation_id) == FULL
+    assert (
+        where(state) == (Phase.READY, 3, BEFORE) and state.refusal(OPERATION.operation_id) == FULL
+    )
     (save,) = reconcile(state, 2.0)
     assert isinstance(save, SaveDeployment) and save.record.on_disk.phase is Phase.READY
     state = saved(apply(state, ActionIssued(save, now=2.0)))
@@ -239,7 +270,11 @@ def test_only_one_that_is_ready_and_was_planned_moves(ready: State) -> None:
     with pytest.raises(FailedPreconditionError) as caught:
         asked(replace(ready, deployments={NAME: replace(record, spec=by_hand)}))
     assert caught.value.field == "layers" and "--layers" in caught.value.message
-    for state in (asked(ready), moving(ready), apply(ready, NodeDisconnected(NodeId("id-b"), 2, now=1.0))):
+    for state in (
+        asked(ready),
+        moving(ready),
+        apply(ready, NodeDisconnected(NodeId("id-b"), 2, now=1.0)),
+    ):
         with pytest.raises(UnavailableError):
             asked(state)
     with pytest.raises(FailedPreconditionError):
@@ -247,22 +282,31 @@ def test_only_one_that_is_ready_and_was_planned_moves(ready: State) -> None:
 
 
 @pytest.mark.parametrize("first", ["the disk answers", "the node goes"])
-def test_a_node_that_goes_before_the_disk_has_it_puts_the_move_off(ready: State, first: str) -> None:
-    """Recovery has its own way, from the placement that was at work; the disk may be an epoch ahead of it."""
+def test_a_node_that_goes_before_the_disk_has_it_puts_the_move_off(
+    ready: State, first: str
+) -> None:
+    """Recovery has its own way, from the placement that was at work; the disk may be an epoch ahead
+    of it."""
     state = issued(asked(ready))
     revision = state.deployments[NAME].revision
     if first == "the node goes":
         state = valid(apply(state, NodeDisconnected(NodeId("id-b"), 2, now=1.0)))
         assert where(state) == (Phase.WAITING, 3, BEFORE)
-        state = valid(apply(issued(state), DeploymentSaved(NAME, "u1", revision, Epoch(4), now=1.0)))
-        assert where(state) == (Phase.WAITING, 3, BEFORE) and state.deployments[NAME].saved_epoch == 3
+        state = valid(
+            apply(issued(state), DeploymentSaved(NAME, "u1", revision, Epoch(4), now=1.0))
+        )
+        assert (
+            where(state) == (Phase.WAITING, 3, BEFORE) and state.deployments[NAME].saved_epoch == 3
+        )
         state = apply(state, Replanned(NAME, "u1", state.version, placed("a=0:6,c=6:12"), now=1.0))
     else:
         state = valid(apply(saved(state), NodeDisconnected(NodeId("id-b"), 2, now=1.0)))
         assert where(state) == (Phase.LOADING, 4, AFTER), "it is not needed any more"
         return
     assert where(valid(state)) == (Phase.LOADING, 4, placed("a=0:6,c=6:12"))
-    assert not any(isinstance(action, SendCommand) for action in reconcile(state, 1.0)), "the disk has another epoch 4"
+    assert not any(isinstance(action, SendCommand) for action in reconcile(state, 1.0)), (
+        "the disk has another epoch 4"
+    )
 
 
 def test_a_head_that_goes_before_the_disk_has_it_puts_the_move_off(ready: State) -> None:
@@ -271,7 +315,9 @@ def test_a_head_that_goes_before_the_disk_has_it_puts_the_move_off(ready: State)
 
 
 @pytest.mark.parametrize("what", ["it fails", "its node goes", "it does not get on"])
-def test_where_a_stage_cannot_be_loaded_it_goes_back_to_what_it_had(ready: State, what: str) -> None:
+def test_where_a_stage_cannot_be_loaded_it_goes_back_to_what_it_had(
+    ready: State, what: str
+) -> None:
     state = issued(moving(ready))
     match what:
         case "it fails":
@@ -308,7 +354,8 @@ def test_one_that_moves_can_be_deleted(ready: State) -> None:
 
 
 def test_a_move_does_not_begin_where_a_deletion_is_on_its_way_to_the_disk(ready: State) -> None:
-    """The deletion puts the old epoch on disk again, after which a restarted coordinator hands out the new one."""
+    """The deletion puts the old epoch on disk again, after which a restarted coordinator hands out
+    the new one."""
     state = issued(asked(ready))
     of_move = state.deployments[NAME].revision
     state = issued(valid(apply(state, DeleteRequested(NAME, OPERATION, now=1.0))))
@@ -318,7 +365,8 @@ def test_a_move_does_not_begin_where_a_deletion_is_on_its_way_to_the_disk(ready:
 
 
 def test_the_epoch_of_a_move_that_is_off_is_not_that_of_the_recovery(ready: State) -> None:
-    """The disk has epoch 4 with other nodes, and will have epoch 3 again before it has this epoch 4."""
+    """The disk has epoch 4 with other nodes, and will have epoch 3 again before it has this epoch
+    4."""
     state = issued(asked(ready))
     of_move = state.deployments[NAME].revision
     state = issued(apply(state, NodeDisconnected(NodeId("id-b"), 2, now=1.0)))
@@ -327,4 +375,6 @@ def test_the_epoch_of_a_move_that_is_off_is_not_that_of_the_recovery(ready: Stat
     state = valid(apply(state, DeploymentSaved(NAME, "u1", of_move, Epoch(4), now=1.0)))
     assert where(state) == (Phase.LOADING, 4, found)
     assert not any(isinstance(action, SendCommand) for action in reconcile(state, 1.0))
-    assert any(isinstance(action, SendCommand) for action in reconcile(saved(state), 1.0)), "now the disk has it"
+    assert any(isinstance(action, SendCommand) for action in reconcile(saved(state), 1.0)), (
+        "now the disk has it"
+    )

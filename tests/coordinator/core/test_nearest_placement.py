@@ -1,4 +1,5 @@
-"""The packed files of nodes: found by their ids, weighed by the planner, and never a reason to move."""
+"""The packed files of nodes: found by their ids, weighed by the planner, and never a reason to
+move."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.values.candidate import Candidate
-from edgeshard_coordinator.core.values.events import HeartbeatsReceived, NodeConnected, NodeRegistered
+from edgeshard_coordinator.core.values.events import (
+    HeartbeatsReceived,
+    NodeConnected,
+    NodeRegistered,
+)
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.values.state import State
 
@@ -40,13 +45,24 @@ SLOW_S = 2e-2
 
 def spec_of(**changes: Any) -> DeploymentSpec:
     return parse_spec(
-        {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "objective": "latency", **changes}
+        {
+            "name": "tale",
+            "model": "tiny",
+            "source": "a",
+            "dtype": "float32",
+            "objective": "latency",
+            **changes,
+        }
     )
 
 
-def node(name: str, held: PackedParts = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any) -> Candidate:
+def node(
+    name: str, held: PackedParts = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any
+) -> Candidate:
     facts = DeviceFacts("cpu", "some CPU", 2, 1024 * MIB, 1024 * MIB, False, "test")
-    node = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, True, facts, packed_parts=held)
+    node = Candidate(
+        NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, True, facts, packed_parts=held
+    )
     return replace(node, **changes)
 
 
@@ -60,7 +76,9 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 
 
 @pytest.fixture(scope="module")
-def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mapping[NodeId, Measurements]]:
+def measured(
+    make_profile: Any, manifest: ModelManifest
+) -> Callable[..., Mapping[NodeId, Measurements]]:
     """Blocks of the given seconds by node, and links between all."""
 
     def make(**block_s: float) -> Mapping[NodeId, Measurements]:
@@ -72,7 +90,9 @@ def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mappin
                 for other in block_s
                 if other != name
             }
-            known[NodeId(f"id-{name}")] = Measurements({key_of(profile): Reported(profile, 0.0)}, links)
+            known[NodeId(f"id-{name}")] = Measurements(
+                {key_of(profile): Reported(profile, 0.0)}, links
+            )
         return known
 
     return make
@@ -109,10 +129,14 @@ def test_what_is_held_counts_in_the_form_that_is_wanted(manifest: ModelManifest)
     ]
     found = with_held(nodes, spec_of(dtype="bfloat16"), manifest, DIGEST)
     assert [node.packed_parts for node in found] == [NOTHING_HELD] * 3
-    assert with_held(nodes, spec_of(), manifest, Digest("e" * 64))[0].packed_parts == NOTHING_HELD, "of another model"
+    assert (
+        with_held(nodes, spec_of(), manifest, Digest("e" * 64))[0].packed_parts == NOTHING_HELD
+    ), "of another model"
 
 
-def test_a_node_says_what_it_keeps_and_is_believed_until_it_says_otherwise(make_registration: Any) -> None:
+def test_a_node_says_what_it_keeps_and_is_believed_until_it_says_otherwise(
+    make_registration: Any,
+) -> None:
     state = apply(State(instance="test"), NodeRegistered(make_registration("a"), now=0.0))
     state = apply(state, NodeConnected(NodeId("id-a"), "i1", 1, now=0.0))
     assert state.candidates()[0].packed == ()
@@ -122,7 +146,9 @@ def test_a_node_says_what_it_keeps_and_is_believed_until_it_says_otherwise(make_
         state = apply(state, HeartbeatsReceived((beat,), now=1.0))
         assert state.candidates()[0].packed == packed
     state = apply(state, NodeRegistered(make_registration("a"), now=2.0))
-    assert state.candidates()[0].packed == (9,) and state.version == version, "no placement is outdated by it"
+    assert state.candidates()[0].packed == (9,) and state.version == version, (
+        "no placement is outdated by it"
+    )
 
 
 @pytest.mark.parametrize(("block_s", "chosen"), [(5e-3, "c"), (5.15e-3, "c"), (5.6e-3, "b")])
@@ -131,48 +157,79 @@ def test_a_placement_takes_the_node_that_holds_the_layers_within_the_margin(
 ) -> None:
     nodes = [node("a"), node("b"), node("c", layers(0, 12))]
     known = measured(a=SLOW_S, b=5e-3, c=block_s)
-    plain = PlanningPlacer().place(PlacementProblem(spec_of(), manifest, [*nodes[:2], node("c")], known))
+    plain = PlanningPlacer().place(
+        PlacementProblem(spec_of(), manifest, [*nodes[:2], node("c")], known)
+    )
     assert plain.stages[-1].node_name == "b" and not plain.note
     placement = PlanningPlacer().place(PlacementProblem(spec_of(), manifest, nodes, known))
     assert placement.stages[-1].node_name == chosen
-    assert ("holds layers" in placement.note and "chosen over a=" in placement.note) == (chosen == "c")
+    assert ("holds layers" in placement.note and "chosen over a=" in placement.note) == (
+        chosen == "c"
+    )
 
 
-def test_a_lost_stage_goes_to_the_node_that_holds_its_layers(manifest: ModelManifest, measured: Any) -> None:
+def test_a_lost_stage_goes_to_the_node_that_holds_its_layers(
+    manifest: ModelManifest, measured: Any
+) -> None:
     nodes = [node("a"), node("b"), node("c"), node("d", layers(4, 12))]
     known = measured(a=SLOW_S, b=5e-3, c=5e-3, d=5.1e-3)
-    broken = PlanningPlacer().place(PlacementProblem(spec_of(layers="a=0:4,b=4:12"), manifest, nodes[:2], known))
+    broken = PlanningPlacer().place(
+        PlacementProblem(spec_of(layers="a=0:4,b=4:12"), manifest, nodes[:2], known)
+    )
     lost = Lost(frozenset({NodeId("id-b")}))
-    found = PlanningPlacer().repair(PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), broken, lost)
+    found = PlanningPlacer().repair(
+        PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), broken, lost
+    )
     assert cuts(found) == "a=0:4,d=4:12"
     slow = measured(a=SLOW_S, b=5e-3, c=5e-3, d=6e-3)
-    found = PlanningPlacer().repair(PlacementProblem(spec_of(), manifest, nodes, slow, NO_TRAFFIC), broken, lost)
+    found = PlanningPlacer().repair(
+        PlacementProblem(spec_of(), manifest, nodes, slow, NO_TRAFFIC), broken, lost
+    )
     assert cuts(found) == "a=0:4,c=4:12"
 
 
-def test_of_placements_the_nearest_is_within_the_margin_of_the_best(manifest: ModelManifest, measured: Any) -> None:
+def test_of_placements_the_nearest_is_within_the_margin_of_the_best(
+    manifest: ModelManifest, measured: Any
+) -> None:
     known = measured(a=5e-3, b=5e-3, c=5e-3)
     nodes = [node("a"), node("b"), node("c", layers(6, 12))]
     found = [
         PlanningPlacer().place(PlacementProblem(spec_of(layers=text), manifest, nodes, known))
         for text in ("a=0:6,b=6:12", "a=0:6,c=6:12")
     ]
-    for costs, chosen in (((1.0, 1.05), 1), ((1.0, 1.06), 0), ((-1.05, -1.0), 1), ((-1.06, -1.0), 0), ((0.0, 0.0), 1)):
+    for costs, chosen in (
+        ((1.0, 1.05), 1),
+        ((1.0, 1.06), 0),
+        ((-1.05, -1.0), 1),
+        ((-1.06, -1.0), 0),
+        ((0.0, 0.0), 1),
+    ):
         rank = dict(zip(map(cuts, found), costs, strict=True))
-        assert nearest(found, lambda one, rank=rank: (False, rank[cuts(one)]), nodes) is found[chosen], costs  # type: ignore[misc]
+        assert (
+            nearest(found, lambda one, rank=rank: (False, rank[cuts(one)]), nodes) is found[chosen]
+        ), costs  # type: ignore[misc]
     amiss = {cuts(found[0]): (False, 1.0), cuts(found[1]): (True, 1.0)}
-    assert nearest(found, lambda one: amiss[cuts(one)], nodes) is found[0], "what is in memory comes first"
+    assert nearest(found, lambda one: amiss[cuts(one)], nodes) is found[0], (
+        "what is in memory comes first"
+    )
 
 
-def test_what_nodes_hold_decides_where_to_move_and_not_whether(manifest: ModelManifest, measured: Any) -> None:
-    """On b it is more than 5 % faster than on c, its present node; on d, which holds the layers, 3 %."""
+def test_what_nodes_hold_decides_where_to_move_and_not_whether(
+    manifest: ModelManifest, measured: Any
+) -> None:
+    """On b it is more than 5 % faster than on c, its present node; on d, which holds the layers, 3
+    %."""
     known = measured(a=SLOW_S, b=5e-3, c=5.4e-3, d=5.2e-3)
     nodes = [node("a"), node("b"), node("c"), node("d", layers(1, 12))]
     placer = PlanningPlacer()
     current = placer.place(PlacementProblem(spec_of(layers="a=0:1,c=1:12"), manifest, nodes, known))
     near = placer.place(PlacementProblem(spec_of(), manifest, nodes, known))
     assert cuts(near) == "a=0:1,d=1:12"
-    found = planned_again(placer, PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), current)
+    found = planned_again(
+        placer, PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), current
+    )
     assert found.reason is ReplanReason.WOULD_MOVE and found.found.stages[-1].node_name == "b"
-    outlook = placer.outlook(PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), current)
+    outlook = placer.outlook(
+        PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), current
+    )
     assert outlook.layers and outlook.layers[-1].node == "b"

@@ -1,4 +1,5 @@
-"""Nodes that register, connect and report their state: which process counts under a name, and its stored data."""
+"""Nodes that register, connect and report their state: which process counts under a name, and its
+stored data."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ import pytest
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
 from edgeshard_coordinator.core.nodes.node_events import LATE_S, check_is_alone
-from edgeshard_coordinator.core.values.actions import Action, ReleaseOrphans, SaveNode, TellUnknownStages
+from edgeshard_coordinator.core.values.actions import (
+    Action,
+    ReleaseOrphans,
+    SaveNode,
+    TellUnknownStages,
+)
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     HeartbeatsReceived,
@@ -22,7 +28,13 @@ from edgeshard_coordinator.core.values.events import (
 from edgeshard_coordinator.core.values.state import State, node_view
 
 from edgeshard.debugging.ring import rough_bytes
-from edgeshard.domain.control.commands import IDLE_INTERVAL_S, MOST_STAGES, Heartbeat, Registration, ReleaseStage
+from edgeshard.domain.control.commands import (
+    IDLE_INTERVAL_S,
+    MOST_STAGES,
+    Heartbeat,
+    Registration,
+    ReleaseStage,
+)
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.models.model import LayerRange
@@ -40,40 +52,61 @@ def registered(state: State, registration: Registration) -> State:
 @pytest.fixture
 def one(make_registration: MakeRegistration) -> State:
     """Node a, connected over stream 1 and saved."""
-    state = apply(registered(State(instance="test"), make_registration("a")), NodeConnected(A, "i1", 1, now=1.0))
+    state = apply(
+        registered(State(instance="test"), make_registration("a")),
+        NodeConnected(A, "i1", 1, now=1.0),
+    )
     return replace(state, nodes={A: replace(state.nodes[A], saved=True)})
 
 
-def test_a_name_is_that_of_the_connected_node(one: State, make_registration: MakeRegistration) -> None:
+def test_a_name_is_that_of_the_connected_node(
+    one: State, make_registration: MakeRegistration
+) -> None:
     second = replace(make_registration("a"), node_id=OTHER)
     with pytest.raises(AlreadyExistsError) as refused:
         registered(one, second)
     assert refused.value.field == "name"
     alone = apply(one, NodeDisconnected(A, 1, now=2.0))
-    assert set(registered(alone, second).nodes) == {OTHER}, "a node that is gone gives its name to another"
+    assert set(registered(alone, second).nodes) == {OTHER}, (
+        "a node that is gone gives its name to another"
+    )
 
 
 def test_of_two_nodes_that_registered_under_one_name_one_connects(
     one: State, make_registration: MakeRegistration
 ) -> None:
-    """Both registered while neither was connected; the first has come back since under its old registration."""
-    both = replace(one, nodes={**one.nodes, OTHER: replace(one.nodes[A], node_id=OTHER, connection=0)})
+    """Both registered while neither was connected; the first has come back since under its old
+    registration."""
+    both = replace(
+        one, nodes={**one.nodes, OTHER: replace(one.nodes[A], node_id=OTHER, connection=0)}
+    )
     with pytest.raises(AlreadyExistsError):
         apply(both, NodeConnected(OTHER, "i1", 2, now=2.0))
-    assert apply(both, NodeConnected(A, "i1", 2, now=2.0)).nodes[A].connection == 2, "its own stream again"
+    assert apply(both, NodeConnected(A, "i1", 2, now=2.0)).nodes[A].connection == 2, (
+        "its own stream again"
+    )
 
 
 @pytest.mark.parametrize(("node_id", "incarnation"), [(A, "i2"), (OTHER, "i1")])
-def test_a_node_is_heard_only_as_it_registered(one: State, node_id: NodeId, incarnation: str) -> None:
+def test_a_node_is_heard_only_as_it_registered(
+    one: State, node_id: NodeId, incarnation: str
+) -> None:
     with pytest.raises(NotFoundError) as refused:
         apply(one, NodeConnected(node_id, incarnation, 2, now=2.0))
     assert refused.value.field == "node_id"
-    assert apply(one, HeartbeatsReceived((Heartbeat(node_id, incarnation, (STAGE,), 0),), now=2.0)) == one
+    assert (
+        apply(one, HeartbeatsReceived((Heartbeat(node_id, incarnation, (STAGE,), 0),), now=2.0))
+        == one
+    )
 
 
-def test_of_heartbeats_together_each_counts_for_its_own_node(one: State, make_registration: MakeRegistration) -> None:
+def test_of_heartbeats_together_each_counts_for_its_own_node(
+    one: State, make_registration: MakeRegistration
+) -> None:
     """Also together with a heartbeat of an absent node, and of an unknown node."""
-    state = apply(registered(one, make_registration("b")), NodeConnected(NodeId("id-b"), "i1", 2, now=1.0))
+    state = apply(
+        registered(one, make_registration("b")), NodeConnected(NodeId("id-b"), "i1", 2, now=1.0)
+    )
     state = registered(state, make_registration("c"))
     beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (STAGE,), 0) for name in "abcd")
     state = apply(state, HeartbeatsReceived(beats, now=2.0))
@@ -116,9 +149,13 @@ def test_an_older_stream_that_ends_says_nothing(one: State) -> None:
 
 
 @pytest.mark.parametrize("stages", [(), (STAGE,), (STAGE,) * 5])
-def test_what_heartbeats_take_in_memory_is_about_what_they_say(stages: tuple[StageStatus, ...]) -> None:
+def test_what_heartbeats_take_in_memory_is_about_what_they_say(
+    stages: tuple[StageStatus, ...],
+) -> None:
     """The ring of events goes by it."""
-    event = HeartbeatsReceived((Heartbeat(A, "i1", stages, 1 << 30, HugePages(1 << 30, 1 << 29)),) * 20, now=2.0)
+    event = HeartbeatsReceived(
+        (Heartbeat(A, "i1", stages, 1 << 30, HugePages(1 << 30, 1 << 29)),) * 20, now=2.0
+    )
     walked = rough_bytes(event.heartbeats, 1 << 30)
     assert walked / 2 < event.rough_bytes < 2 * walked
 
@@ -128,7 +165,9 @@ def test_what_heartbeats_take_in_memory_is_about_what_they_say(stages: tuple[Sta
 
 def holding(state: State, *held: tuple[str, int], now: float = 2.0) -> State:
     """Node a reports that it holds these stages, at these epochs."""
-    stages = tuple(replace(STAGE, deployment=DeploymentName(name), epoch=Epoch(epoch)) for name, epoch in held)
+    stages = tuple(
+        replace(STAGE, deployment=DeploymentName(name), epoch=Epoch(epoch)) for name, epoch in held
+    )
     return apply(state, HeartbeatsReceived((Heartbeat(A, "i1", stages, 0),), now))
 
 
@@ -142,8 +181,11 @@ def settled(state: State) -> tuple[State, list[Action]]:
     return state, issued
 
 
-def test_stages_of_deleted_deployments_are_released_and_those_of_unknown_ones_are_not(one: State) -> None:
-    """An epoch above the last one of a deleted deployment was given by a coordinator that knew more than this one."""
+def test_stages_of_deleted_deployments_are_released_and_those_of_unknown_ones_are_not(
+    one: State,
+) -> None:
+    """An epoch above the last one of a deleted deployment was given by a coordinator that knew more
+    than this one."""
     state = replace(one, retired={DeploymentName("tale"): Epoch(5)})
     state, issued = settled(holding(state, ("tale", 3), ("tale", 5), ("tale", 6), ("poem", 1)))
     release, strangers = issued
@@ -155,9 +197,13 @@ def test_stages_of_deleted_deployments_are_released_and_those_of_unknown_ones_ar
     assert len(node_view(state, state.nodes[A], 2.0).stages) == 4, "they are shown as they are"
 
 
-def test_each_is_said_once_for_each_connection(one: State, make_registration: MakeRegistration) -> None:
+def test_each_is_said_once_for_each_connection(
+    one: State, make_registration: MakeRegistration
+) -> None:
     held = (("tale", 3), ("poem", 1))
-    state, issued = settled(holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), *held))
+    state, issued = settled(
+        holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), *held)
+    )
     assert [type(action) for action in issued] == [ReleaseOrphans, TellUnknownStages]
     state, issued = settled(holding(state, *held, ("poem", 2)))
     assert issued == [], "the node may not have heard of it yet"
@@ -170,14 +216,17 @@ def test_each_is_said_once_for_each_connection(one: State, make_registration: Ma
 
 
 def test_what_was_released_is_forgotten_once_the_node_names_it_no_more(one: State) -> None:
-    state, _ = settled(holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), ("tale", 3), ("tale", 4)))
+    state, _ = settled(
+        holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), ("tale", 3), ("tale", 4))
+    )
     assert state.nodes[A].released == {("tale", 3), ("tale", 4)}
     assert holding(state, ("tale", 4)).nodes[A].released == {("tale", 4)}
     assert holding(state).nodes[A].released == frozenset()
 
 
 def test_thousands_of_orphans_are_one_action(one: State) -> None:
-    """Each action copies its node's pending releases: one action for each orphan would copy them each time."""
+    """Each action copies its node's pending releases: one action for each orphan would copy them
+    each time."""
     held = [(f"d{number}", 1) for number in range(MOST_STAGES)]
     state = replace(one, retired={DeploymentName(name): Epoch(1) for name, _ in held})
     began = time.process_time()
@@ -189,7 +238,9 @@ def test_thousands_of_orphans_are_one_action(one: State) -> None:
     assert len(state.nodes[A].released) == MOST_STAGES
 
 
-def test_a_deployment_that_is_gone_makes_orphans_of_nodes_of_which_nothing_changed(one: State) -> None:
+def test_a_deployment_that_is_gone_makes_orphans_of_nodes_of_which_nothing_changed(
+    one: State,
+) -> None:
     """A node that is not looked at by itself, because nothing was due of it before."""
     rested, _ = settled(holding(one, ("tale", 3)))
     state = replace(rested, retired={DeploymentName("tale"): Epoch(5)})
@@ -202,12 +253,18 @@ def test_a_deployment_that_is_gone_makes_orphans_of_nodes_of_which_nothing_chang
     [("i2", 0.5, True), ("i1", 0.5, False), ("i2", IDLE_INTERVAL_S + LATE_S + 0.1, False)],
 )
 def test_a_second_process_of_a_node_that_is_alive_is_refused(
-    one: State, make_registration: MakeRegistration, incarnation: str, silent_s: float, is_refused: bool
+    one: State,
+    make_registration: MakeRegistration,
+    incarnation: str,
+    silent_s: float,
+    is_refused: bool,
 ) -> None:
     node = replace(one.nodes[A], heard_at=100.0)
     new = replace(make_registration("a"), incarnation=incarnation)
     if is_refused:
-        with pytest.raises(UnavailableError, match="another agent with the identity of node a") as caught:
+        with pytest.raises(
+            UnavailableError, match="another agent with the identity of node a"
+        ) as caught:
             check_is_alone(node, new, 100.0 + silent_s)
         assert caught.value.reason == "IDENTITY_IN_USE" and caught.value.retry_after_s
     else:

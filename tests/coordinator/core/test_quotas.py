@@ -25,15 +25,27 @@ def test_everyone_elses_keys_count_where_an_identity_has_none_of_its_own() -> No
         max_priority = 3
     """)
     assert quotas.of("client/app") == Quota(4, 60_000, 3)
-    assert quotas.of("client/other") == quotas.of("operator/app") == quotas.of("") == Quota(4, 6000, None)
+    assert (
+        quotas.of("client/other")
+        == quotas.of("operator/app")
+        == quotas.of("")
+        == Quota(4, 6000, None)
+    )
 
 
 def test_a_client_may_not_push_in_unless_somebody_says_so() -> None:
     quotas = parsed('["client/app"]\nmax_priority = 5\n["operator/night"]\nmax_priority = -5\n')
     highest = {
-        who: quotas.max_priority_of(who) for who in ("client/app", "client/b", "operator/a", "operator/night", "")
+        who: quotas.max_priority_of(who)
+        for who in ("client/app", "client/b", "operator/a", "operator/night", "")
     }
-    assert highest == {"client/app": 5, "client/b": 0, "operator/a": 10, "operator/night": -5, "": 10}
+    assert highest == {
+        "client/app": 5,
+        "client/b": 0,
+        "operator/a": 10,
+        "operator/night": -5,
+        "": 10,
+    }
     assert parsed('["*"]\nmax_priority = 2\n').max_priority_of("client/b") == 2
 
 

@@ -20,7 +20,13 @@ from edgeshard_coordinator.core.values.events import (
     NodeRegistered,
     SaveFailed,
 )
-from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    Progress,
+    ServedOperation,
+    State,
+    validate_state,
+)
 
 from edgeshard.domain.control.commands import ReleaseStage
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
@@ -32,7 +38,9 @@ from edgeshard.domain.models.model import LayerRange
 NAME = DeploymentName("tale")
 FULL = ResourceExhaustedError("the disk is full", field="state-dir", reason="DISK_FULL")
 STAGES = tuple(
-    PlacedStage(i, NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", LayerRange(i * 6, i * 6 + 6), 1000, 1000)
+    PlacedStage(
+        i, NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", LayerRange(i * 6, i * 6 + 6), 1000, 1000
+    )
     for i, n in enumerate("ab")
 )
 
@@ -108,13 +116,19 @@ def test_a_call_that_is_repeated_is_not_refused_by_the_time_before(asked: State)
 def test_a_deletion_takes_effect_when_it_is_on_disk_and_not_before(ready: State) -> None:
     asked = apply(ready, DeleteRequested(NAME, operation("delete"), now=1.0))
     (save,) = reconcile(asked, 1.0)
-    assert isinstance(save, SaveDeployment) and save.record.on_disk.phase is DeploymentPhase.DELETING
+    assert (
+        isinstance(save, SaveDeployment) and save.record.on_disk.phase is DeploymentPhase.DELETING
+    )
     assert asked.deployments[NAME].phase is DeploymentPhase.READY
-    after = apply(issued(asked), DeploymentSaved(NAME, "u1", save.record.revision, Epoch(1), now=1.0))
+    after = apply(
+        issued(asked), DeploymentSaved(NAME, "u1", save.record.revision, Epoch(1), now=1.0)
+    )
     record, actions = after.deployments[NAME], reconcile(after, 1.0)
     assert record.phase is DeploymentPhase.DELETING and record.durable
     assert any(isinstance(action, EndService) for action in actions)
-    released = [a for a in actions if isinstance(a, SendCommand) and isinstance(a.command, ReleaseStage)]
+    released = [
+        a for a in actions if isinstance(a, SendCommand) and isinstance(a.command, ReleaseStage)
+    ]
     assert len(released) == 2 and not any(isinstance(action, SaveDeployment) for action in actions)
 
 
@@ -132,13 +146,16 @@ def test_a_deletion_that_the_disk_refuses_changes_nothing(ready: State) -> None:
     # And asked again, when there is room, it is deleted.
     again = issued(apply(settled, DeleteRequested(NAME, operation("delete"), now=3.0)))
     assert again.refusal(OperationId("delete")) is None
-    gone = apply(again, DeploymentSaved(NAME, "u1", again.deployments[NAME].revision, Epoch(1), now=3.0))
+    gone = apply(
+        again, DeploymentSaved(NAME, "u1", again.deployments[NAME].revision, Epoch(1), now=3.0)
+    )
     assert gone.deployments[NAME].phase is DeploymentPhase.DELETING
 
 
 @pytest.mark.parametrize("newer", ["saved", "refused"])
 def test_of_two_writes_under_way_the_newer_decides(asked: State, newer: str) -> None:
-    """The first one of a deployment is refused when a node has gone meanwhile, which has to be written too."""
+    """The first one of a deployment is refused when a node has gone meanwhile, which has to be
+    written too."""
     broken = issued(apply(asked, NodeDisconnected(NodeId("id-b"), 2, now=1.0)))
     assert broken.deployments[NAME].saving == 2
     after = failed(broken, 1)

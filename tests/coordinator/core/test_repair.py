@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
-from edgeshard_coordinator.core.placement.repair import MOST_WAYS, Lost, Survivors, survivors, ways, without_most
+from edgeshard_coordinator.core.placement.repair import (
+    MOST_WAYS,
+    Lost,
+    Survivors,
+    survivors,
+    ways,
+    without_most,
+)
 from edgeshard_coordinator.core.values.candidate import Candidate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +30,15 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts
 
 FACTS = DeviceFacts("cpu", "x", 1, 1 << 34, 1 << 33, False, "", "bits-1")
-SPEC = parse_spec({"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:9,c=9:12", "concurrency": 2})
+SPEC = parse_spec(
+    {
+        "name": "tale",
+        "model": "tiny",
+        "source": "a",
+        "layers": "a=0:4,b=4:9,c=9:12",
+        "concurrency": 2,
+    }
+)
 
 
 def node(name: str, **changes: Any) -> Candidate:
@@ -47,7 +62,9 @@ def test_every_way_is_whole_and_takes_nothing_from_a_survivor(data: st.DataObjec
     spares = tuple(NodeName(f"s{i}") for i in range(data.draw(st.integers(0, 3))))
     bounds = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
     pairs = itertools.pairwise(bounds)
-    stages = tuple(ExplicitStage(NodeName(f"n{i}"), LayerRange(*pair)) for i, pair in enumerate(pairs))
+    stages = tuple(
+        ExplicitStage(NodeName(f"n{i}"), LayerRange(*pair)) for i, pair in enumerate(pairs)
+    )
     found = list(ways(Survivors(stages, tuple(kept), spares)))
     assert len(found) <= MOST_WAYS
     for way in found:
@@ -55,7 +72,11 @@ def test_every_way_is_whole_and_takes_nothing_from_a_survivor(data: st.DataObjec
         for stage, stays in zip(stages, kept, strict=True):
             mine = [other.layers for other in way if other.node == stage.node]
             if stays:
-                assert len(mine) == 1 and mine[0].first <= stage.layers.first and mine[0].end >= stage.layers.end
+                assert (
+                    len(mine) == 1
+                    and mine[0].first <= stage.layers.first
+                    and mine[0].end >= stage.layers.end
+                )
             else:
                 assert not mine
     holes = len(sizes) - sum(kept)
@@ -64,7 +85,13 @@ def test_every_way_is_whole_and_takes_nothing_from_a_survivor(data: st.DataObjec
 
 def test_nodes_that_cannot_take_part_are_no_spares() -> None:
     broken = Placement((), 16, 8, 1, 1)
-    nodes = [node("a"), node("away", connected=False), node("starting", starting=True), node("excluded"), node("lost")]
+    nodes = [
+        node("a"),
+        node("away", connected=False),
+        node("starting", starting=True),
+        node("excluded"),
+        node("lost"),
+    ]
     assert survivors(broken, nodes, lost("lost"), ("excluded",)).spares == ("a",)
 
 
@@ -80,7 +107,9 @@ def repaired(make_manifest: Any) -> Any:
     return repair
 
 
-def test_a_spare_node_takes_what_was_lost_and_the_others_keep_layers_and_pool(repaired: Any) -> None:
+def test_a_spare_node_takes_what_was_lost_and_the_others_keep_layers_and_pool(
+    repaired: Any,
+) -> None:
     nodes = [node("a"), node("b", connected=False), node("c"), node("d")]
     found = repaired(nodes, lost())
     assert layers(found) == "a=0:4,d=4:9,c=9:12" and "same bits" in found.note
@@ -89,7 +118,8 @@ def test_a_spare_node_takes_what_was_lost_and_the_others_keep_layers_and_pool(re
 
 def test_a_lost_source_is_replaced_too(repaired: Any) -> None:
     assert (
-        layers(repaired([node("a", connected=False), node("b"), node("c"), node("d")], lost())) == "d=0:4,b=4:9,c=9:12"
+        layers(repaired([node("a", connected=False), node("b"), node("c"), node("d")], lost()))
+        == "d=0:4,b=4:9,c=9:12"
     )
 
 
@@ -114,12 +144,18 @@ def test_a_node_that_failed_and_a_link_that_stands_still_are_gone_round(repaired
 
 def test_other_bits_are_said(repaired: Any) -> None:
     other = replace(FACTS, bits_fingerprint="bits-2")
-    found = repaired([node("a"), node("b", connected=False), node("c"), node("d", facts=other)], lost())
+    found = repaired(
+        [node("a"), node("b", connected=False), node("c"), node("d", facts=other)], lost()
+    )
     assert "other bits" in found.note
 
 
 def test_without_memory_anywhere_it_says_what_is_short(repaired: Any) -> None:
-    nodes = [node("a", free_bytes=1 << 10), node("b", connected=False), node("c", free_bytes=1 << 10)]
+    nodes = [
+        node("a", free_bytes=1 << 10),
+        node("b", connected=False),
+        node("c", free_bytes=1 << 10),
+    ]
     with pytest.raises(ResourceExhaustedError):
         repaired(nodes, lost())
 

@@ -28,7 +28,12 @@ from edgeshard_coordinator.core.values.events import (
     NodeRegistered,
     SaveFailed,
 )
-from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    ServedOperation,
+    State,
+    validate_state,
+)
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
@@ -54,7 +59,15 @@ TALE, ONE, TWO = DeploymentName("tale"), DeploymentName("tale.1"), DeploymentNam
 def placement_on(*names: str, rate: float | None = None) -> Placement:
     each = 12 // len(names)
     stages = tuple(
-        PlacedStage(i, NodeId(f"id-{n}"), NodeName(n), f"{n}:1", LayerRange(i * each, (i + 1) * each), 1000, 1000)
+        PlacedStage(
+            i,
+            NodeId(f"id-{n}"),
+            NodeName(n),
+            f"{n}:1",
+            LayerRange(i * each, (i + 1) * each),
+            1000,
+            1000,
+        )
         for i, n in enumerate(names)
     )
     figures = None if rate is None else Prediction(1.0, 1.0, rate, "")
@@ -91,7 +104,9 @@ def placed(spec: DeploymentSpec, able: Mapping[str, float | None], nodes: str = 
 def test_replicas_get_disjoint_nodes_with_the_highest_rate_together() -> None:
     able = {"a": 9.0, "b": 5.0, "ab": 11.0, "bc": 6.0, "ac": 10.0, "abc": 13.0}
     assert placed(SPEC, able) == ["a", "bc"]
-    assert placed(replace(SPEC, replicas=0), able) == ["a", "bc"], "a mixture beats both pure choices"
+    assert placed(replace(SPEC, replicas=0), able) == ["a", "bc"], (
+        "a mixture beats both pure choices"
+    )
     assert placed(replace(SPEC, replicas=0), able | {"abc": 16.0}) == ["abc"]
     assert placed(replace(SPEC, replicas=0), able | {"c": 4.0}) == ["a", "b", "c"]
 
@@ -99,7 +114,9 @@ def test_replicas_get_disjoint_nodes_with_the_highest_rate_together() -> None:
 def test_without_figures_the_number_is_kept_and_auto_is_one_pipeline() -> None:
     able = dict.fromkeys(("a", "b", "c", "ab", "ac", "bc", "abc"))
     assert placed(SPEC, able) == ["a", "b"]
-    (single,) = place_replicas(replace(SPEC, replicas=0), [candidate(name) for name in "ab"], Planner(able))
+    (single,) = place_replicas(
+        replace(SPEC, replicas=0), [candidate(name) for name in "ab"], Planner(able)
+    )
     assert "without measurements" in single.note
 
 
@@ -138,7 +155,12 @@ def test_names_of_replicas_are_numbered_and_lead_back() -> None:
     assert {spec.served_name for spec in numbered} == {"tale"}
     assert numbered[1].replica_names == ("tale.1", "tale.2")
     (alone,) = parse_spec({"name": "tale.2", "model": "tiny", "replicas": "auto"}).numbered(1)
-    assert (alone.name, alone.served_name, alone.replicas, alone.replica_names) == ("tale.2", "tale.2", 1, ("tale.2",))
+    assert (alone.name, alone.served_name, alone.replicas, alone.replica_names) == (
+        "tale.2",
+        "tale.2",
+        1,
+        ("tale.2",),
+    )
 
 
 # The state
@@ -178,7 +200,10 @@ def deploying(make_registration: Any) -> State:
         state = apply(state, NodeConnected(NodeId(f"id-{name}"), "i1", number, now=0.0))
     state = issued(state)
     one, two = (
-        new_record(state, DeploymentRecord(f"u{name}", spec, Digest("d" * 64), placement_on(name), Epoch(0)))
+        new_record(
+            state,
+            DeploymentRecord(f"u{name}", spec, Digest("d" * 64), placement_on(name), Epoch(0)),
+        )
         for spec, name in zip(SPEC.numbered(2), "ab", strict=True)
     )
     event = DeployRequested(two, state.version, operation("deploy"), now=1.0, others=(one,))
@@ -197,9 +222,13 @@ def saves(state: State, now: float = 1.0) -> list[list[str]]:
     return [[record.name for record in action.records] for action in due]
 
 
-def test_replicas_are_saved_together_and_the_last_one_carries_the_call(deploying: State, asked: State) -> None:
+def test_replicas_are_saved_together_and_the_last_one_carries_the_call(
+    deploying: State, asked: State
+) -> None:
     assert saves(deploying) == [[ONE, TWO]] and saves(asked) == []
-    assert list(asked.deployments) == [ONE, TWO] == [record.name for record in asked.replicas_of(TALE)]
+    assert (
+        list(asked.deployments) == [ONE, TWO] == [record.name for record in asked.replicas_of(TALE)]
+    )
     assert asked.pending_operation(TALE, OperationId("deploy")) is not None
     assert not asked.deployments[ONE].operations
     assert saved(saved(asked, ONE), TWO).pending_operation(TALE, OperationId("deploy")) is None
@@ -212,8 +241,11 @@ def test_where_the_disk_refuses_replicas_none_is_left(asked: State) -> None:
     assert state.refusal(OperationId("deploy")) == FULL
 
 
-def test_a_replica_that_is_deleted_while_the_first_write_is_under_way_takes_no_other_along(asked: State) -> None:
-    """Whether the disk then takes that write or refuses it: one is gone, and the other is as the call requested."""
+def test_a_replica_that_is_deleted_while_the_first_write_is_under_way_takes_no_other_along(
+    asked: State,
+) -> None:
+    """Whether the disk then takes that write or refuses it: one is gone, and the other is as the
+    call requested."""
     state = apply(asked, DeleteRequested(ONE, operation("delete"), now=1.0))
     assert saves(state) == [[ONE]]
     state = issued(state)
@@ -226,7 +258,9 @@ def test_a_replica_that_is_deleted_while_the_first_write_is_under_way_takes_no_o
 def joining(state: State, **changes: Any) -> DeployRequested:
     """The second replica, alone."""
     spec = replace(SPEC.numbered(2)[1], **changes)
-    record = new_record(state, DeploymentRecord("u9", spec, Digest("d" * 64), placement_on("c"), Epoch(0)))
+    record = new_record(
+        state, DeploymentRecord("u9", spec, Digest("d" * 64), placement_on("c"), Epoch(0))
+    )
     return DeployRequested(record, state.version, operation("again"), now=2.0)
 
 
@@ -254,7 +288,10 @@ def test_only_a_replica_like_the_others_can_join_them(asked: State) -> None:
     for others, spec in ((deleting, second), ([one], replace(second, name="tale.3", replica=3))):
         with pytest.raises(InvalidArgumentError, match="the coordinator numbers replicas"):
             check_joins(spec, digest, others)
-    for changes, field in (({"concurrency": 2}, "concurrency"), ({"prefix_cache": True}, "prefix_cache")):
+    for changes, field in (
+        ({"concurrency": 2}, "concurrency"),
+        ({"prefix_cache": True}, "prefix_cache"),
+    ):
         with pytest.raises(FailedPreconditionError) as refused:
             check_joins(replace(second, **changes), digest, [one])
         assert refused.value.field == field and refused.value.reason == "SPEC_DIFFERS"
@@ -278,7 +315,9 @@ def test_one_name_is_deleted_as_one_and_a_replica_alone(asked: State) -> None:
 def test_a_name_is_taken_by_its_replicas_and_theirs_by_others(asked: State) -> None:
     for name in ("tale", "tale.2"):
         spec = parse_spec({"name": name, "model": "tiny"})
-        record = new_record(asked, DeploymentRecord("u9", spec, Digest("d" * 64), placement_on("c"), Epoch(0)))
+        record = new_record(
+            asked, DeploymentRecord("u9", spec, Digest("d" * 64), placement_on("c"), Epoch(0))
+        )
         with pytest.raises(AlreadyExistsError):
             apply(asked, DeployRequested(record, asked.version, operation("again"), now=2.0))
 

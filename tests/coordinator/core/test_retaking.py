@@ -20,7 +20,13 @@ from edgeshard_coordinator.core.values.events import (
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, Timings
 
-from edgeshard.domain.control.commands import CommandResult, Heartbeat, MeasureCompute, ProbeLinks, ProfileReport
+from edgeshard.domain.control.commands import (
+    CommandResult,
+    Heartbeat,
+    MeasureCompute,
+    ProbeLinks,
+    ProfileReport,
+)
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import AbortedError, InternalError
 from edgeshard.domain.ids import Digest, Epoch, OperationId
@@ -39,7 +45,8 @@ class Site(Desk):
         super().__init__(make_registration, "ab")
         self.command = MeasureCompute(config, DType.FLOAT32, effort=Effort.QUICK, again=False)
         self.profile: ComputeProfile = make_profile(config, 1e-3, DType.FLOAT32)
-        # The other node is known: the coordinator orders measurements by itself only for a busy node.
+        # The other node is known: the coordinator orders measurements by itself only for a busy
+        # node.
         self.feed(ProfileReported(ProfileReport(node("b"), compute=(self.profile,)), self.now))
         self.wait(TIMES.probe_quiet_s)
         while self.sent:
@@ -79,11 +86,15 @@ def site(make_registration: Any, make_profile: Any, make_manifest: Any) -> Site:
 
 
 def deploy(site: Site, make_manifest: Any, layers: str) -> None:
-    spec = parse_spec({"name": "tale", "model": "tiny", "source": layers[0], "concurrency": 1, "layers": layers})
+    spec = parse_spec(
+        {"name": "tale", "model": "tiny", "source": layers[0], "concurrency": 1, "layers": layers}
+    )
     placement = SimplePlacer().place(spec, make_manifest(), site.state.candidates())
     blank = DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(0))
     operation = ServedOperation(OperationId("op"), "f", b"")
-    site.feed(DeployRequested(new_record(site.state, blank), site.state.version, operation, site.now))
+    site.feed(
+        DeployRequested(new_record(site.state, blank), site.state.version, operation, site.now)
+    )
 
 
 def test_a_quiet_node_is_measured_once(site: Site) -> None:
@@ -93,14 +104,18 @@ def test_a_quiet_node_is_measured_once(site: Site) -> None:
     assert not site.sent and site.state.retakes == ()
 
 
-def test_what_was_measured_beside_other_work_is_measured_again_when_the_node_is_quiet(site: Site) -> None:
+def test_what_was_measured_beside_other_work_is_measured_again_when_the_node_is_quiet(
+    site: Site,
+) -> None:
     site.measured_busy()
     waited = site.until_sent()
     assert TIMES.retake_first_s <= waited < TIMES.retake_first_s + 5
     command = site.sent[0].command
     assert command == replace(site.command, again=True), "the kept profile would do no good"
     site.measured(0.0)
-    assert site.state.retakes == () and not site.sent and not site.told, "nobody asked, so nobody is told"
+    assert site.state.retakes == () and not site.sent and not site.told, (
+        "nobody asked, so nobody is told"
+    )
     (known,) = site.state.measured[node("a")].profiles.values()
     assert known.value.others_share == 0.0
     site.wait(10 * TIMES.retake_limit_s / 60)
@@ -161,7 +176,9 @@ def test_a_failure_counts_and_is_not_repeated_at_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize("layers", ["a=0:12", "b=0:4,a=4:12"])
-def test_no_node_is_measured_that_a_deployment_needs(site: Site, make_manifest: Any, layers: str) -> None:
+def test_no_node_is_measured_that_a_deployment_needs(
+    site: Site, make_manifest: Any, layers: str
+) -> None:
     site.measured_busy()
     deploy(site, make_manifest, layers)
     site.wait(10 * TIMES.retake_first_s)
@@ -173,7 +190,9 @@ def test_a_deployment_elsewhere_is_no_reason_to_wait(site: Site, make_manifest: 
     deploy(site, make_manifest, "b=0:12")
     site.sent.clear()
     site.wait(TIMES.retake_first_s + 5, active_requests=3)
-    assert [(action.node_id, type(action.command)) for action in site.sent] == [(node("a"), MeasureCompute)]
+    assert [(action.node_id, type(action.command)) for action in site.sent] == [
+        (node("a"), MeasureCompute)
+    ]
 
 
 def test_a_stage_that_comes_costs_no_attempt(site: Site) -> None:
@@ -216,15 +235,26 @@ def test_a_node_that_went_away_is_measured_again_once_it_is_back(site: Site) -> 
 
 def test_a_restarted_coordinator_still_has_it_measured_again(site: Site, make_profile: Any) -> None:
     busy = replace(site.profile, others_share=BUSY)
-    other = replace(make_profile({**site.command.config, "vocab_size": 99}, 1e-3, DType.FLOAT32), others_share=BUSY)
+    other = replace(
+        make_profile({**site.command.config, "vocab_size": 99}, 1e-3, DType.FLOAT32),
+        others_share=BUSY,
+    )
     known = Measurements({key_of(profile): Reported(profile, 0.0) for profile in (busy, other)})
     state = replace(site.state, measured={**site.state.measured, node("a"): known})
     configs = {Digest("d" * 64): site.command.config}
     (item,) = restored(state, configs, site.now).retakes
-    assert (item.node_id, item.command) == (node("a"), replace(site.command, again=True, effort=busy.effort))
+    assert (item.node_id, item.command) == (
+        node("a"),
+        replace(site.command, again=True, effort=busy.effort),
+    )
     first = replace(site.profile, effort=Effort.FIRST)
-    hurried = replace(state, measured={node("a"): Measurements({key_of(first): Reported(first, 0.0)})})
+    hurried = replace(
+        state, measured={node("a"): Measurements({key_of(first): Reported(first, 0.0)})}
+    )
     (item,) = restored(hurried, configs, site.now).retakes
     assert item.command == replace(site.command, again=True, effort=Effort.QUICK)
-    quiet = replace(state, measured={node("a"): Measurements({key_of(site.profile): Reported(site.profile, 0.0)})})
+    quiet = replace(
+        state,
+        measured={node("a"): Measurements({key_of(site.profile): Reported(site.profile, 0.0)})},
+    )
     assert restored(quiet, configs, site.now).retakes == ()

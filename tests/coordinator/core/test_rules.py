@@ -89,7 +89,9 @@ def used(placement: Placement) -> str:
         (("use zone=hall2", "at-most 1 of zone=hall2", "avoid b,e"), "ac"),
     ],
 )
-def test_by_memory_the_smallest_set_that_rules_allow_is_used(place: Any, rules: tuple[str, ...], nodes: str) -> None:
+def test_by_memory_the_smallest_set_that_rules_allow_is_used(
+    place: Any, rules: tuple[str, ...], nodes: str
+) -> None:
     assert used(place(spec_of(*rules))) == nodes
 
 
@@ -107,11 +109,15 @@ def test_rules_that_no_set_meets_are_named_and_no_others(place: Any) -> None:
     assert "avoid" not in refused.value.message and "at-most" not in refused.value.message
 
 
-def test_a_rule_that_leaves_too_little_memory_is_named_and_without_it_the_memory_is(place: Any) -> None:
+def test_a_rule_that_leaves_too_little_memory_is_named_and_without_it_the_memory_is(
+    place: Any,
+) -> None:
     small = [replace(one, free_bytes=67 * MIB) for one in ALL]
     with pytest.raises(FailedPreconditionError) as refused:
         place(spec_of("avoid e", "at-most 1 of a,b,c,d,e"), small)
-    assert "'at-most 1 of a,b,c,d,e'" in refused.value.message and "avoid" not in refused.value.message
+    assert (
+        "'at-most 1 of a,b,c,d,e'" in refused.value.message and "avoid" not in refused.value.message
+    )
     with pytest.raises(ResourceExhaustedError):
         place(spec_of("avoid e"), [replace(one, free_bytes=1 << 10) for one in ALL])
 
@@ -150,7 +156,9 @@ def test_a_source_is_chosen_that_rules_allow(manifest: ModelManifest) -> None:
 
 @pytest.fixture(scope="module")
 def repair(manifest: ModelManifest) -> Any:
-    def run(spec: DeploymentSpec, before: Placement, nodes: Sequence[Candidate], *lost: str) -> Placement:
+    def run(
+        spec: DeploymentSpec, before: Placement, nodes: Sequence[Candidate], *lost: str
+    ) -> Placement:
         gone = [replace(one, connected=one.connected and one.name not in lost) for one in nodes]
         return PlanningPlacer().repair(PlacementProblem(spec, manifest, gone, {}), before, Lost())
 
@@ -179,7 +187,9 @@ def test_what_a_spec_says_of_a_node_that_was_removed_is_left_out(place: Any, rep
     for changes in ({"exclude": ["e"]}, {"reserve": {"e": 1}}, {"standby": ["e", "d"]}):
         with pytest.raises(NotFoundError):
             repair(spec_of(**changes), before, there, "b")
-    spec = spec_of("avoid c,e", "use e", "apart a,b,e", "together c,e", "at-most 2 of a,b,c,d,e", **about_e)
+    spec = spec_of(
+        "avoid c,e", "use e", "apart a,b,e", "together c,e", "at-most 2 of a,b,c,d,e", **about_e
+    )
     left = of_nodes_there(spec, there)
     assert list(map(str, left.rule)) == ["avoid c", "apart a,b", "at-most 2 of a,b,c,d"]
     assert (left.exclude, left.reserve, left.standby) == ((), {}, ("d",))
@@ -189,15 +199,28 @@ def test_what_a_spec_says_of_a_node_that_was_removed_is_left_out(place: Any, rep
 
 @given(st.sets(st.sampled_from("bcde")))
 def test_without_its_removed_nodes_a_spec_is_still_a_spec(gone: set[str]) -> None:
-    spec = spec_of(*MENU[:5], "avoid d", "at-most 2 of a,b,c,d,e", exclude=["e"], reserve={"c": 1}, standby=["auto"])
+    spec = spec_of(
+        *MENU[:5],
+        "avoid d",
+        "at-most 2 of a,b,c,d,e",
+        exclude=["e"],
+        reserve={"c": 1},
+        standby=["auto"],
+    )
     left = of_nodes_there(spec, [node for node in ALL if node.name not in gone])
     left.check()
     for rule in left.rule:
         rule.check()
-    assert not gone & {*left.exclude, *left.reserve, *(name for rule in left.rule for name in rule.nodes)}
+    assert not gone & {
+        *left.exclude,
+        *left.reserve,
+        *(name for rule in left.rule for name in rule.nodes),
+    }
 
 
-def test_no_node_stands_by_where_rules_would_not_let_it_take_over(place: Any, manifest: ModelManifest) -> None:
+def test_no_node_stands_by_where_rules_would_not_let_it_take_over(
+    place: Any, manifest: ModelManifest
+) -> None:
     def standbys(*rules: str) -> dict[str, str]:
         spec = spec_of(*rules, layers="a=0:4,b=4:12", standby=["d"])
         before = place(spec)
@@ -210,8 +233,22 @@ def test_no_node_stands_by_where_rules_would_not_let_it_take_over(place: Any, ma
 
 
 MENU = (
-    *("together a,b", "together c,d", "together by zone", "apart a,c", "apart a,b,c", "apart by rack", "use b"),
-    *("use zone=hall2", "avoid d", "avoid gpu=no", "at-most 1 of zone=hall1", "at-most 2 of a,b,c,d,e"),
+    *(
+        "together a,b",
+        "together c,d",
+        "together by zone",
+        "apart a,c",
+        "apart a,b,c",
+        "apart by rack",
+        "use b",
+    ),
+    *(
+        "use zone=hall2",
+        "avoid d",
+        "avoid gpu=no",
+        "at-most 1 of zone=hall1",
+        "at-most 2 of a,b,c,d,e",
+    ),
     *("max-watts 100", "max-watts 130"),
 )
 
@@ -246,7 +283,9 @@ def test_whatever_is_placed_repaired_or_standing_by_keeps_the_rules(
         assert not broken(conditions, used(before))
         sourced = replace(spec, source=str(before.head.node_name))
         for choice in standby.choose(sourced, before, nodes, sizes_of(sourced, manifest, before)):
-            covered = [stage for stage in before.stages if choice.layers.first <= stage.layers.first]
+            covered = [
+                stage for stage in before.stages if choice.layers.first <= stage.layers.first
+            ]
             others = {stage.node_name for stage in before.stages} - {covered[0].node_name}
             assert not broken(conditions, {*others, choice.node_name})
         after = repair(sourced, before, nodes, *lost)
@@ -255,9 +294,15 @@ def test_whatever_is_placed_repaired_or_standing_by_keeps_the_rules(
 
 @settings(max_examples=100)
 @given(st.lists(st.sampled_from(MENU), max_size=4, unique=True), st.sampled_from("abcde"))
-def test_the_search_finds_just_the_sets_that_meet_the_conditions(rules: list[str], must: str) -> None:
+def test_the_search_finds_just_the_sets_that_meet_the_conditions(
+    rules: list[str], must: str
+) -> None:
     conditions = conditions_of(spec_of(*rules), ALL)
-    every = [{name for bit, name in enumerate("abcde") if number >> bit & 1} for number in range(32)]
-    wanted = {frozenset(names) for names in every if must in names and not broken(conditions, names)}
+    every = [
+        {name for bit, name in enumerate("abcde") if number >> bit & 1} for number in range(32)
+    ]
+    wanted = {
+        frozenset(names) for names in every if must in names and not broken(conditions, names)
+    }
     found = list(allowed_sets(conditions, "abcde", must))
     assert set(found) == wanted and len(found) == len(wanted)

@@ -1,9 +1,16 @@
-"""A log whose lines were written and sealed in order is sound; whatever is done to it afterwards is found."""
+"""A log whose lines were written and sealed in order is sound; whatever is done to it afterwards is
+found."""
 
 from __future__ import annotations
 
 import pytest
-from edgeshard_coordinator.core.values.seals import LINES_PER_SEAL, Chain, SealKey, check_files, seal_of
+from edgeshard_coordinator.core.values.seals import (
+    LINES_PER_SEAL,
+    Chain,
+    SealKey,
+    check_files,
+    seal_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +34,9 @@ def written(*files: int, key: SealKey = KEY, log: str = "a") -> tuple[Files, str
     return found, chain.head
 
 
-def faults(files: Files, head: str | None, key: SealKey = KEY, *, is_whole: bool = True) -> list[tuple[str, int]]:
+def faults(
+    files: Files, head: str | None, key: SealKey = KEY, *, is_whole: bool = True
+) -> list[tuple[str, int]]:
     checks = check_files(key, "a", files, head, is_whole=is_whole)
     return [(check.file, check.broken_at) for check in checks if check.broken_at]
 
@@ -45,18 +54,24 @@ def changed(files: Files, index: int, change: object) -> Files:
 def test_what_nobody_touched_is_sound(counts: list[int]) -> None:
     files, head = written(*counts)
     assert faults(files, head) == []
-    for (_, content), check in zip(files, check_files(KEY, "a", files, head, is_whole=True), strict=True):
+    for (_, content), check in zip(
+        files, check_files(KEY, "a", files, head, is_whole=True), strict=True
+    ):
         assert check.sealed == check.lines == len(content.splitlines())
     if len(files) > 1:
         assert faults(files[1:], head, is_whole=False) == [], "the oldest is given up for its age"
 
 
 @given(st.lists(st.integers(1, 250), min_size=1, max_size=3), st.data())
-def test_a_line_that_is_removed_or_changed_is_found_where_it_was(counts: list[int], data: st.DataObject) -> None:
+def test_a_line_that_is_removed_or_changed_is_found_where_it_was(
+    counts: list[int], data: st.DataObject
+) -> None:
     files, head = written(*counts)
     index = data.draw(st.integers(0, len(files) - 1))
     lines = files[index][1].splitlines(keepends=True)
-    at = data.draw(st.sampled_from([number for number, line in enumerate(lines) if seal_of(line) is None]))
+    at = data.draw(
+        st.sampled_from([number for number, line in enumerate(lines) if seal_of(line) is None])
+    )
 
     def change(lines: list[bytes]) -> None:
         match data.draw(st.sampled_from(["removed", "changed", "added", "moved"])):
@@ -80,7 +95,10 @@ def test_a_file_that_is_missing_between_others_is_found(count: int, data: st.Dat
     index = data.draw(st.integers(0, count - 1))
     left = files[:index] + files[index + 1 :]
     assert faults(left, head) != []
-    swapped = [(name, files[index - 1][1] if name == files[index][0] else content) for name, content in files]
+    swapped = [
+        (name, files[index - 1][1] if name == files[index][0] else content)
+        for name, content in files
+    ]
     assert faults(swapped, head) != []
 
 

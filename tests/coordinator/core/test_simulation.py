@@ -1,4 +1,5 @@
-"""The core against simulated nodes and a simulated disk: whatever happens, invariants hold and everything settles."""
+"""The core against simulated nodes and a simulated disk: whatever happens, invariants hold and
+everything settles."""
 
 from __future__ import annotations
 
@@ -49,7 +50,13 @@ from edgeshard_coordinator.core.values.events import (
     SaveFailed,
     Ticked,
 )
-from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    KnownNode,
+    ServedOperation,
+    State,
+    validate_state,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,7 +97,8 @@ Step = tuple[str, int]
 
 @dataclass
 class Node:
-    """An agent according to the contract: its stages, and the commands that reached it and wait for an answer."""
+    """An agent according to the contract: its stages, and the commands that reached it and wait for
+    an answer."""
 
     name: str
     incarnation: int = 0
@@ -117,10 +125,17 @@ class Node:
 
 
 def _spread(spec: DeploymentSpec, manifest: ModelManifest, nodes: Sequence[Candidate]) -> Placement:
-    """A placement on every node that can serve, so that one of them is lost, late or slow now and then."""
-    names = sorted((node.name for node in nodes if node.placeable), key=lambda name: (name != spec.source, name))
+    """A placement on every node that can serve, so that one of them is lost, late or slow now and
+    then."""
+    names = sorted(
+        (node.name for node in nodes if node.placeable),
+        key=lambda name: (name != spec.source, name),
+    )
     ends = [12 * number // len(names) for number in range(len(names) + 1)] if names else []
-    layers = tuple(ExplicitStage(name, LayerRange(*cut)) for name, cut in zip(names, pairwise(ends), strict=True))
+    layers = tuple(
+        ExplicitStage(name, LayerRange(*cut))
+        for name, cut in zip(names, pairwise(ends), strict=True)
+    )
     return SimplePlacer().place(replace(spec, layers=layers), manifest, nodes)
 
 
@@ -162,7 +177,9 @@ class World:
             return
         for _ in range(50):
             actions = reconcile(self.state, self.now, self.rested)
-            assert actions == reconcile(self.state, self.now), "something was due of a node that was not looked at"
+            assert actions == reconcile(self.state, self.now), (
+                "something was due of a node that was not looked at"
+            )
             if not actions:
                 self.rested = self.state
                 return
@@ -214,7 +231,9 @@ class World:
         """A node never receives an epoch that is not on disk, nor one below those it saw; a
         starting node receives none.
         """
-        assert not node.starting or isinstance(command, ReleaseStage), "a node is asked for work while it starts"
+        assert not node.starting or isinstance(command, ReleaseStage), (
+            "a node is asked for work while it starts"
+        )
         if isinstance(command, PrepareStage):
             assert self.saved[command.deployment].epoch >= command.epoch
             assert command.epoch >= node.highest.get(command.deployment, 0)
@@ -223,7 +242,9 @@ class World:
             record = self.state.deployments[command.deployment]
             for stage in record.placement.stages:
                 holder = next(b for b in self.nodes.values() if b.node_id == stage.node_id)
-                assert holder.held.get(command.deployment) == command.epoch, "activated before every stage is prepared"
+                assert holder.held.get(command.deployment) == command.epoch, (
+                    "activated before every stage is prepared"
+                )
 
     # Possible events
 
@@ -270,7 +291,11 @@ class World:
                 self.feed(Ticked(self.now))
             case "measure":
                 uid = f"call{self.number()}"
-                compute = MeasureCompute({}, DType.FLOAT32, effort=Effort.QUICK, again=False) if pick % 2 else None
+                compute = (
+                    MeasureCompute({}, DType.FLOAT32, effort=Effort.QUICK, again=False)
+                    if pick % 2
+                    else None
+                )
                 if self.state.is_placeable(node.node_id):
                     self.asked.add((uid, node.node_id))
                 self.feed(MeasureRequested(uid, (node.node_id,), compute, pick % 3 == 0, self.now))
@@ -286,7 +311,9 @@ class World:
         self.feed(NodeConnected(node.node_id, str(node.incarnation), node.connection, self.now))
 
     def register(self, node: Node) -> None:
-        registration = self.make_registration(node.name, incarnation=str(node.incarnation), starting=node.starting)
+        registration = self.make_registration(
+            node.name, incarnation=str(node.incarnation), starting=node.starting
+        )
         self.feed(NodeRegistered(registration, self.now))
 
     def started(self, node: Node) -> None:
@@ -348,11 +375,24 @@ class World:
         record = action.record
         if fails:
             for each in action.records if isinstance(action, SaveDeployment) else (record,):
-                self.feed(SaveFailed(each.name, each.uid, each.revision, InternalError("disk full"), 1.0, self.now))
+                self.feed(
+                    SaveFailed(
+                        each.name,
+                        each.uid,
+                        each.revision,
+                        InternalError("disk full"),
+                        1.0,
+                        self.now,
+                    )
+                )
         elif isinstance(action, SaveDeployment):
             self.saved |= {each.name: each.on_disk for each in action.records}
             for each in action.records:
-                self.feed(DeploymentSaved(each.name, each.uid, each.revision, each.on_disk.epoch, self.now))
+                self.feed(
+                    DeploymentSaved(
+                        each.name, each.uid, each.revision, each.on_disk.epoch, self.now
+                    )
+                )
         else:
             self.saved.pop(record.name, None)
             self.retired[record.name] = record.epoch
@@ -367,16 +407,23 @@ class World:
         uid = f"u{self.number()}"
         blank = DeploymentRecord(uid, spec, Digest("d" * 64), placement, Epoch(0))
         operation = ServedOperation(OperationId(f"op-{uid}"), "f", b"")
-        self.feed(DeployRequested(new_record(self.state, blank), self.state.version, operation, self.now))
+        self.feed(
+            DeployRequested(new_record(self.state, blank), self.state.version, operation, self.now)
+        )
 
     def planned(self, asked: Replan) -> None:
-        """Plan for the present state, to which the answer refers: the state may have changed when it arrives."""
+        """Plan for the present state, to which the answer refers: the state may have changed when
+        it arrives."""
         record = self.state.deployments.get(asked.deployment)
         if record is None:
             return
         found: Placement | EdgeShardError
         try:
-            usable = [node for node in self.state.candidates(record.name) if node.node_id not in record.avoided]
+            usable = [
+                node
+                for node in self.state.candidates(record.name)
+                if node.node_id not in record.avoided
+            ]
             sources = [node.name for node in usable if node.placeable] or [NodeName("a")]
             spec = replace(record.spec, source=sources[0])
             found = _spread(spec, self.manifest, usable)
@@ -388,11 +435,14 @@ class World:
         for node in self.nodes.values():
             if name in node.active:
                 self.attachments[name] = self.number()
-                attached = HeadAttached(node.node_id, name, node.active[name], self.attachments[name], self.now)
+                attached = HeadAttached(
+                    node.node_id, name, node.active[name], self.attachments[name], self.now
+                )
                 self.feed(attached)
 
     def report_link(self, name: DeploymentName, pick: int, recovered: bool) -> None:
-        """The node of one of its stages reports the link to the next, for this epoch or the one before."""
+        """The node of one of its stages reports the link to the next, for this epoch or the one
+        before."""
         record = self.state.deployments[name]
         stages = record.placement.stages
         stage, epoch = pick % len(stages), Epoch(max(1, record.epoch - (pick % 5 == 0)))
@@ -403,9 +453,14 @@ class World:
         if not node.connection:
             return
         stages = tuple(
-            StageStatus(name, epoch, 0, LayerRange(0, 1), StagePhase.READY) for name, epoch in node.held.items()
+            StageStatus(name, epoch, 0, LayerRange(0, 1), StagePhase.READY)
+            for name, epoch in node.held.items()
         )
-        self.feed(HeartbeatsReceived((Heartbeat(node.node_id, str(node.incarnation), stages, 0),), self.now))
+        self.feed(
+            HeartbeatsReceived(
+                (Heartbeat(node.node_id, str(node.incarnation), stages, 0),), self.now
+            )
+        )
 
     def restart(self) -> None:
         """The process dies: writes under way are lost, streams end, the disk stays."""
@@ -419,7 +474,13 @@ class World:
         instance = str(self.number())
         nodes = {node_id: fresh_node(known) for node_id, known in self.state.nodes.items()}
         retired = dict(self.retired)
-        self.state = State(instance=instance, epoch_floor=FLOOR, nodes=nodes, deployments=deployments, retired=retired)
+        self.state = State(
+            instance=instance,
+            epoch_floor=FLOOR,
+            nodes=nodes,
+            deployments=deployments,
+            retired=retired,
+        )
         self.state, self.rested = started(self.state, self.now), None
         self.ring = EventRing(routine=(HeartbeatsReceived, Ticked))
 
@@ -446,21 +507,27 @@ class World:
 
     def check_replays(self) -> None:
         """A dump taken now, as text, leads to the state there is."""
-        document = json.loads(json.dumps(machine().document(self.state, self.ring.view(self.state))))
+        document = json.loads(
+            json.dumps(machine().document(self.state, self.ring.view(self.state)))
+        )
         assert machine().state.decode(document["state"]) == self.state
         replay = machine().replay(document)
         assert not replay.differs and replay.events == len(document["ring"]["entries"])
 
     def check_settled(self) -> None:
         for record in self.state.deployments.values():
-            assert record.phase in (Phase.READY, Phase.FAILED), f"{record.name} is left {record.phase}"
+            assert record.phase in (Phase.READY, Phase.FAILED), (
+                f"{record.name} is left {record.phase}"
+            )
             assert record.durable and not record.operations
             assert self.saved[record.name].phase is record.phase
         assert not self.state.jobs and not self.asked, "a call was never told"
         holders = {name for name, r in self.state.deployments.items() if r.phase is Phase.READY}
         for node in self.nodes.values():
             assert not node.pending
-            assert len(self.state.measured[node.node_id].links) == len(NODES) - 1, "its links were never measured"
+            assert len(self.state.measured[node.node_id].links) == len(NODES) - 1, (
+                "its links were never measured"
+            )
             assert set(node.held) <= holders, f"node {node.name} holds what is not deployed"
             for name, epoch in node.held.items():
                 assert epoch == self.state.deployments[name].epoch
@@ -468,7 +535,9 @@ class World:
 
 def fresh_node(node: KnownNode) -> KnownNode:
     """As the disk has it."""
-    return KnownNode(node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True)
+    return KnownNode(
+        node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True
+    )
 
 
 def run(world: World, steps: Sequence[Step]) -> World:
@@ -483,7 +552,9 @@ def run(world: World, steps: Sequence[Step]) -> World:
 
 @given(steps=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 30)), max_size=40))
 @settings(max_examples=in_form(20, 60), deadline=None)
-def test_whatever_happens_it_settles(make_manifest: Any, make_registration: Any, steps: list[Step]) -> None:
+def test_whatever_happens_it_settles(
+    make_manifest: Any, make_registration: Any, steps: list[Step]
+) -> None:
     run(World(make_manifest(), make_registration), steps)
 
 
@@ -498,7 +569,10 @@ def test_long_seeded_runs_settle(make_manifest: Any, make_registration: Any, see
 
 
 def test_a_calm_world_serves(make_manifest: Any, make_registration: Any) -> None:
-    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world = run(
+        World(make_manifest(), make_registration),
+        [*(("connect", i) for i in range(3)), ("deploy", 0)],
+    )
     record = world.state.deployments[DeploymentName("tale")]
     assert record.phase is Phase.READY and record.epoch == 1
     assert [node.held for node in world.nodes.values()] == [{"tale": 1}] * 3
@@ -507,7 +581,10 @@ def test_a_calm_world_serves(make_manifest: Any, make_registration: Any) -> None
 def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_nodes_hold(
     make_manifest: Any, make_registration: Any
 ) -> None:
-    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world = run(
+        World(make_manifest(), make_registration),
+        [*(("connect", i) for i in range(3)), ("deploy", 0)],
+    )
     for node in world.nodes.values():
         node.held = {DeploymentName("tale"): Epoch(FLOOR - 1)}
     world.saved.clear()
@@ -528,11 +605,16 @@ def test_what_may_have_served_is_kept_though_the_disk_did_not_hear_of_it(
 ) -> None:
     """The disk has an earlier phase when the coordinator crashes. If it only shows that stages were
     loading, nodes that hold all of them complete it."""
-    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world = run(
+        World(make_manifest(), make_registration),
+        [*(("connect", i) for i in range(3)), ("deploy", 0)],
+    )
     name = DeploymentName("tale")
     world.saved[name] = replace(world.saved[name], phase=saved, ever_ready=False)
     world.restart()
-    assert world.state.deployments[name].ever_ready, "if a node is lost before they do, it must wait for another"
+    assert world.state.deployments[name].ever_ready, (
+        "if a node is lost before they do, it must wait for another"
+    )
     if saved is Phase.LOADING:
         for index, node in enumerate(world.nodes.values()):
             world.connect(node)
@@ -549,7 +631,10 @@ def test_a_coordinator_whose_disk_lacks_a_deployment_leaves_its_stages_alone(
     make_manifest: Any, make_registration: Any, disk: str
 ) -> None:
     """They may be serving for another coordinator, or for this one once it has its disk again."""
-    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world = run(
+        World(make_manifest(), make_registration),
+        [*(("connect", i) for i in range(3)), ("deploy", 0)],
+    )
     world.saved.clear()
     if disk == "older":  # of before that deployment, when another of its name had been deleted
         world.retired = {DeploymentName("tale"): Epoch(1)}
@@ -567,7 +652,10 @@ def test_a_coordinator_whose_disk_lacks_a_deployment_leaves_its_stages_alone(
 def test_what_was_deleted_while_a_node_was_away_is_released_by_the_next_coordinator(
     make_manifest: Any, make_registration: Any
 ) -> None:
-    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world = run(
+        World(make_manifest(), make_registration),
+        [*(("connect", i) for i in range(3)), ("deploy", 0)],
+    )
     world.drop(world.nodes["c"])
     world.step("delete", 0)
     while world.state.deployments:

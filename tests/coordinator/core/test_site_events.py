@@ -17,7 +17,12 @@ from edgeshard_coordinator.core.values.events import (
     NodeRemoved,
     ProfileReported,
 )
-from edgeshard_coordinator.core.values.state import DeploymentRecord, State, SuspectLink, fresh_progress
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    State,
+    SuspectLink,
+    fresh_progress,
+)
 
 from edgeshard.domain.control.commands import Heartbeat, ProfileReport, Registration
 from edgeshard.domain.control.site import Subject
@@ -47,10 +52,14 @@ def test_a_node_comes_goes_and_is_removed(make_registration: Callable[..., Regis
     assert told(empty, registered) == [] and told(registered, joined) == [("a", "joined")]
     started = replace(joined, nodes={A: replace(joined.nodes[A], starting=False)})
     assert told(joined, started) == [("a", "ready")]
-    beating = apply(started, HeartbeatsReceived((Heartbeat(A, registration.incarnation, (), 1 << 30),), now=3.0))
+    beating = apply(
+        started, HeartbeatsReceived((Heartbeat(A, registration.incarnation, (), 1 << 30),), now=3.0)
+    )
     assert beating is not started and told(started, beating) == []
     away = apply(beating, NodeDisconnected(A, 1, now=4.0))
-    assert told(beating, away) == [("a", "away")] and all(item.warning for item in news(beating, away))
+    assert told(beating, away) == [("a", "away")] and all(
+        item.warning for item in news(beating, away)
+    )
     back = replace(away, nodes={A: replace(away.nodes[A], connection=2)})
     assert told(away, back) == [("a", "connected"), ("a", "ready")]
     assert told(away, apply(away, NodeRemoved(A, now=5.0))) == [("a", "removed")]
@@ -65,34 +74,50 @@ def test_it_is_told_when_nothing_is_left_to_measure(
     for number, name in enumerate(("a", "b"), 1):
         registration = make_registration(name)
         state = apply(state, NodeRegistered(registration, now=1.0))
-        state = apply(state, NodeConnected(registration.node_id, registration.incarnation, number, now=2.0))
+        state = apply(
+            state, NodeConnected(registration.node_id, registration.incarnation, number, now=2.0)
+        )
     first, second = state.nodes
     state = replace(state, configs={profile.model_hash: tiny_config})
 
     def report(state: State, sender: NodeId, *receivers: NodeId, layers: bool = False) -> State:
         links = tuple(MeasuredLink(sender, receiver, LINK) for receiver in receivers)
-        return apply(state, ProfileReported(ProfileReport(sender, None, (profile,) if layers else (), links), now=3.0))
+        return apply(
+            state,
+            ProfileReported(
+                ProfileReport(sender, None, (profile,) if layers else (), links), now=3.0
+            ),
+        )
 
     with_one = report(state, first, second, layers=True)
     with_links = report(with_one, second, first)
-    assert told(state, with_one) == [] and told(with_one, with_links) == [], "b lacks the layers that a has"
+    assert told(state, with_one) == [] and told(with_one, with_links) == [], (
+        "b lacks the layers that a has"
+    )
     whole = report(with_links, second, layers=True)
     assert told(with_links, whole) == [("b", "measured")]
     again = report(whole, first, layers=True)
     assert told(whole, again) == [], "the same figures"
     assert told(again, report(again, first, second)) == [], "a link is no news by itself"
     serving = replace(
-        with_links, nodes={**with_links.nodes, second: replace(with_links.nodes[second], stages=(STAGE,))}
+        with_links,
+        nodes={**with_links.nodes, second: replace(with_links.nodes[second], stages=(STAGE,))},
     )
     assert told(with_one, serving) == [("b", "measured")], "a node that serves is not measured"
 
 
-def record(layers: str = "a", phase: DeploymentPhase = DeploymentPhase.LOADING, **changes: Any) -> DeploymentRecord:
-    stage = PlacedStage(0, NodeId(f"id-{layers}"), NodeName(layers), f"{layers}:1", LayerRange(0, 12), 1, 1)
+def record(
+    layers: str = "a", phase: DeploymentPhase = DeploymentPhase.LOADING, **changes: Any
+) -> DeploymentRecord:
+    stage = PlacedStage(
+        0, NodeId(f"id-{layers}"), NodeName(layers), f"{layers}:1", LayerRange(0, 12), 1, 1
+    )
     placement = Placement((stage,), 16, 1, 1, 1)
     spec = parse_spec({"name": TALE, "model": "tiny", "source": "a"})
     values: dict[str, Any] = {"prepared": fresh_progress(placement), "phase": phase, **changes}
-    return DeploymentRecord("u1", spec, Digest("d" * 64), placement, values.pop("epoch", Epoch(1)), **values)
+    return DeploymentRecord(
+        "u1", spec, Digest("d" * 64), placement, values.pop("epoch", Epoch(1)), **values
+    )
 
 
 def of(record: DeploymentRecord | None) -> State:
@@ -108,7 +133,11 @@ AWAY = UnavailableError("node a is away")
         (None, record(), ["created", "loading"]),
         (record(), record(), []),
         (record(), record(phase=DeploymentPhase.READY), ["ready"]),
-        (record(phase=DeploymentPhase.READY), record(phase=DeploymentPhase.WAITING, failure=AWAY), ["waiting"]),
+        (
+            record(phase=DeploymentPhase.READY),
+            record(phase=DeploymentPhase.WAITING, failure=AWAY),
+            ["waiting"],
+        ),
         (record(failure=AWAY), record(failure=UnavailableError("node b is away")), ["loading"]),
         (record("a"), record("b", epoch=Epoch(2)), ["moved"]),
         (record(), record(phase=DeploymentPhase.DELETING), ["deleting"]),

@@ -40,7 +40,11 @@ class Planner:
         if spec.source not in self.seconds:
             raise ResourceExhaustedError(f"{spec.source} is full")
         taken_s, node = self.seconds[spec.source], NodeName(spec.source)
-        figures = None if taken_s is None else Prediction(taken_s, taken_s, 1 / taken_s, "", request_s=taken_s)
+        figures = (
+            None
+            if taken_s is None
+            else Prediction(taken_s, taken_s, 1 / taken_s, "", request_s=taken_s)
+        )
         stage = PlacedStage(0, NodeId(f"id-{node}"), node, f"{node}:1", LayerRange(0, 12), 1, 1)
         return Placement((stage,), 16, 1, 1, 1, predicted=figures)
 
@@ -90,13 +94,23 @@ def test_what_is_recorded_names_the_source() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "source"),
-    [((1.0, 1.0), "b"), ((1.0, 1.04), "b"), ((1.0, 1.06), "a"), ((1.04, 1.0), "b"), ((1.0, None), "a")],
+    [
+        ((1.0, 1.0), "b"),
+        ((1.0, 1.04), "b"),
+        ((1.0, 1.06), "a"),
+        ((1.04, 1.0), "b"),
+        ((1.0, None), "a"),
+    ],
 )
 def test_the_node_that_holds_the_model_is_the_source_where_that_is_nearly_as_good(
     seconds: tuple[float, float | None], source: str
 ) -> None:
-    holder = replace(node("b"), packed_parts=PackedParts(frozenset(range(12)), embedding=True, head=True))
+    holder = replace(
+        node("b"), packed_parts=PackedParts(frozenset(range(12)), embedding=True, head=True)
+    )
     planner = Planner(a=seconds[0], b=seconds[1])
     assert chosen(planner, node("a"), holder) == source
     note = place_from_any(SPEC, [node("a"), holder], planner.place).note
-    assert ("has less to fetch and pack than that of a" in note) == (source == "b" and seconds != (1.04, 1.0))
+    assert ("has less to fetch and pack than that of a" in note) == (
+        source == "b" and seconds != (1.04, 1.0)
+    )

@@ -1,4 +1,5 @@
-"""Nodes that keep weights of other nodes' layers: which nodes, for which layers, and their commands."""
+"""Nodes that keep weights of other nodes' layers: which nodes, for which layers, and their
+commands."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Nodes:
         self.manifest = manifest
         layers = (LayerRange(0, 2), LayerRange(2, 3), LayerRange(3, 4))
         placed = tuple(
-            replace(stage, layers=cut, parameter_bytes=0, kv_bytes=0) for stage, cut in zip(STAGES, layers, strict=True)
+            replace(stage, layers=cut, parameter_bytes=0, kv_bytes=0)
+            for stage, cut in zip(STAGES, layers, strict=True)
         )
         self.placement = Placement(placed, 16, 8, 1, 1)
         self.candidates = tuple(
@@ -95,7 +97,9 @@ def test_a_node_without_room_does_not(nodes: Any) -> None:
 def test_auto_is_given_alone() -> None:
     with pytest.raises(InvalidArgumentError, match="lets the coordinator choose"):
         spec_of("auto", "d")
-    assert parse_spec({"name": NAME, "model": "tiny", "source": "a", "standby": "c, d"}).standby == ("c", "d")
+    assert parse_spec(
+        {"name": NAME, "model": "tiny", "source": "a", "standby": "c, d"}
+    ).standby == ("c", "d")
 
 
 def test_only_what_is_neither_held_nor_warm_is_cold(nodes: Any) -> None:
@@ -103,9 +107,16 @@ def test_only_what_is_neither_held_nor_warm_is_cold(nodes: Any) -> None:
     former = site.placement
     taken = replace(former.stages[2], node_id=node("d"), node_name=NodeName("d"))
     moved = replace(former, stages=(*former.stages[:2], taken))
-    assert [(stage.node_name, set(cold)) for stage, cold in cold_layers(moved, former, site.candidates)] == [("d", {3})]
-    warm = [replace(node, warm=LayerRange(0, 4)) if node.name == "d" else node for node in site.candidates]
-    assert [(stage.node_name, set(cold)) for stage, cold in cold_layers(moved, former, warm)] == [("d", set())]
+    assert [
+        (stage.node_name, set(cold)) for stage, cold in cold_layers(moved, former, site.candidates)
+    ] == [("d", {3})]
+    warm = [
+        replace(node, warm=LayerRange(0, 4)) if node.name == "d" else node
+        for node in site.candidates
+    ]
+    assert [(stage.node_name, set(cold)) for stage, cold in cold_layers(moved, former, warm)] == [
+        ("d", set())
+    ]
     grown = replace(former.stages[1], layers=LayerRange(2, 4))
     merged = replace(former, stages=(former.stages[0], grown))
     assert [set(cold) for _, cold in cold_layers(merged, former, site.candidates)] == [{3}]
@@ -138,7 +149,9 @@ class StandbySite(Site):
         return next(node.warm for node in self.state.candidates(deployment) if node.name == "d")
 
     def plan(self, **chosen: LayerRange) -> None:
-        choices = tuple(StandbyChoice(node(n), NodeName(n), layers, 100) for n, layers in chosen.items())
+        choices = tuple(
+            StandbyChoice(node(n), NodeName(n), layers, 100) for n, layers in chosen.items()
+        )
         searching = replace(self.record_now, standby_for=self.state.version, searching=True)
         self.state = self.state.with_record(searching)
         self.feed(StandbyPlanned(NAME, "u1", self.state.version, choices, self.now))
@@ -149,7 +162,11 @@ class StandbySite(Site):
     def commands(self) -> list[tuple[NodeId, LayerRange | None]]:
         """Those of standbys since the last call."""
         sent = [action for action in self.actions if isinstance(action, SendCommand)]
-        found = [(item.node_id, item.command.layers) for item in sent if isinstance(item.command, KeepStandby)]
+        found = [
+            (item.node_id, item.command.layers)
+            for item in sent
+            if isinstance(item.command, KeepStandby)
+        ]
         self.actions.clear()
         return found
 
@@ -174,16 +191,21 @@ def test_a_choice_is_made_once_for_a_state_of_the_nodes(site: StandbySite) -> No
     free = site.state.free_bytes(site.state.nodes[node("d")])
     site.actions.clear()
     site.plan(d=LayerRange(0, 12))
-    assert site.state.free_bytes(site.state.nodes[node("d")]) == free - 100, "its memory counts as taken"
+    assert site.state.free_bytes(site.state.nodes[node("d")]) == free - 100, (
+        "its memory counts as taken"
+    )
     site.plan(d=LayerRange(0, 12))
-    assert sum(isinstance(action, PlanStandby) for action in site.actions) == 1, "memory changed, so once more"
+    assert sum(isinstance(action, PlanStandby) for action in site.actions) == 1, (
+        "memory changed, so once more"
+    )
     assert site.commands() == [(node("d"), LayerRange(0, 12))]
     site.run(1.0)
     assert site.commands() == []
 
 
 def test_facts_that_change_all_the_time_keep_no_processor_busy(site: StandbySite) -> None:
-    """After a few searches in a row there is one in ten seconds, however long facts keep changing."""
+    """After a few searches in a row there is one in ten seconds, however long facts keep
+    changing."""
     searches: list[float] = []
 
     def change(budget: int) -> None:
@@ -249,7 +271,9 @@ def test_a_node_that_stands_by_no_more_lets_go(site: StandbySite) -> None:
     assert site.commands() == [(node("d"), None)]
 
 
-def test_what_a_node_keeps_from_before_a_restart_is_dropped_unless_it_is_chosen(site: StandbySite) -> None:
+def test_what_a_node_keeps_from_before_a_restart_is_dropped_unless_it_is_chosen(
+    site: StandbySite,
+) -> None:
     kept = StageStatus(NAME, Epoch(3), 0, LayerRange(0, 4), StagePhase.STANDBY)
     site.beat("d", kept)
     assert not [action for action in site.actions if "Release" in type(action).__name__]
@@ -261,17 +285,20 @@ def test_what_a_node_keeps_from_before_a_restart_is_dropped_unless_it_is_chosen(
 def test_standbys_of_a_deleted_deployment_are_released(site: StandbySite) -> None:
     site.state = replace(site.state, deployments={}, retired={NAME: Epoch(3)})
     site.beat("d", StageStatus(NAME, Epoch(3), 0, LayerRange(0, 4), StagePhase.STANDBY))
-    assert [type(action).__name__ for action in site.actions if "Release" in type(action).__name__] == [
-        "ReleaseOrphans"
-    ]
+    assert [
+        type(action).__name__ for action in site.actions if "Release" in type(action).__name__
+    ] == ["ReleaseOrphans"]
 
 
-def test_while_it_recovers_nothing_is_asked_of_standbys_and_their_warmth_counts(site: StandbySite) -> None:
+def test_while_it_recovers_nothing_is_asked_of_standbys_and_their_warmth_counts(
+    site: StandbySite,
+) -> None:
     site.plan(d=LayerRange(0, 12))
     site.answer()
     site.commands()
     site.state = replace(
-        site.state, deployments={NAME: replace(site.record_now, phase=DeploymentPhase.WAITING, attachment=0)}
+        site.state,
+        deployments={NAME: replace(site.record_now, phase=DeploymentPhase.WAITING, attachment=0)},
     )
     site.run(0.3)
     assert site.commands() == []
@@ -283,7 +310,11 @@ def test_numbers_of_another_run_of_the_coordinator_are_others(site: StandbySite)
     first = site.record_now.standbys[0].number
     again = replace(site.state, instance="another")
     event = StandbyPlanned(
-        NAME, "u1", again.version, (StandbyChoice(node("d"), NodeName("d"), LayerRange(0, 6), 1),), 0
+        NAME,
+        "u1",
+        again.version,
+        (StandbyChoice(node("d"), NodeName("d"), LayerRange(0, 6), 1),),
+        0,
     )
     record = replace(site.record_now, standbys=(), standby_count=0)
     assert standby.planned(again, record, event).standbys[0].number != first

@@ -1,4 +1,5 @@
-"""Nodes that have joined and still import what computes: known, shown, and left out until they say that they can."""
+"""Nodes that have joined and still import what computes: known, shown, and left out until they say
+that they can."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ from edgeshard_coordinator.core.values.events import (
     ProfileReported,
     Ticked,
 )
-from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State, node_view, validate_state
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    ServedOperation,
+    State,
+    node_view,
+    validate_state,
+)
 
 from edgeshard.cli.render.views import node_fields
 from edgeshard.domain.control.commands import Heartbeat, ProfileReport
@@ -44,7 +51,8 @@ QUIET = 100.0
 
 
 class Desk:
-    """Nodes that join and start, one event at a time; what must always hold is checked after each."""
+    """Nodes that join and start, one event at a time; what must always hold is checked after
+    each."""
 
     def __init__(self, make_registration: Any) -> None:
         self.make = make_registration
@@ -84,12 +92,16 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 
 
 def spec_of(**changes: Any) -> DeploymentSpec:
-    return parse_spec({"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", **changes})
+    return parse_spec(
+        {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", **changes}
+    )
 
 
 def record_of(desk: Desk, manifest: ModelManifest, **changes: Any) -> DeploymentRecord:
     spec = spec_of(**changes)
-    placement = PlanningPlacer().place(PlacementProblem(spec, manifest, desk.state.candidates(), desk.state.measured))
+    placement = PlanningPlacer().place(
+        PlacementProblem(spec, manifest, desk.state.candidates(), desk.state.measured)
+    )
     return DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(1))
 
 
@@ -141,8 +153,11 @@ def test_facts_while_it_starts_are_those_of_the_last_run(desk: Desk, make_facts:
     assert desk.node("a").facts == other
 
 
-def test_a_placement_is_refused_if_one_of_its_own_nodes_starts_again(desk: Desk, manifest: ModelManifest) -> None:
-    """Another node that starts meanwhile does not matter: the best placement of a moment ago is good enough."""
+def test_a_placement_is_refused_if_one_of_its_own_nodes_starts_again(
+    desk: Desk, manifest: ModelManifest
+) -> None:
+    """Another node that starts meanwhile does not matter: the best placement of a moment ago is
+    good enough."""
     desk.join("a", starting=False)
     desk.join("b")
     record, version = record_of(desk, manifest), desk.state.version
@@ -154,7 +169,9 @@ def test_a_placement_is_refused_if_one_of_its_own_nodes_starts_again(desk: Desk,
         desk.feed(event)
 
 
-def test_a_starting_node_is_left_out_and_the_note_says_so(desk: Desk, manifest: ModelManifest) -> None:
+def test_a_starting_node_is_left_out_and_the_note_says_so(
+    desk: Desk, manifest: ModelManifest
+) -> None:
     desk.join("a", starting=False)
     desk.join("b")
     placement = record_of(desk, manifest).placement
@@ -163,11 +180,15 @@ def test_a_starting_node_is_left_out_and_the_note_says_so(desk: Desk, manifest: 
     assert "still starting" not in record_of(desk, manifest, exclude=("b",)).placement.note
     desk.register("b", starting=False)
     placement = record_of(desk, manifest).placement
-    assert [stage.node_name for stage in placement.stages] == ["a"] and "still starting" not in placement.note
+    assert [stage.node_name for stage in placement.stages] == [
+        "a"
+    ] and "still starting" not in placement.note
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"), [({"source": "b"}, "source"), ({"layers": "a=0:6,b=6:12"}, "layers")], ids=str
+    ("changes", "field"),
+    [({"source": "b"}, "source"), ({"layers": "a=0:6,b=6:12"}, "layers")],
+    ids=str,
 )
 def test_a_starting_node_that_is_named_is_a_typed_error(
     desk: Desk, manifest: ModelManifest, changes: dict[str, Any], field: str
@@ -176,10 +197,16 @@ def test_a_starting_node_that_is_named_is_a_typed_error(
     desk.join("b")
     with pytest.raises(UnavailableError) as refusal:
         record_of(desk, manifest, **changes)
-    assert (refusal.value.field, refusal.value.reason, refusal.value.retry_after_s) == (field, "NODE_STARTING", 1.0)
+    assert (refusal.value.field, refusal.value.reason, refusal.value.retry_after_s) == (
+        field,
+        "NODE_STARTING",
+        1.0,
+    )
 
 
-def test_a_shortage_says_who_is_still_starting(desk: Desk, manifest: ModelManifest, make_facts: Any) -> None:
+def test_a_shortage_says_who_is_still_starting(
+    desk: Desk, manifest: ModelManifest, make_facts: Any
+) -> None:
     desk.join("a", starting=False, facts=make_facts(1 << 10))
     desk.join("b")
     with pytest.raises(ResourceExhaustedError, match="Left out: b, still starting") as refusal:
@@ -192,11 +219,16 @@ def beat(name: str, incarnation: str, now: float) -> Event:
     return HeartbeatsReceived((Heartbeat(NodeId(f"id-{name}"), incarnation, (), 0),), now)
 
 
-def test_a_waiting_deployment_waits_until_its_nodes_have_started(desk: Desk, manifest: ModelManifest) -> None:
-    """After a restart of the coordinator, with a record that an older one saved: nodes reconnect, and import again."""
+def test_a_waiting_deployment_waits_until_its_nodes_have_started(
+    desk: Desk, manifest: ModelManifest
+) -> None:
+    """After a restart of the coordinator, with a record that an older one saved: nodes reconnect,
+    and import again."""
     desk.join("a", starting=False)
     desk.join("b", starting=False)
-    record = restored_record(new_record(desk.state, record_of(desk, manifest, layers="a=0:6,b=6:12")))
+    record = restored_record(
+        new_record(desk.state, record_of(desk, manifest, layers="a=0:6,b=6:12"))
+    )
     desk.state = replace(State(instance="next"), deployments={TALE: record})
     for name in "ab":
         desk.join(name, incarnation="i2")
@@ -206,12 +238,16 @@ def test_a_waiting_deployment_waits_until_its_nodes_have_started(desk: Desk, man
     assert desk.state.deployments[TALE].phase is Phase.WAITING
     desk.register("b", incarnation="i2", starting=False)
     desk.feed(beat("a", "i2", desk.now))
-    assert desk.state.deployments[TALE].phase is Phase.WAITING, "b may still hold the epoch that the record has"
+    assert desk.state.deployments[TALE].phase is Phase.WAITING, (
+        "b may still hold the epoch that the record has"
+    )
     desk.feed(beat("b", "i2", desk.now))
     assert desk.state.deployments[TALE].phase is Phase.LOADING
 
 
-def test_a_node_that_restarts_breaks_its_deployment_once(desk: Desk, manifest: ModelManifest) -> None:
+def test_a_node_that_restarts_breaks_its_deployment_once(
+    desk: Desk, manifest: ModelManifest
+) -> None:
     desk.join("a", starting=False)
     record = replace(new_record(desk.state, record_of(desk, manifest)), ever_ready=True)
     desk.state = replace(desk.state, deployments={TALE: record})
@@ -262,7 +298,9 @@ def test_measurements_outlive_a_start(desk: Desk) -> None:
     assert desk.state.measured[NodeId("id-a")].links
 
 
-def test_no_command_but_a_release_goes_to_a_starting_node(desk: Desk, manifest: ModelManifest) -> None:
+def test_no_command_but_a_release_goes_to_a_starting_node(
+    desk: Desk, manifest: ModelManifest
+) -> None:
     desk.join("a", starting=False)
     record = replace(new_record(desk.state, record_of(desk, manifest)), phase=Phase.DELETING)
     desk.state = replace(desk.state, deployments={TALE: record})

@@ -1,4 +1,5 @@
-"""A link under suspicion: the deployment avoids a silent node, or else the link is at fault; and no other suffers."""
+"""A link under suspicion: the deployment avoids a silent node, or else the link is at fault; and no
+other suffers."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from edgeshard_coordinator.core.values.events import (
     NodeRegistered,
     Ticked,
 )
-from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, State, Timings, validate_state
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    Progress,
+    State,
+    Timings,
+    validate_state,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,16 +52,21 @@ def node(name: str) -> NodeId:
 
 
 STAGES = tuple(
-    PlacedStage(i, node(name), NodeName(name), f"{name}:7000", LayerRange(i * 4, i * 4 + 4), 1000, 1000)
+    PlacedStage(
+        i, node(name), NodeName(name), f"{name}:7000", LayerRange(i * 4, i * 4 + 4), 1000, 1000
+    )
     for i, name in enumerate(NODES)
 )
 AB = (node("a"), node("b"))
 
 
 class Site:
-    """A ready deployment on nodes a, b and c at epoch 3. Nodes send heartbeats unless they are stopped."""
+    """A ready deployment on nodes a, b and c at epoch 3. Nodes send heartbeats unless they are
+    stopped."""
 
-    def __init__(self, make_registration: Any, phase: Phase = Phase.READY, period_s: float = 0.5) -> None:
+    def __init__(
+        self, make_registration: Any, phase: Phase = Phase.READY, period_s: float = 0.5
+    ) -> None:
         self.make_registration = make_registration
         self.now = START
         self.state = State(instance="test")
@@ -112,11 +124,15 @@ class Site:
 
     def report(self, by: str = "a", recovered: bool = False, **changes: Any) -> None:
         stage = NODES.index(by)
-        said = LinkSuspected(NAME, Epoch(3), stage, (stage + 1) % 3, recovered, "nothing came back for 2.0 s")
+        said = LinkSuspected(
+            NAME, Epoch(3), stage, (stage + 1) % 3, recovered, "nothing came back for 2.0 s"
+        )
         self.feed(LinkReported(node(by), replace(said, **changes), self.now))
 
     def report_head(self, recovered: bool = False, epoch: int = 3) -> None:
-        self.feed(HeadReported(NAME, Epoch(epoch), recovered, "nothing came back for 2.0 s", self.now))
+        self.feed(
+            HeadReported(NAME, Epoch(epoch), recovered, "nothing came back for 2.0 s", self.now)
+        )
 
     @property
     def avoided(self) -> set[NodeId]:
@@ -149,10 +165,13 @@ def test_a_deployment_goes_on_without_a_receiver_that_stands_still(site: Site) -
 
 
 def test_a_report_shortens_the_silence_of_no_node(site: Site) -> None:
-    """Neither its connection nor another deployment of it ends by the word of one node, which may be false."""
+    """Neither its connection nor another deployment of it ends by the word of one node, which may
+    be false."""
     other = DeploymentName("poem")
     spec = parse_spec({"name": other, "model": "tiny", "source": "b"})
-    poem = replace(site.record(Phase.READY), uid="u2", spec=spec, placement=Placement(STAGES[1:], 16, 8, 1, 1))
+    poem = replace(
+        site.record(Phase.READY), uid="u2", spec=spec, placement=Placement(STAGES[1:], 16, 8, 1, 1)
+    )
     done = (Progress(1, True),) * 2
     poem = replace(poem, prepared=done, released=(Progress(),) * 2)
     site.state = replace(site.state, deployments={**site.state.deployments, other: poem})
@@ -162,7 +181,9 @@ def test_a_report_shortens_the_silence_of_no_node(site: Site) -> None:
     site.run(TIMINGS.heartbeat_timeout_s - 3.5)
     assert not site.dropped and site.state.deployments[other].phase is Phase.READY
     site.run(2.0)
-    assert [lost for _, lost in site.dropped] == [node("b")], "it was silent for as long as any node may be"
+    assert [lost for _, lost in site.dropped] == [node("b")], (
+        "it was silent for as long as any node may be"
+    )
     assert site.state.deployments[other].phase is Phase.WAITING
 
 
@@ -189,7 +210,9 @@ def test_a_link_between_nodes_that_both_answer_is_at_fault(site: Site) -> None:
     assert TIMINGS.suspect_wait_s <= at - reported <= TIMINGS.suspect_wait_s + 2 * TICK_S
     assert failure.reason == "LINK_STALLED" and failure.retry_after_s == 1.0
     assert "from node a to node b" in failure.message and "nothing came back" in failure.message
-    assert not site.dropped and site.phase == (Phase.WAITING, 3) and site.replans == 1, "it is planned again at once"
+    assert not site.dropped and site.phase == (Phase.WAITING, 3) and site.replans == 1, (
+        "it is planned again at once"
+    )
     assert not site.state.suspects
     assert site.state.bad_links == {AB: pytest.approx(at + TIMINGS.bad_link_s)}
 
@@ -203,7 +226,10 @@ def test_a_deployment_that_never_was_ready_fails(make_registration: Any) -> None
     site.run(2.0)
     record = site.state.deployments[NAME]
     assert record.phase is Phase.FAILED and record.failure is not None
-    assert record.failure.reason == "LINK_STALLED" and "from node c to node a" in record.failure.message
+    assert (
+        record.failure.reason == "LINK_STALLED"
+        and "from node c to node a" in record.failure.message
+    )
 
 
 @pytest.mark.parametrize("after_s", [0.1, 0.6])
@@ -243,7 +269,9 @@ def test_what_is_said_of_another_epoch_or_of_another_nodes_link_changes_nothing(
     before = site.state
     site.report(by, **changes)
     assert site.state == before
-    stranger = LinkReported(NodeId("id-z"), LinkSuspected(NAME, Epoch(3), 0, 1, False, "x"), site.now)
+    stranger = LinkReported(
+        NodeId("id-z"), LinkSuspected(NAME, Epoch(3), 0, 1, False, "x"), site.now
+    )
     site.feed(stranger)
     assert site.state == before
 
@@ -260,7 +288,9 @@ def test_an_epoch_that_has_ended_has_no_suspects(site: Site, phase: Phase) -> No
     assert not site.state.suspects and site.phase == (phase, 3)
 
 
-def test_a_link_is_bad_for_a_minute_behind_its_last_suspicion(make_registration: Any, site: Site) -> None:
+def test_a_link_is_bad_for_a_minute_behind_its_last_suspicion(
+    make_registration: Any, site: Site
+) -> None:
     site.report("a")
     site.run(2.0)
     assert AB in site.state.bad_links
@@ -348,7 +378,8 @@ def test_a_head_and_its_link_are_suspect_each_for_itself(site: Site) -> None:
 
 
 def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
-    """It is cut off from all nodes, whose streams stand: as blind as one whose nodes vanish together."""
+    """It is cut off from all nodes, whose streams stand: as blind as one whose nodes vanish
+    together."""
     for name in NODES:
         site.stop(name)
     site.run(2.0)
@@ -357,7 +388,11 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
     site.report_head()  # the watch reports it again
     site.run(2.0)
     assert not site.dropped and not site.failures and site.phase == (Phase.READY, 3)
-    for name, after_s in (("b", 0.05), ("c", 0.05), ("a", 1.5)):  # connections do not all come back at once
+    for name, after_s in (
+        ("b", 0.05),
+        ("c", 0.05),
+        ("a", 1.5),
+    ):  # connections do not all come back at once
         site.next_s[name] = site.now + after_s
     site.run(0.2)
     site.report_head()
@@ -367,7 +402,9 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
     assert not site.dropped and not site.state.suspects and site.phase == (Phase.READY, 3)
 
 
-def test_nodes_that_hold_nothing_speak_more_seldom_and_make_no_coordinator_blind(site: Site) -> None:
+def test_nodes_that_hold_nothing_speak_more_seldom_and_make_no_coordinator_blind(
+    site: Site,
+) -> None:
     """One heartbeat in 1.8 s, a little late, leaves a gap as long as a silent head's limit."""
     site.stop("a")
     for name in ("b", "c"):
@@ -411,9 +448,14 @@ def test_a_coordinator_that_stood_still_itself_loses_no_head(site: Site) -> None
     before_s=st.floats(0.0, 2.2),
 )
 def test_a_silent_node_is_avoided_and_no_other(
-    make_registration: Any, periods: list[float], phases: list[float], stopped: str | None, before_s: float
+    make_registration: Any,
+    periods: list[float],
+    phases: list[float],
+    stopped: str | None,
+    before_s: float,
 ) -> None:
-    """The link from a to b is reported `before_s` after one node stopped, or none; heartbeats come when they come."""
+    """The link from a to b is reported `before_s` after one node stopped, or none; heartbeats come
+    when they come."""
     site = Site(make_registration)
     site.period_s = dict(zip(NODES, periods, strict=True))
     site.next_s = {name: START + phase for name, phase in zip(NODES, phases, strict=True)}
@@ -428,7 +470,9 @@ def test_a_silent_node_is_avoided_and_no_other(
     site.run(4.0)
     if stopped in ("a", "b"):
         ((at, failure),) = site.failures
-        assert failure.reason == "NODE_LOST" and at - reported <= TIMINGS.suspect_limit_s + 2 * TICK_S
+        assert (
+            failure.reason == "NODE_LOST" and at - reported <= TIMINGS.suspect_limit_s + 2 * TICK_S
+        )
         assert site.avoided == {node(stopped)} and not site.dropped and not site.state.bad_links
         if stopped == "b" and before_s >= TIMINGS.suspect_silence_s + 1.5 * TICK_S:
             assert at - reported <= TIMINGS.suspect_wait_s + 2 * TICK_S

@@ -1,4 +1,5 @@
-"""The amount used over a time is at most the rate's, plus one bucket and the last request; waiting ends every debt."""
+"""The amount used over a time is at most the rate's, plus one bucket and the last request; waiting
+ends every debt."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def test_no_more_is_used_than_the_rate_brings(rate: float, steps: list[tuple[flo
 
 
 @given(RATES, STEPS)
-def test_a_debt_is_over_when_it_says_and_not_before(rate: float, steps: list[tuple[float, int]]) -> None:
+def test_a_debt_is_over_when_it_says_and_not_before(
+    rate: float, steps: list[tuple[float, int]]
+) -> None:
     bucket, now = TokenBucket(rate, 60.0), 0.0
     for pause_s, amount in steps:
         now += pause_s

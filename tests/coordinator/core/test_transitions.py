@@ -34,11 +34,24 @@ from edgeshard_coordinator.core.values.state import (
     validate_state,
 )
 
-from edgeshard.domain.control.commands import Command, CommandKind, CommandResult, Heartbeat, PrepareStage, Registration
+from edgeshard.domain.control.commands import (
+    Command,
+    CommandKind,
+    CommandResult,
+    Heartbeat,
+    PrepareStage,
+    Registration,
+)
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import AbortedError, AlreadyExistsError, DataLossError, EdgeShardError, InternalError
+from edgeshard.domain.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    DataLossError,
+    EdgeShardError,
+    InternalError,
+)
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
@@ -46,7 +59,9 @@ from edgeshard.domain.nodes.device import StagePhase, StageStatus
 NAME = DeploymentName("tale")
 OPERATION = ServedOperation(OperationId("op"), "f", b"")
 STAGES = tuple(
-    PlacedStage(i, NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", LayerRange(i * 6, i * 6 + 6), 1000, 1000)
+    PlacedStage(
+        i, NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", LayerRange(i * 6, i * 6 + 6), 1000, 1000
+    )
     for i, n in enumerate("ab")
 )
 
@@ -98,7 +113,9 @@ def answer(state: State, kind: str, epoch: int, failure: EdgeShardError | None =
         result = CommandResult(command_key(record, CommandKind.ACTIVATE).operation_id, failure)
         return apply(state, CommandAnswered(NodeId("id-a"), result, now=1.0))
     for index, stage in enumerate(STAGES):
-        result = CommandResult(command_key(record, CommandKind.PREPARE, index).operation_id, failure)
+        result = CommandResult(
+            command_key(record, CommandKind.PREPARE, index).operation_id, failure
+        )
         state = apply(state, CommandAnswered(stage.node_id, result, now=1.0))
     return state
 
@@ -138,11 +155,15 @@ def happen(state: State, what: str, make_registration: Any) -> State:
     return answer(answer(state, "prepare", 2, late), "activate", 2, late)
 
 
-def test_the_example_of_an_epoch_in_architecture_is_what_happens(start: State, make_registration: Any) -> None:
+def test_the_example_of_an_epoch_in_architecture_is_what_happens(
+    start: State, make_registration: Any
+) -> None:
     """ "Failures" in ARCHITECTURE.md, on the coordinator's side and from epoch 3 on."""
 
     def commands(state: State) -> list[tuple[NodeId, Command]]:
-        return [(a.node_id, a.command) for a in reconcile(state, now=1.0) if isinstance(a, SendCommand)]
+        return [
+            (a.node_id, a.command) for a in reconcile(state, now=1.0) if isinstance(a, SendCommand)
+        ]
 
     def phase(state: State) -> tuple[Phase, Epoch]:
         return state.deployments[NAME].phase, state.deployments[NAME].epoch
@@ -155,23 +176,30 @@ def test_the_example_of_an_epoch_in_architecture_is_what_happens(start: State, m
 
     state = apply(state, NodeRegistered(make_registration("b", incarnation="i2"), now=1.0))
     state = apply(state, NodeConnected(NodeId("id-b"), "i2", 7, now=1.0))
-    assert phase(state) == (Phase.LOADING, 4) and not commands(state), "prepared before the epoch is saved"
+    assert phase(state) == (Phase.LOADING, 4) and not commands(state), (
+        "prepared before the epoch is saved"
+    )
     record = state.deployments[NAME]
     state = apply(state, DeploymentSaved(NAME, "u1", record.revision, Epoch(4), now=1.0))
     prepares = commands(state)
     assert [node for node, _ in prepares] == ["id-a", "id-b"]
     assert all(isinstance(command, PrepareStage) and command.epoch == 4 for _, command in prepares)
 
-    assert phase(answer(state, "prepare", 3)) == (Phase.LOADING, 4), "an answer of the epoch before counts"
+    assert phase(answer(state, "prepare", 3)) == (Phase.LOADING, 4), (
+        "an answer of the epoch before counts"
+    )
     state = answer(state, "prepare", 4)
     assert phase(state) == (Phase.ACTIVATING, 4)
     assert [node for node, _ in commands(state)] == ["id-a"]
-    state = apply(answer(state, "activate", 4), HeadAttached(NodeId("id-a"), NAME, Epoch(4), 10, now=1.0))
+    state = apply(
+        answer(state, "activate", 4), HeadAttached(NodeId("id-a"), NAME, Epoch(4), 10, now=1.0)
+    )
     assert phase(state) == (Phase.READY, 4)
     assert phase(apply(state, NodeDisconnected(NodeId("id-a"), 1, now=1.0))) == (Phase.WAITING, 4)
 
 
-# Triggers that change the phase; all others leave it. In the columns: never ready before, ready before.
+# Triggers that change the phase; all others leave it. In the columns: never ready before, ready
+# before.
 CHANGES: dict[tuple[Phase, str], tuple[Phase, Phase]] = {
     (Phase.LOADING, "all prepared"): (Phase.ACTIVATING, Phase.ACTIVATING),
     (Phase.LOADING, "prepare failed"): (Phase.FAILED, Phase.WAITING),
@@ -215,7 +243,12 @@ HAPPENINGS = [
 
 
 # A deployment that was ready never fails.
-STARTS = [(phase, ready) for phase in Phase for ready in (False, True) if (phase, ready) != (Phase.FAILED, True)]
+STARTS = [
+    (phase, ready)
+    for phase in Phase
+    for ready in (False, True)
+    if (phase, ready) != (Phase.FAILED, True)
+]
 
 
 @pytest.mark.parametrize("what", HAPPENINGS)
@@ -240,27 +273,44 @@ def test_every_phase_and_happening(
 
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING])
-def test_what_waits_for_a_deployment_that_is_deleted_ends_with_it(start: State, phase: Phase) -> None:
-    """Requests of a ready deployment are parked while it loads again, and would wait for an epoch that never begins."""
+def test_what_waits_for_a_deployment_that_is_deleted_ends_with_it(
+    start: State, phase: Phase
+) -> None:
+    """Requests of a ready deployment are parked while it loads again, and would wait for an epoch
+    that never begins."""
     asked = apply(in_phase(start, phase, True), DeleteRequested(NAME, OPERATION, now=1.0))
     revision = asked.deployments[NAME].revision
     state = apply(asked, DeploymentSaved(NAME, "u1", revision, Epoch(3), now=1.0))
     ends = [action for action in reconcile(state, now=1.0) if isinstance(action, EndService)]
-    assert [(end.epoch, end.failure.reason, end.final) for end in ends] == [(3, "DEPLOYMENT_DELETED", True)]
+    assert [(end.epoch, end.failure.reason, end.final) for end in ends] == [
+        (3, "DEPLOYMENT_DELETED", True)
+    ]
 
 
 def test_the_table_has_no_way_out_of_deleting_and_none_missing() -> None:
     assert all(phase is not Phase.DELETING for phase, _ in TRANSITIONS)
-    assert {phase for phase, trigger in TRANSITIONS if trigger is Trigger.DELETE} == set(Phase) - {Phase.DELETING}
+    assert {phase for phase, trigger in TRANSITIONS if trigger is Trigger.DELETE} == set(Phase) - {
+        Phase.DELETING
+    }
     with pytest.raises(InternalError):
         next_phase(Phase.FAILED, Trigger.ALL_PREPARED)
 
 
 def test_a_prepare_waits_for_its_epoch_on_disk(start: State) -> None:
     state = in_phase(start, Phase.LOADING, False)
-    fresh = replace(state.deployments[NAME], prepared=(Progress(), Progress()), saved_epoch=Epoch(2), saving=0, saved=0)
+    fresh = replace(
+        state.deployments[NAME],
+        prepared=(Progress(), Progress()),
+        saved_epoch=Epoch(2),
+        saving=0,
+        saved=0,
+    )
     state = replace(state, deployments={NAME: fresh})
-    kinds = [type(action).__name__ for action in reconcile(state, 1.0) if type(action).__name__ != "SaveNode"]
+    kinds = [
+        type(action).__name__
+        for action in reconcile(state, 1.0)
+        if type(action).__name__ != "SaveNode"
+    ]
     assert kinds == ["SaveDeployment"]
     state = apply(state, DeploymentSaved(NAME, "u1", 1, Epoch(3), now=1.0))
     commands = [a.command for a in reconcile(state, 1.0) if hasattr(a, "command")]
@@ -280,7 +330,9 @@ def test_a_stale_placement_and_a_used_name_are_refused(start: State) -> None:
     record = in_phase(start, Phase.LOADING, False).deployments[NAME]
     with pytest.raises(AbortedError):
         apply(start, DeployRequested(record, start.version - 1, OPERATION, now=1.0))
-    record = replace(record, prepared=(Progress(), Progress()), saving=0, saved=0, saved_epoch=Epoch(0))
+    record = replace(
+        record, prepared=(Progress(), Progress()), saving=0, saved=0, saved_epoch=Epoch(0)
+    )
     state = apply(start, DeployRequested(record, start.version, OPERATION, now=1.0))
     assert state.version == start.version + 1
     with pytest.raises(AlreadyExistsError):
@@ -324,15 +376,25 @@ def said_of(state: State, what: str, epoch: int) -> State:
     at = replace(state.deployments[NAME], epoch=Epoch(epoch))
     failed = Heartbeat(NodeId("id-b"), "i1", (stage_status(epoch, StagePhase.FAILED),), 0)
     events: dict[str, Event] = {
-        "prepared": CommandAnswered(NodeId("id-b"), CommandResult(_id(at, CommandKind.PREPARE, 1), None), now=1.0),
+        "prepared": CommandAnswered(
+            NodeId("id-b"), CommandResult(_id(at, CommandKind.PREPARE, 1), None), now=1.0
+        ),
         "not prepared": CommandAnswered(
-            NodeId("id-b"), CommandResult(_id(at, CommandKind.PREPARE, 1), DataLossError("x")), now=1.0
+            NodeId("id-b"),
+            CommandResult(_id(at, CommandKind.PREPARE, 1), DataLossError("x")),
+            now=1.0,
         ),
-        "activated": CommandAnswered(NodeId("id-a"), CommandResult(_id(at, CommandKind.ACTIVATE), None), now=1.0),
+        "activated": CommandAnswered(
+            NodeId("id-a"), CommandResult(_id(at, CommandKind.ACTIVATE), None), now=1.0
+        ),
         "not activated": CommandAnswered(
-            NodeId("id-a"), CommandResult(_id(at, CommandKind.ACTIVATE), DataLossError("x")), now=1.0
+            NodeId("id-a"),
+            CommandResult(_id(at, CommandKind.ACTIVATE), DataLossError("x")),
+            now=1.0,
         ),
-        "released": CommandAnswered(NodeId("id-b"), CommandResult(_id(at, CommandKind.RELEASE, 1), None), now=1.0),
+        "released": CommandAnswered(
+            NodeId("id-b"), CommandResult(_id(at, CommandKind.RELEASE, 1), None), now=1.0
+        ),
         "attached": HeadAttached(NodeId("id-a"), NAME, Epoch(epoch), 77, now=1.0),
         "failed": HeartbeatsReceived((failed,), now=1.0),
     }
@@ -369,7 +431,9 @@ def test_what_is_said_of_the_epoch_counts(start: State, what: str) -> None:
 @pytest.mark.parametrize("epoch", [1, 2, 4, 13])
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("what", HEARD_IN)
-def test_what_is_said_of_another_epoch_changes_nothing(start: State, what: str, phase: Phase, epoch: int) -> None:
+def test_what_is_said_of_another_epoch_changes_nothing(
+    start: State, what: str, phase: Phase, epoch: int
+) -> None:
     before = in_the_midst(start, phase)
     assert said_of(before, what, epoch).deployments == before.deployments
 
@@ -379,7 +443,9 @@ def test_what_another_node_says_changes_nothing(start: State, what: str) -> None
     state = apply(in_the_midst(start, HEARD_IN[what]), NodeRegistered(make_other(start), now=0.0))
     at = state.deployments[NAME]
     failure = DataLossError("x") if what == "not prepared" else None
-    operation = _id(at, CommandKind.RELEASE, 1) if what == "released" else _id(at, CommandKind.PREPARE, 1)
+    operation = (
+        _id(at, CommandKind.RELEASE, 1) if what == "released" else _id(at, CommandKind.PREPARE, 1)
+    )
     event: Event = CommandAnswered(NodeId("id-c"), CommandResult(operation, failure), now=1.0)
     if what == "attached":
         event = HeadAttached(NodeId("id-b"), NAME, Epoch(3), 77, now=1.0)
@@ -395,7 +461,8 @@ def make_other(state: State) -> Registration:
 def test_a_release_takes_the_stage_of_its_epoch_and_of_those_before(
     start: State, held: int, left: tuple[int, ...]
 ) -> None:
-    """A stage above it is of a deployment that a coordinator had made and lost; it has to be released by itself."""
+    """A stage above it is of a deployment that a coordinator had made and lost; it has to be
+    released by itself."""
     shown = Heartbeat(NodeId("id-b"), "i1", (stage_status(held, StagePhase.READY),), 0)
     state = apply(in_phase(start, Phase.DELETING, True), HeartbeatsReceived((shown,), now=1.0))
     state = said_of(state, "released", 3)

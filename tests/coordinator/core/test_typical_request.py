@@ -1,4 +1,5 @@
-"""The typical request: as given, else as observed, else the default, and never beyond the deployment's limits."""
+"""The typical request: as given, else as observed, else the default, and never beyond the
+deployment's limits."""
 
 from __future__ import annotations
 
@@ -40,11 +41,20 @@ def test_where_the_lengths_come_from(
     changes: dict[str, int], traffic: Traffic, context: int, expected: tuple[int, int, str]
 ) -> None:
     found = typical_request(spec_of(**changes), context, traffic)
-    assert (found.prompt_tokens, found.new_tokens, found.source) == (*expected[:2], LengthsFrom(expected[2]))
+    assert (found.prompt_tokens, found.new_tokens, found.source) == (
+        *expected[:2],
+        LengthsFrom(expected[2]),
+    )
 
 
-@given(st.integers(2, 4096), st.integers(1, 2048), st.lists(st.tuples(st.integers(1, 2048), st.integers(1, 2048))))
-def test_a_typical_request_is_one_that_may_be(context: int, most_new: int, served: list[tuple[int, int]]) -> None:
+@given(
+    st.integers(2, 4096),
+    st.integers(1, 2048),
+    st.lists(st.tuples(st.integers(1, 2048), st.integers(1, 2048))),
+)
+def test_a_typical_request_is_one_that_may_be(
+    context: int, most_new: int, served: list[tuple[int, int]]
+) -> None:
     traffic = NO_TRAFFIC
     for prompt, new in served:
         traffic = traffic.after(prompt, new)
@@ -62,7 +72,9 @@ def test_a_typical_request_is_one_that_may_be(context: int, most_new: int, serve
     ],
     ids=str,
 )
-def test_a_length_beyond_the_context_is_refused_by_name(changes: dict[str, int], field: str) -> None:
+def test_a_length_beyond_the_context_is_refused_by_name(
+    changes: dict[str, int], field: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match="exceed the context of 64 tokens") as refused:
         typical_request(spec_of(**changes), 64, NO_TRAFFIC)
     assert refused.value.field == field

@@ -1,4 +1,5 @@
-"""Nodes that register and never connect: their number is bounded, they are forgotten, and they block no other node."""
+"""Nodes that register and never connect: their number is bounded, they are forgotten, and they
+block no other node."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_a_flood_of_ghosts_is_bounded_and_a_real_node_comes_through(
     assert apply(state, NodeConnected(B, "i1", 2, now=4.0)).is_connected(B)
 
 
-def test_a_ghost_is_forgotten_in_time_with_what_it_reported(one: State, make_registration: MakeRegistration) -> None:
+def test_a_ghost_is_forgotten_in_time_with_what_it_reported(
+    one: State, make_registration: MakeRegistration
+) -> None:
     state = apply(one, NodeRegistered(make_registration("b"), now=2.0))
     state = apply(state, ProfileReported(REPORT, now=2.0))
     limit = state.timings.unconnected_s
@@ -64,14 +67,20 @@ def test_a_ghost_is_forgotten_in_time_with_what_it_reported(one: State, make_reg
     assert B not in late.nodes and B not in late.measured and A in late.nodes
 
 
-def test_a_node_that_connected_once_is_kept_while_it_is_away(one: State, make_registration: MakeRegistration) -> None:
+def test_a_node_that_connected_once_is_kept_while_it_is_away(
+    one: State, make_registration: MakeRegistration
+) -> None:
     away = apply(one, NodeDisconnected(A, 1, now=2.0))
     assert A in apply(away, Ticked(1000.0, 0)).nodes
     again = apply(away, NodeRegistered(make_registration("a", incarnation="i2"), now=1001.0))
-    assert A in apply(again, Ticked(3000.0, 0)).nodes, "it may be needed: layers may be placed on it"
+    assert A in apply(again, Ticked(3000.0, 0)).nodes, (
+        "it may be needed: layers may be placed on it"
+    )
 
 
-def test_a_ghost_is_not_on_disk_and_a_node_is_once_it_connects(one: State, make_registration: MakeRegistration) -> None:
+def test_a_ghost_is_not_on_disk_and_a_node_is_once_it_connects(
+    one: State, make_registration: MakeRegistration
+) -> None:
     def saves(state: State) -> set[NodeId]:
         actions = reconcile(state, 2.0)
         return {a.node.node_id for a in actions if isinstance(a, SaveNode)} | {
@@ -96,5 +105,12 @@ def test_a_site_has_so_many_boxes_and_no_more(
         apply(state, NodeRegistered(make_registration("d"), now=3.0))
     assert (refused.value.field, refused.value.reason) == ("node_id", "TOO_MANY_NODES")
     gone = replace(state, nodes={**state.nodes, B: replace(state.nodes[B], connection=0)})
-    assert B in apply(gone, NodeRegistered(make_registration("b", incarnation="i2"), now=3.0)).nodes, "a known one may"
-    assert B not in apply(gone, NodeRegistered(make_registration("b", node_id=NodeId("id-b2")), now=3.0)).nodes
+    assert (
+        B in apply(gone, NodeRegistered(make_registration("b", incarnation="i2"), now=3.0)).nodes
+    ), "a known one may"
+    assert (
+        B
+        not in apply(
+            gone, NodeRegistered(make_registration("b", node_id=NodeId("id-b2")), now=3.0)
+        ).nodes
+    )

@@ -1,4 +1,5 @@
-"""Additions of models by operators: rights are checked after the last wait, and the audit log has each."""
+"""Additions of models by operators: rights are checked after the last wait, and the audit log has
+each."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SOURCE = CallFrom("10.0.0.7:1", None, True)
 
 
 class Adder:
-    """An adder that converts nothing; with `revoked` its operator is revoked while a model is checked."""
+    """An adder that converts nothing; with `revoked` its operator is revoked while a model is
+    checked."""
 
     def __init__(self) -> None:
         self.state = NO_ADDITIONS
@@ -77,7 +79,12 @@ async def test_an_addition_has_an_entry_when_it_begins_and_one_when_it_ends() ->
     second = await adding.add("/models/b", "b", "int8")
     third = await adding.add("/models/c", "c", "int8")
     adder.end(first.number, Phase.CONVERTING, Phase.STORING, Phase.DONE)
-    adder.end(second.number, Phase.CONVERTING, Phase.FAILED, error=InvalidArgumentError("wrong", reason="TRUNCATED"))
+    adder.end(
+        second.number,
+        Phase.CONVERTING,
+        Phase.FAILED,
+        error=InvalidArgumentError("wrong", reason="TRUNCATED"),
+    )
     await adding.cancel(third.number)
     assert audit.entries == [
         (ADD, "a", BEGUN),

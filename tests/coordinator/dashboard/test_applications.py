@@ -18,10 +18,14 @@ from edgeshard.domain.models.model import LayerRange
 
 def record(name: str, model: str) -> DeploymentRecord:
     spec = parse_spec({"name": name, "model": model})
-    stage = PlacedStage(0, NodeId("id-attic"), NodeName("attic"), "attic:7000", LayerRange(0, 6), 1000, 1000)
+    stage = PlacedStage(
+        0, NodeId("id-attic"), NodeName("attic"), "attic:7000", LayerRange(0, 6), 1000, 1000
+    )
     failure = UnavailableError("node attic is away")
     placement = Placement((stage,), 16, 8, 1, 1)
-    return DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(1), DeploymentPhase.FAILED, failure=failure)
+    return DeploymentRecord(
+        "u1", spec, Digest("d" * 64), placement, Epoch(1), DeploymentPhase.FAILED, failure=failure
+    )
 
 
 TALES, POEMS = record("tales", "fairy"), record("poems", "verse")

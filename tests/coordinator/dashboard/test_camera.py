@@ -1,4 +1,5 @@
-"""The picture of a real coordinator: what did not change is the same object, so that nothing is made or sent of it."""
+"""The picture of a real coordinator: what did not change is the same object, so that nothing is
+made or sent of it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ async def test_a_request_is_in_the_picture_while_it_runs(site: Any) -> None:
     call = site.generate("r1", max_new_tokens=5)
     await head.next_start()
     found = camera.take()["requests"]["r1"]
-    assert (found["deployment"], found["state"], found["new"], found["limit"]) == ("tale", "queued", 0, 5)
+    assert (found["deployment"], found["state"], found["new"], found["limit"]) == (
+        "tale",
+        "queued",
+        0,
+        5,
+    )
     await head.accept("r1", prompt_tokens=range(9))
     await head.admit("r1")
     for read in (4, 8):

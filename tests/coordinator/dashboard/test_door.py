@@ -85,7 +85,9 @@ def test_links_and_sessions_are_bounded_until_some_end(door: Login) -> None:
         door.enter(door.link(ANNA, 100.0 + number), 100.0 + number)
     with pytest.raises(ResourceExhaustedError):
         door.enter(door.link(ANNA, 500.0), 500.0)
-    door.enter(door.link(ANNA, 99.0 + SESSION_TTL_S + MOST_SESSIONS), 99.0 + SESSION_TTL_S + MOST_SESSIONS)
+    door.enter(
+        door.link(ANNA, 99.0 + SESSION_TTL_S + MOST_SESSIONS), 99.0 + SESSION_TTL_S + MOST_SESSIONS
+    )
 
 
 def test_the_session_of_a_key_is_of_another_kind_and_ends_with_the_key(door: Login) -> None:
@@ -105,7 +107,9 @@ def test_the_session_of_a_key_is_of_another_kind_and_ends_with_the_key(door: Log
 
 def test_keys_take_no_place_of_operators_nor_of_each_other(door: Login) -> None:
     other, _ = door.enter_by_key("key/other", None, 0.0)
-    cookies = [door.enter_by_key(KEY, None, float(number))[0] for number in range(2 * MOST_SESSIONS)]
+    cookies = [
+        door.enter_by_key(KEY, None, float(number))[0] for number in range(2 * MOST_SESSIONS)
+    ]
     alive = []
     for cookie in cookies:
         with suppress(UnauthenticatedError):

@@ -16,7 +16,9 @@ from tests.support.patches import patched
 
 EVERY_S = 0.02
 VALUES = st.recursive(
-    st.one_of(st.integers(-2, 2), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2)),
+    st.one_of(
+        st.integers(-2, 2), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2)
+    ),
     lambda inner: st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=4),
     max_leaves=12,
 )
@@ -24,7 +26,9 @@ OBJECTS = st.dictionaries(st.text("abc", min_size=1, max_size=2), VALUES, max_si
 
 
 @given(OBJECTS, OBJECTS)
-def test_a_difference_makes_the_newer_of_the_older(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_a_difference_makes_the_newer_of_the_older(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
     assert patched(before, difference(before, after)) == after
     assert (difference(before, after) == {}) == (before == after)
 

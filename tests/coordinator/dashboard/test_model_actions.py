@@ -43,9 +43,17 @@ async def asked(site: Any, name: str = "m") -> Any:
 
 @pytest.mark.parametrize(
     ("tokens", "context", "concurrency"),
-    [(10**9, 65_536, 8), (100_000, 65_536, 1), (40_000, 32_768, 1), (8_192, 8_192, 1), (2_048, 2_048, 1)],
+    [
+        (10**9, 65_536, 8),
+        (100_000, 65_536, 1),
+        (40_000, 32_768, 1),
+        (8_192, 8_192, 1),
+        (2_048, 2_048, 1),
+    ],
 )
-async def test_the_largest_size_that_can_be_placed(tokens: int, context: int, concurrency: int) -> None:
+async def test_the_largest_size_that_can_be_placed(
+    tokens: int, context: int, concurrency: int
+) -> None:
     site = Site(tokens)
     found = await asked(site)
     assert (found["context"], found["concurrency"]) == (context, concurrency)
@@ -53,7 +61,9 @@ async def test_the_largest_size_that_can_be_placed(tokens: int, context: int, co
 
 
 async def test_the_reason_is_that_of_the_smallest() -> None:
-    with pytest.raises((PlacementError, ResourceExhaustedError), match="2048 tokens do not fit: add a node"):
+    with pytest.raises(
+        (PlacementError, ResourceExhaustedError), match="2048 tokens do not fit: add a node"
+    ):
         await asked(Site(100))
 
 
@@ -64,6 +74,10 @@ async def test_another_error_is_not_a_lack_of_room() -> None:
 
 def test_no_context_is_longer_than_the_model_s() -> None:
     specs = fitting_specs("m", 4_096)
-    assert [(spec.max_context, spec.concurrency) for spec in specs] == [(4_096, 8), (4_096, 1), (2_048, 1)]
+    assert [(spec.max_context, spec.concurrency) for spec in specs] == [
+        (4_096, 8),
+        (4_096, 1),
+        (2_048, 1),
+    ]
     assert len(fitting_specs("m", 10**6)) == 2 + len(CONTEXTS)
     assert [spec.max_context for spec in fitting_specs("m", 128)] == [128, 128]

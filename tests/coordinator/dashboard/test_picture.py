@@ -1,4 +1,5 @@
-"""Snapshots of requests, of their waiting times, and of steps: only figures, without any text of users."""
+"""Snapshots of requests, of their waiting times, and of steps: only figures, without any text of
+users."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ HEAD = Attachment(TALES, Epoch(1), NodeId("id-a"), NodeName("a"), 1)
 def request_of(
     meter: RequestMeter, name: str = "r1", client: str = "key/shop", began_at: float = 10.0
 ) -> RunningRequest:
-    request = RunningRequest(RequestId(name), TALES, Generation(SECRET, 64), client, parked_at=began_at)
+    request = RunningRequest(
+        RequestId(name), TALES, Generation(SECRET, 64), client, parked_at=began_at
+    )
     request.times = meter.began(TALES, client, began_at, resumed=False)
     return request
 
@@ -53,20 +56,44 @@ def test_a_request_is_who_asks_and_how_far_it_is() -> None:
 
     assert seen(10.4) == {"state": "parked", "new": 0, "limit": 64, "age_s": 0}
     request.attachment, request.prompt_tokens = HEAD, (901, 902, 903)
-    assert seen(12.0) == {"state": "queued", "prompt": 3, "read": 0, "new": 0, "limit": 64, "age_s": 2}
+    assert seen(12.0) == {
+        "state": "queued",
+        "prompt": 3,
+        "read": 0,
+        "new": 0,
+        "limit": 64,
+        "age_s": 2,
+    }
     request.times.admitted(12.0)
     request.read = 2
     assert (seen(12.0)["state"], seen(12.0)["read"]) == ("reading", 2)
     request.emitted += [904, 905]
-    assert seen(13.0) == {"state": "writing", "prompt": 3, "read": 3, "new": 2, "limit": 64, "age_s": 3}
-    assert not any(str(token) in json.dumps(requests_picture([request], 13.0, {})) for token in range(901, 906))
+    assert seen(13.0) == {
+        "state": "writing",
+        "prompt": 3,
+        "read": 3,
+        "new": 2,
+        "limit": 64,
+        "age_s": 3,
+    }
+    assert not any(
+        str(token) in json.dumps(requests_picture([request], 13.0, {})) for token in range(901, 906)
+    )
 
 
 def test_a_figure_that_is_not_finite_is_not_known() -> None:
     """Sums of what nodes report are in no type: two of -1e308 are no number of JSON."""
-    assert known(a=float("nan"), b=float("inf"), c=-float("inf"), d=None, e=1.5, f=0) == {"e": 1.5, "f": 0}
+    assert known(a=float("nan"), b=float("inf"), c=-float("inf"), d=None, e=1.5, f=0) == {
+        "e": 1.5,
+        "f": 0,
+    }
     stage = StageStatus(
-        deployment=TALES, epoch=Epoch(1), stage=0, layers=LayerRange(0, 1), phase=StagePhase.READY, busy_share=-1e308
+        deployment=TALES,
+        epoch=Epoch(1),
+        stage=0,
+        layers=LayerRange(0, 1),
+        phase=StagePhase.READY,
+        busy_share=-1e308,
     )
     node = Node(
         node_id=NodeId("id-a"),
@@ -95,7 +122,9 @@ def test_a_request_that_may_fill_its_context_has_no_limit_to_show() -> None:
 
 def test_one_that_came_back_waits_until_its_first_token() -> None:
     meter = RequestMeter()
-    request = RunningRequest(RequestId("r1"), TALES, Generation(SECRET, 64), "", (1, 2), attachment=HEAD)
+    request = RunningRequest(
+        RequestId("r1"), TALES, Generation(SECRET, 64), "", (1, 2), attachment=HEAD
+    )
     request.times = meter.began(TALES, "", 10.0, resumed=True)
     assert requests_picture([request], 11.0, {})["r1"]["state"] == "queued"
     request.times.token(11.0)
@@ -105,7 +134,9 @@ def test_one_that_came_back_waits_until_its_first_token() -> None:
 
 def test_the_first_requests_are_shown() -> None:
     meter = RequestMeter()
-    picture = requests_picture([request_of(meter, f"r{number}") for number in range(MOST_REQUESTS + 5)], 11.0, {})
+    picture = requests_picture(
+        [request_of(meter, f"r{number}") for number in range(MOST_REQUESTS + 5)], 11.0, {}
+    )
     assert list(picture) == [f"r{number}" for number in range(MOST_REQUESTS)]
 
 
@@ -122,14 +153,20 @@ def test_percentiles_are_of_the_last_minute() -> None:
         counts["tales"].first_token.add(0.07)
         counts["tales"].between_tokens.add(0.002)
     found = at(10.0)
-    assert found["first_token"] == pytest.approx({"p50": 0.075, "p95": 0.0975, "p99": 0.0995}, abs=1e-5)
-    assert found["between_tokens"] == pytest.approx({"p50": 0.00175, "p95": 0.002425, "p99": 0.002485}, abs=1e-5)
+    assert found["first_token"] == pytest.approx(
+        {"p50": 0.075, "p95": 0.0975, "p99": 0.0995}, abs=1e-5
+    )
+    assert found["between_tokens"] == pytest.approx(
+        {"p50": 0.00175, "p95": 0.002425, "p99": 0.002485}, abs=1e-5
+    )
     for now in range(15, 60, 5):
         assert at(now) == found
     counts["tales"].first_token.add(3.0)
     for now in range(60, int(RECENT_S) + 20, 5):
         late = at(now)
-    assert late == {"first_token": {"p50": 3.75, "p95": 4.875, "p99": 4.975}}, "alone: the others are older"
+    assert late == {"first_token": {"p50": 3.75, "p95": 4.875, "p99": 4.975}}, (
+        "alone: the others are older"
+    )
     assert at(10 * RECENT_S) == {}, "and nobody looked meanwhile"
 
 
@@ -165,19 +202,32 @@ def trace_of(stage: int, clock_s: float, steps: int) -> StageTrace:
         began = clock_s + step * LAP_S + stage * LAP_S / 2
         returned = began + LAP_S if stage == 0 else 0.0
         ended = began + STEP_S
-        records.append(StepRecord(step, 2, 2 if step == 0 else 0, began, began, ended, ended + 0.002, returned))
+        records.append(
+            StepRecord(step, 2, 2 if step == 0 else 0, began, began, ended, ended + 0.002, returned)
+        )
     return StageTrace(stage, "ab"[stage], LayerRange(4 * stage, 4 * stage + 4), tuple(records))
 
 
 def test_a_timeline_is_bars_of_the_newest_steps_on_one_clock() -> None:
     found = timeline_picture([trace_of(1, 7.0, 400), trace_of(0, 1000.0, 400)])
     first, second = found["stages"]
-    assert (first["node"], first["layers"], second["node"], first["steps"]) == ("a", "0:4", "b", TRACED_STEPS)
+    assert (first["node"], first["layers"], second["node"], first["steps"]) == (
+        "a",
+        "0:4",
+        "b",
+        TRACED_STEPS,
+    )
     assert [bar[0] for bar in first["bars"]] == list(range(400 - DRAWN_STEPS, 400))
     assert first["bars"][0] == [400 - DRAWN_STEPS, 0, 10_000, 2, 0]
-    assert second["bars"][0][1] == pytest.approx(12_000, abs=5), "half a lap later, whatever its clock says"
-    assert found["span_us"] == pytest.approx(1e6 * ((DRAWN_STEPS - 1) * LAP_S + 0.012 + STEP_S), abs=5)
-    assert first["step_s"] == pytest.approx(STEP_S) and first["computing"] == pytest.approx(10 / 24, abs=0.01)
+    assert second["bars"][0][1] == pytest.approx(12_000, abs=5), (
+        "half a lap later, whatever its clock says"
+    )
+    assert found["span_us"] == pytest.approx(
+        1e6 * ((DRAWN_STEPS - 1) * LAP_S + 0.012 + STEP_S), abs=5
+    )
+    assert first["step_s"] == pytest.approx(STEP_S) and first["computing"] == pytest.approx(
+        10 / 24, abs=0.01
+    )
     assert first["idle"] == pytest.approx(0.5, abs=0.01)
 
 

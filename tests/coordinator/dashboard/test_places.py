@@ -72,8 +72,22 @@ def test_cookies_of_all_places_have_names_of_their_own() -> None:
     )
     names = [place.cookie for place in places]
     assert len(set(names)) == len(names)
-    assert [name.startswith("__Host-") for name in names] == [False, False, True, True, False, False]
-    assert [name.startswith("__Secure-") for name in names] == [False, False, False, False, True, True]
+    assert [name.startswith("__Host-") for name in names] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [name.startswith("__Secure-") for name in names] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_host_stands_for_the_places_where_a_browser_may_be() -> None:
@@ -98,12 +112,20 @@ def test_a_host_stands_for_the_places_where_a_browser_may_be() -> None:
 
 
 def test_a_url_is_for_a_dashboard_that_there_is(tmp_path: Path) -> None:
-    settings = CoordinatorSettings(listen="127.0.0.1:0", state_dir=tmp_path, dashboard_url="https://edge.example/edge/")
+    settings = CoordinatorSettings(
+        listen="127.0.0.1:0", state_dir=tmp_path, dashboard_url="https://edge.example/edge/"
+    )
     listen = HttpListen("127.0.0.1:0")
     found = _places(settings, listen)
     assert found is not None and found.url("http://127.0.0.1:8000") == "https://edge.example/edge"
-    for wrong, at in ((settings, None), (settings.model_copy(update={"no_dashboard": True}), listen)):
+    for wrong, at in (
+        (settings, None),
+        (settings.model_copy(update={"no_dashboard": True}), listen),
+    ):
         with pytest.raises(InvalidArgumentError) as refused:
             _places(wrong, at)
         assert refused.value.field == "dashboard-url"
-    assert _places(settings.model_copy(update={"dashboard_url": None, "no_dashboard": True}), listen) is None
+    assert (
+        _places(settings.model_copy(update={"dashboard_url": None, "no_dashboard": True}), listen)
+        is None
+    )

@@ -1,4 +1,5 @@
-"""Slices of a timeline against a real coordinator and scripted nodes: one recording for all, never an operator's."""
+"""Slices of a timeline against a real coordinator and scripted nodes: one recording for all, never
+an operator's."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from edgeshard.rpc.access import CallFrom
 pytestmark = pytest.mark.timing
 
 TALE = DeploymentName("tale")
-ANNA, BERT = (CallFrom("127.0.0.1:9", Principal("here", Role.OPERATOR, name), True) for name in ("anna", "bert"))
+ANNA, BERT = (
+    CallFrom("127.0.0.1:9", Principal("here", Role.OPERATOR, name), True)
+    for name in ("anna", "bert")
+)
 
 
 class Looking:
@@ -53,7 +57,11 @@ class Looking:
         return sum(isinstance(command, TraceSteps) for command in self.agents[0].commands)
 
     async def audited(self) -> list[str]:
-        return [entry.who for entry in await self.site.coordinator.audit.newest(20) if entry.what == "Trace"]
+        return [
+            entry.who
+            for entry in await self.site.coordinator.audit.newest(20)
+            if entry.what == "Trace"
+        ]
 
 
 @pytest.fixture
@@ -134,4 +142,9 @@ async def test_the_audit_log_has_one_entry_of_each_who_looks_on(looking: Looking
     again = looking.look(BERT)
     await looking.answer(await looking.commands())
     await again
-    assert sorted(await looking.audited()) == ["operator/anna", "operator/anna", "operator/bert", "operator/bert"]
+    assert sorted(await looking.audited()) == [
+        "operator/anna",
+        "operator/anna",
+        "operator/bert",
+        "operator/bert",
+    ]

@@ -6,7 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.dashboard.member_actions import cause_of_plan, cause_without_plan, is_used
+from edgeshard_coordinator.dashboard.member_actions import (
+    cause_of_plan,
+    cause_without_plan,
+    is_used,
+)
 
 from edgeshard.domain.control.site import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
@@ -38,7 +42,15 @@ NODES = (node("a"), node("b", labels={"zone": "hall1"}), node("c", labels={"zone
 
 def placement(*names: str, note: str = "") -> Placement:
     stages = tuple(
-        PlacedStage(index, NodeId(f"id-{name}"), NodeName(name), "127.0.0.1:1", LayerRange(index, index + 1), 1, 1)
+        PlacedStage(
+            index,
+            NodeId(f"id-{name}"),
+            NodeName(name),
+            "127.0.0.1:1",
+            LayerRange(index, index + 1),
+            1,
+            1,
+        )
         for index, name in enumerate(names)
     )
     return Placement(stages, 16, 4, 1, 1, predicted=PREDICTED, note=note)
@@ -74,7 +86,9 @@ def test_causes_that_need_no_plan(there: Node, spec: dict[str, Any], said: str) 
 
 def test_a_rule_that_is_kept_and_a_cap_are_no_cause() -> None:
     assert (
-        cause_without_plan(NODES[1], deployment(rule=["apart b,c", "together b,c", "use c", "max-watts 10"]), NODES)
+        cause_without_plan(
+            NODES[1], deployment(rule=["apart b,c", "together b,c", "use c", "max-watts 10"]), NODES
+        )
         is None
     )
 
@@ -86,12 +100,30 @@ def plan(best: Placement, gain: float | None, reason: ReplanReason, note: str = 
 @pytest.mark.parametrize(
     ("found", "said", "line"),
     [
-        (plan(placement("a", "b"), 0.31, ReplanReason.WOULD_MOVE), "31 % better", "edgectl replan tales"),
-        (plan(placement("a", "b"), 0.02, ReplanReason.SMALL_GAIN), "less than 5 %", "edgectl replan tales --force"),
-        (plan(placement("a", "b"), 0.02, ReplanReason.NOTHING_NEW), "less than 5 %", "edgectl replan tales --force"),
-        (plan(placement("b"), None, ReplanReason.NOT_WEIGHED, "no figures"), "no figures", "edgectl replan tales"),
         (
-            plan(placement("a", note="Left out: b, still starting."), 0.0, ReplanReason.SAME_LAYERS),
+            plan(placement("a", "b"), 0.31, ReplanReason.WOULD_MOVE),
+            "31 % better",
+            "edgectl replan tales",
+        ),
+        (
+            plan(placement("a", "b"), 0.02, ReplanReason.SMALL_GAIN),
+            "less than 5 %",
+            "edgectl replan tales --force",
+        ),
+        (
+            plan(placement("a", "b"), 0.02, ReplanReason.NOTHING_NEW),
+            "less than 5 %",
+            "edgectl replan tales --force",
+        ),
+        (
+            plan(placement("b"), None, ReplanReason.NOT_WEIGHED, "no figures"),
+            "no figures",
+            "edgectl replan tales",
+        ),
+        (
+            plan(
+                placement("a", note="Left out: b, still starting."), 0.0, ReplanReason.SAME_LAYERS
+            ),
             "a (0:1) for tales. Its limit: compute of a takes 10 ms. Left out: b",
             "edgectl replan tales --dry-run",
         ),
@@ -103,5 +135,7 @@ def test_causes_of_a_plan(found: ReplanResult, said: str, line: str) -> None:
 
 
 def test_missing_measurements_are_named() -> None:
-    cause = cause_of_plan(node("b", unknown_links=2), "tales", plan(placement("a"), 0.0, ReplanReason.SAME_LAYERS))
+    cause = cause_of_plan(
+        node("b", unknown_links=2), "tales", plan(placement("a"), 0.0, ReplanReason.SAME_LAYERS)
+    )
     assert "2 measurements of this node are missing: run edgectl profile" in cause.text

@@ -19,6 +19,8 @@ from edgeshard.domain.identity import WheelServer
         ("10.0.0.5:8443", "site.example.org", "", 8443),
     ],
 )
-def test_the_host_is_left_out_if_members_know_it(packages: str, advertise: str, host: str, port: int) -> None:
+def test_the_host_is_left_out_if_members_know_it(
+    packages: str, advertise: str, host: str, port: int
+) -> None:
     addresses = Addresses("10.0.0.2:7600", "10.0.0.2:7601", advertise, packages)
     assert addresses.wheel_server() == WheelServer(host, port)

@@ -1,4 +1,5 @@
-"""The way back of an upgrade: an earlier coordinator reads and writes the files that this one has written."""
+"""The way back of an upgrade: an earlier coordinator reads and writes the files that this one has
+written."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ async def keys_in(file: Path) -> dict[str, ApiKey]:
     return found
 
 
-async def test_an_earlier_coordinator_writes_tokens_into_a_file_of_this_version(tmp_path: Path) -> None:
+async def test_an_earlier_coordinator_writes_tokens_into_a_file_of_this_version(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "membership.sqlite"
     store = MembershipStore(file)
     await store.open()
@@ -72,7 +75,9 @@ async def test_an_earlier_coordinator_writes_tokens_into_a_file_of_this_version(
     assert (found[EARLIER_TOKEN[0]].created_at, found[EARLIER_TOKEN[0]].creator) == (0.0, "")
 
 
-async def test_an_earlier_coordinator_writes_keys_into_a_file_of_this_version(tmp_path: Path) -> None:
+async def test_an_earlier_coordinator_writes_keys_into_a_file_of_this_version(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "keys.sqlite"
     store = ApiKeyStore(file)
     await store.open()
@@ -85,20 +90,32 @@ async def test_an_earlier_coordinator_writes_keys_into_a_file_of_this_version(tm
     assert found["k1"] == KEY and found["k2"] == ApiKey("app", (), None, None, "k2", 70.0)
 
 
-async def test_a_file_with_further_columns_is_one_that_an_earlier_coordinator_can_write(tmp_path: Path) -> None:
+async def test_a_file_with_further_columns_is_one_that_an_earlier_coordinator_can_write(
+    tmp_path: Path,
+) -> None:
     """A version that was not released wrote these columns; their content stays."""
     tokens, keys = tmp_path / "membership.sqlite", tmp_path / "keys.sqlite"
     with changed(tokens) as database:
         database.execute(EARLIER_TOKENS)
         database.execute("ALTER TABLE tokens ADD COLUMN created_at REAL NOT NULL DEFAULT 0")
         database.execute("ALTER TABLE tokens ADD COLUMN creator TEXT NOT NULL DEFAULT ''")
-        values = (TOKEN.token_id, TOKEN.digest, NODE.uri, TOKEN.expires_at, "", 0, TOKEN.created_at, TOKEN.creator)
+        values = (
+            TOKEN.token_id,
+            TOKEN.digest,
+            NODE.uri,
+            TOKEN.expires_at,
+            "",
+            0,
+            TOKEN.created_at,
+            TOKEN.creator,
+        )
         database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
     with changed(keys) as database:
         database.execute(EARLIER_KEYS)
         database.execute("ALTER TABLE keys ADD COLUMN metrics INTEGER NOT NULL DEFAULT 0")
         database.execute(
-            "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", ("k1", "d", "watch", '["tale"]', 100, 2, 60.0, 1)
+            "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            ("k1", "d", "watch", '["tale"]', 100, 2, 60.0, 1),
         )
         database.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*EARLIER_KEY, 0))
     assert await tokens_in(tokens) == {TOKEN.token_id: TOKEN}

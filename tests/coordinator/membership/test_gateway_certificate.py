@@ -65,14 +65,29 @@ async def test_clients_that_trust_the_authority_reach_it_by_its_names(
 ) -> None:
     port = server.url.rpartition(":")[2]
     assert server.url == f"https://myhost.local:{port}", "what programs are told"
-    for host in ("myhost.local", "myhost.lan", "localhost", "127.0.0.1", socket.gethostname().partition(".")[0]):
+    for host in (
+        "myhost.local",
+        "myhost.lan",
+        "localhost",
+        "127.0.0.1",
+        socket.gethostname().partition(".")[0],
+    ):
         to = ("--resolve", f"{host}:{port}:127.0.0.1")
-        said = await run("curl", "-sS", "--cacert", str(settings.tls_ca), *to, f"https://{host}:{port}/health")
+        said = await run(
+            "curl", "-sS", "--cacert", str(settings.tls_ca), *to, f"https://{host}:{port}/health"
+        )
         assert json.loads(said) == {"status": "ok"}
-    for options in (("--resolve", f"other.local:{port}:127.0.0.1", "--cacert", str(settings.tls_ca)), ()):
+    for options in (
+        ("--resolve", f"other.local:{port}:127.0.0.1", "--cacert", str(settings.tls_ca)),
+        (),
+    ):
         host = "other.local" if options else "127.0.0.1"
-        process = await asyncio.create_subprocess_exec("curl", "-s", *options, f"https://{host}:{port}/health")
-        assert await process.wait() == 60, "the certificate is of other names, or of nobody that is trusted"
+        process = await asyncio.create_subprocess_exec(
+            "curl", "-s", *options, f"https://{host}:{port}/health"
+        )
+        assert await process.wait() == 60, (
+            "the certificate is of other names, or of nobody that is trusted"
+        )
 
 
 async def test_it_says_of_nobody_at_the_site_who_it_is(settings: CoordinatorSettings) -> None:
@@ -105,7 +120,9 @@ async def test_it_is_renewed_in_place(settings: CoordinatorSettings) -> None:
     listen.check()
 
 
-@pytest.mark.parametrize("name", ["", "a b", "-a", "*.local", "https://myhost.local", "x" * 64, "bücher.local"])
+@pytest.mark.parametrize(
+    "name", ["", "a b", "-a", "*.local", "https://myhost.local", "x" * 64, "bücher.local"]
+)
 def test_a_name_that_is_none_is_refused(settings: CoordinatorSettings, name: str) -> None:
     wrong = settings.model_copy(update={"http_name": (name,)})
     with pytest.raises(InvalidArgumentError, match="--http-name"):
@@ -119,14 +136,21 @@ def test_what_contradicts_is_refused(settings: CoordinatorSettings) -> None:
             _http_listen(other, _site(other))
 
     refused(InvalidArgumentError, "--http-name", http_listen="127.0.0.1:0")
-    refused(InvalidArgumentError, "--http-name", http_tls_cert=settings.tls_cert, http_tls_key=settings.tls_key)
+    refused(
+        InvalidArgumentError,
+        "--http-name",
+        http_tls_cert=settings.tls_cert,
+        http_tls_key=settings.tls_key,
+    )
     refused(DeniedError, "--ca-key", ca_key=None, http_name=())
     refused(DeniedError, "--http-no-key", http_no_key=True)
     with pytest.raises(DeniedError, match="any web page"):
         _origins(settings.model_copy(update={"http_no_key": True, "http_allow_origin": ("*",)}))
 
 
-def test_without_names_the_address_that_others_reach_is_shown(settings: CoordinatorSettings, tmp_path: Path) -> None:
+def test_without_names_the_address_that_others_reach_is_shown(
+    settings: CoordinatorSettings, tmp_path: Path
+) -> None:
     issuing = _site(settings).issuing
     assert issuing is not None
     assert GatewayCertificate(issuing, tmp_path, "192.0.2.7:8443").hosts()[0] == "192.0.2.7"

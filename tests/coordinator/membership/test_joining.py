@@ -14,7 +14,14 @@ import pytest_asyncio
 
 from edgeshard.client.joining import enrol, invitation_from_text, invitation_to_text
 from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError
-from edgeshard.domain.identity import Enrolment, JoinToken, Principal, Role, authority_digest, coordinator_of
+from edgeshard.domain.identity import (
+    Enrolment,
+    JoinToken,
+    Principal,
+    Role,
+    authority_digest,
+    coordinator_of,
+)
 from edgeshard.identity import authority
 from edgeshard.identity.authority import Authority, new_key, private_pem
 from edgeshard.identity.certificates import ders_of, principal_of, serial_of, validity_of
@@ -41,7 +48,8 @@ async def test_who_joined_is_who_the_token_says(mill: SecureSite) -> None:
 
 
 async def test_a_token_is_for_one_process(mill: SecureSite) -> None:
-    """A later holder gets nothing; the process itself may repeat its request, if the answer was lost."""
+    """A later holder gets nothing; the process itself may repeat its request, if the answer was
+    lost."""
     async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     invitation = invitation_from_text(invitation_to_text(token.invitation))
@@ -60,7 +68,9 @@ async def test_made_up_tokens_are_refused(mill: SecureSite) -> None:
         await enrol(replace(token.invitation, secret=b"x" * 16), new_key())
     assert refusal.value.reason == "TOKEN"
     async with entrance(mill, token) as channel:
-        request = enrolment_to_wire(Enrolment(token.token_id, b"x" * 16, authority.request_for(new_key())))
+        request = enrolment_to_wire(
+            Enrolment(token.token_id, b"x" * 16, authority.request_for(new_key()))
+        )
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await identity_pb2_grpc.EnrolmentServiceStub(channel).Enrol(request, timeout=20)
     assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -71,11 +81,15 @@ async def test_a_role_cannot_be_asked_for(mill: SecureSite) -> None:
     async with mill.client_of() as admin:
         token = await admin.create_token(Role.CLIENT, "app")
     key = new_key()
-    certificate, _ = await enrol(replace(token.invitation, principal=Principal("mill", Role.OPERATOR, "admin")), key)
+    certificate, _ = await enrol(
+        replace(token.invitation, principal=Principal("mill", Role.OPERATOR, "admin")), key
+    )
     assert principal_of(certificate) == Principal("mill", Role.CLIENT, "app")
 
 
-async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: SecureSite, tmp_path: Path) -> None:
+async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(
+    mill: SecureSite, tmp_path: Path
+) -> None:
     """A listener at the address with a certificate of another authority learns nothing."""
     async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
@@ -96,7 +110,9 @@ class Stranger(identity_pb2_grpc.EnrolmentServiceServicer):
         self._trusted = trusted
         self.told: list[Any] = []
 
-    async def GetAuthorities(self, request: Any, context: Any) -> identity_pb2.GetAuthoritiesResponse:
+    async def GetAuthorities(
+        self, request: Any, context: Any
+    ) -> identity_pb2.GetAuthoritiesResponse:
         return identity_pb2.GetAuthoritiesResponse(authorities=ders_of(self._trusted))
 
     async def Enrol(self, request: Any, context: Any) -> identity_pb2.EnrolResponse:
@@ -105,13 +121,22 @@ class Stranger(identity_pb2_grpc.EnrolmentServiceServicer):
 
 
 @pytest.mark.parametrize("shows", ["a certificate of its own", "a member's certificate"])
-async def test_a_stranger_who_knows_the_authority_hears_no_secret(mill: SecureSite, tmp_path: Path, shows: str) -> None:
+async def test_a_stranger_who_knows_the_authority_hears_no_secret(
+    mill: SecureSite, tmp_path: Path, shows: str
+) -> None:
     async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
-    stranger, server, key = Stranger(mill.identities.authority.certificate_pem), grpc.aio.server(), new_key()
+    stranger, server, key = (
+        Stranger(mill.identities.authority.certificate_pem),
+        grpc.aio.server(),
+        new_key(),
+    )
     issuer, principal = Authority.create("mill", authority.now()), coordinator_of("mill")
     if shows == "a member's certificate":
-        issuer, principal = mill.identities.authority, Principal("mill", Role.AGENT, "coordinator.coordinator.mill")
+        issuer, principal = (
+            mill.identities.authority,
+            Principal("mill", Role.AGENT, "coordinator.coordinator.mill"),
+        )
     certificate = issuer.issue(principal, authority.request_for(key), authority.now())
     identity_pb2_grpc.add_EnrolmentServiceServicer_to_server(stranger, server)
     credentials = grpc.ssl_server_credentials([(private_pem(key), certificate)])
@@ -126,11 +151,14 @@ async def test_a_stranger_who_knows_the_authority_hears_no_secret(mill: SecureSi
 
 
 async def test_a_coordinator_of_another_name_is_no_coordinator(mill: SecureSite) -> None:
-    """A member of the site cannot take joiners in: it has no certificate of the coordinator's name."""
+    """A member of the site cannot take joiners in: it has no certificate of the coordinator's
+    name."""
     async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     with pytest.raises(EdgeShardError):
-        await enrol(replace(token.invitation, principal=replace(token.principal, site="other")), new_key())
+        await enrol(
+            replace(token.invitation, principal=replace(token.principal, site="other")), new_key()
+        )
 
 
 async def test_the_listener_for_joiners_serves_nothing_else(mill: SecureSite) -> None:
@@ -143,7 +171,9 @@ async def test_the_listener_for_joiners_serves_nothing_else(mill: SecureSite) ->
     ]:
         async with entrance(mill, token) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                await channel.unary_unary(path, request_serializer=type(request).SerializeToString)(request, timeout=20)
+                await channel.unary_unary(path, request_serializer=type(request).SerializeToString)(
+                    request, timeout=20
+                )
         assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -154,7 +184,9 @@ def entrance(mill: SecureSite, token: JoinToken) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(token.enrolment, trusted, options)
 
 
-@pytest.mark.parametrize("request_pem", [b"", b"x" * 5000, b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n"])
+@pytest.mark.parametrize(
+    "request_pem", [b"", b"x" * 5000, b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n"]
+)
 async def test_what_is_no_request_uses_no_token_up(mill: SecureSite, request_pem: bytes) -> None:
     async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
@@ -162,7 +194,10 @@ async def test_what_is_no_request_uses_no_token_up(mill: SecureSite, request_pem
         stub = identity_pb2_grpc.EnrolmentServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.Enrol(
-                identity_pb2.EnrolRequest(token_id=token.token_id, secret=token.secret, request=request_pem), timeout=20
+                identity_pb2.EnrolRequest(
+                    token_id=token.token_id, secret=token.secret, request=request_pem
+                ),
+                timeout=20,
             )
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await enrol(token.invitation, new_key())
@@ -195,12 +230,20 @@ async def test_a_certificate_is_renewed_for_its_own_principal(mill: SecureSite) 
 async def test_what_was_revoked_is_refused_and_may_join_again(mill: SecureSite) -> None:
     """Also its renewal. An unseen certificate that was made by hand is refused like the others."""
     files, by_hand = await joined(mill, Role.CLIENT, "eve"), mill.identities.of(Role.CLIENT, "eve")
-    async with mill.client_of() as admin, mill.client_with(files) as eve, mill.client_with(by_hand) as twin:
+    async with (
+        mill.client_of() as admin,
+        mill.client_with(files) as eve,
+        mill.client_with(by_hand) as twin,
+    ):
         await eve.served_models()
         await twin.served_models()
         token = await admin.create_token(Role.CLIENT, "eve")
         await admin.revoke(Role.CLIENT, "eve")
-        for call in (eve.served_models(), twin.served_models(), renew_now(files, eve._connection.renewal())):
+        for call in (
+            eve.served_models(),
+            twin.served_models(),
+            renew_now(files, eve._connection.renewal()),
+        ):
             with pytest.raises(DeniedError) as refusal:
                 await call
             assert refusal.value.reason == "REVOKED"
@@ -227,8 +270,12 @@ async def test_what_was_revoked_stays_so_over_a_restart(tmp_path: Path) -> None:
         async with site.client_with(files) as eve:
             with pytest.raises(DeniedError):
                 await eve.served_models()
-        secrets_on_disk = b"".join(path.read_bytes() for path in (tmp_path / "coordinator").glob("membership*"))
-        assert pending.token_id.encode() in secrets_on_disk and pending.secret not in secrets_on_disk
+        secrets_on_disk = b"".join(
+            path.read_bytes() for path in (tmp_path / "coordinator").glob("membership*")
+        )
+        assert (
+            pending.token_id.encode() in secrets_on_disk and pending.secret not in secrets_on_disk
+        )
         assert pending.secret.hex().encode() not in secrets_on_disk
 
 
@@ -236,7 +283,9 @@ async def test_expired_certificates_are_refused(mill: SecureSite) -> None:
     """By the server; a client that notices it fails by itself."""
     principal, key = Principal("mill", Role.OPERATOR, "late"), new_key()
     long_ago = authority.now() - timedelta(days=2)
-    certificate = mill.identities.authority.issue(principal, authority.request_for(key), long_ago, timedelta(days=1))
+    certificate = mill.identities.authority.issue(
+        principal, authority.request_for(key), long_ago, timedelta(days=1)
+    )
     pem = mill.identities.authority.certificate_pem
     files = write_files(mill.directory / "late", pem, certificate, private_pem(key))
     with pytest.raises(FailedPreconditionError) as refusal:
@@ -274,7 +323,9 @@ async def test_two_authorities_are_trusted_while_one_takes_over(tmp_path: Path) 
         assert newcomer.ca.read_bytes() == bundle
         async with site.client_of() as admin:
             token = await admin.create_token(Role.CLIENT, "last")
-        assert token.authorities == ders_of(old.certificate_pem + new.certificate_pem), "first who signed what it shows"
+        assert token.authorities == ders_of(old.certificate_pem + new.certificate_pem), (
+            "first who signed what it shows"
+        )
 
 
 async def test_a_site_without_the_authoritys_key_makes_no_certificates(tmp_path: Path) -> None:

@@ -36,7 +36,12 @@ async def test_a_key_outlives_the_coordinator_and_only_its_hash_is_on_disk(tmp_p
     first = book(tmp_path)
     await first.open()
     made, text = await first.create(ApiKey("app", ("tales",), 100, 2))
-    assert (made.name, made.models, made.tokens_per_minute, made.requests) == ("app", ("tales",), 100, 2)
+    assert (made.name, made.models, made.tokens_per_minute, made.requests) == (
+        "app",
+        ("tales",),
+        100,
+        2,
+    )
     assert made.created_at == 1000.0 and text.startswith(f"esk-{made.key_id}-")
     await first.close()
     second = book(tmp_path)
@@ -51,7 +56,13 @@ async def test_a_key_outlives_the_coordinator_and_only_its_hash_is_on_disk(tmp_p
 async def test_whoever_does_not_know_the_secret_hears_nothing(keys: KeyBook) -> None:
     _, text = await keys.create(ApiKey("app"))
     said = set()
-    for wrong in (text[:-1] + ("A" if text[-1] != "A" else "B"), text + "A", "esk-" + "0" * 12 + text[16:], "", "x"):
+    for wrong in (
+        text[:-1] + ("A" if text[-1] != "A" else "B"),
+        text + "A",
+        "esk-" + "0" * 12 + text[16:],
+        "",
+        "x",
+    ):
         with pytest.raises(UnauthenticatedError) as refusal:
             keys.find(wrong)
         said.add((refusal.value.reason, refusal.value.message))
@@ -86,13 +97,21 @@ async def test_limits_of_a_key_are_its_own_quota(keys: KeyBook) -> None:
     small, _ = await keys.create(ApiKey("small", (), 100, 2))
     free, _ = await keys.create(ApiKey("free"))
     assert keys.quota_of(key_identity("small", small.key_id)) == Quota(2, 100)
-    others = (key_identity("free", free.key_id), "client/small", "", "key/small", key_identity("small", "0" * 12))
+    others = (
+        key_identity("free", free.key_id),
+        "client/small",
+        "",
+        "key/small",
+        key_identity("small", "0" * 12),
+    )
     assert [keys.quota_of(who) for who in others] == [None] * 5
     assert parse_quotas({"key/free": {"requests": 3}}, "quotas").of(others[0]) == Quota(3)
     assert parse_quotas({}, "quotas").max_priority_of(others[0]) == 0
 
 
-async def test_a_disk_that_refuses_keeps_no_half_of_a_key(keys: KeyBook, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_refuses_keeps_no_half_of_a_key(
+    keys: KeyBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuse(*_: object) -> None:
         raise InternalError("the disk refuses")
 
@@ -103,7 +122,8 @@ async def test_a_disk_that_refuses_keeps_no_half_of_a_key(keys: KeyBook, monkeyp
 
 
 @pytest.mark.parametrize(
-    "wrong", [ApiKey("No Name"), ApiKey("a", ("../x",)), ApiKey("a", (), 0), ApiKey("a", (), None, 0)]
+    "wrong",
+    [ApiKey("No Name"), ApiKey("a", ("../x",)), ApiKey("a", (), 0), ApiKey("a", (), None, 0)],
 )
 def test_what_no_key_is_like(wrong: ApiKey) -> None:
     with pytest.raises(InvalidArgumentError):

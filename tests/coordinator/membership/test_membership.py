@@ -67,7 +67,9 @@ async def test_a_renewal_that_began_before_is_refused(membership: Membership) ->
 async def test_two_processes_with_one_token_at_once(membership: Membership) -> None:
     token = await membership.create_token(TokenRequest(Role.AGENT, "b", 60.0), "a:1", "a:2")
     requests = [Enrolment(token.token_id, token.secret, request_for(new_key())) for _ in range(4)]
-    ends = await asyncio.gather(*(membership.enrol(each) for each in requests), return_exceptions=True)
+    ends = await asyncio.gather(
+        *(membership.enrol(each) for each in requests), return_exceptions=True
+    )
     assert sorted(type(end).__name__ for end in ends) == ["DeniedError"] * 3 + ["tuple"]
 
 
@@ -106,7 +108,8 @@ async def test_a_file_without_creators_keeps_its_tokens(tmp_path: Path) -> None:
     with sqlite3.connect(state / "membership.sqlite") as database:
         database.execute(
             "CREATE TABLE tokens (token_id TEXT PRIMARY KEY, digest TEXT NOT NULL, "
-            "principal TEXT NOT NULL, expires_at REAL NOT NULL, key_digest TEXT NOT NULL, guesses INTEGER NOT NULL)"
+            "principal TEXT NOT NULL, expires_at REAL NOT NULL, key_digest TEXT NOT NULL, guesses "
+            "INTEGER NOT NULL)"
         )
         values = ("0123456789abcdef", "d", "edgeshard://mill/agent/b", time.time() + 60, "", 0)
         database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?)", values)
@@ -131,9 +134,12 @@ async def test_wrong_secrets_cost_their_sender_and_not_the_token(membership: Mem
         with pytest.raises(DeniedError):
             await membership.enrol(wrong, f"[2001:db8::{number + 1:x}]:5")
     ends = await asyncio.gather(
-        *(membership.enrol(wrong, "10.0.0.1:5") for _ in range(3 * FAILURES_PER_MINUTE)), return_exceptions=True
+        *(membership.enrol(wrong, "10.0.0.1:5") for _ in range(3 * FAILURES_PER_MINUTE)),
+        return_exceptions=True,
     )
-    assert sum(isinstance(end, DeniedError) for end in ends) == FAILURES_PER_MINUTE, "also those that come at once"
+    assert sum(isinstance(end, DeniedError) for end in ends) == FAILURES_PER_MINUTE, (
+        "also those that come at once"
+    )
     for address in ("[2001:db8::99]:5", "10.0.0.1:6"):
         with pytest.raises(ResourceExhaustedError) as refusal:
             await membership.enrol(right, address)
@@ -145,8 +151,12 @@ async def test_wrong_secrets_cost_their_sender_and_not_the_token(membership: Mem
 
 async def test_many_boxes_join_from_one_address(membership: Membership) -> None:
     for number in range(2 * FAILURES_PER_MINUTE):
-        token = await membership.create_token(TokenRequest(Role.AGENT, f"b{number}", 60.0), "a:1", "a:2")
-        await membership.enrol(Enrolment(token.token_id, token.secret, request_for(new_key())), "10.0.0.1:5")
+        token = await membership.create_token(
+            TokenRequest(Role.AGENT, f"b{number}", 60.0), "a:1", "a:2"
+        )
+        await membership.enrol(
+            Enrolment(token.token_id, token.secret, request_for(new_key())), "10.0.0.1:5"
+        )
 
 
 async def test_what_is_denied_is_on_disk_before_it_counts(tmp_path: Path) -> None:
@@ -162,7 +172,9 @@ async def test_what_is_denied_is_on_disk_before_it_counts(tmp_path: Path) -> Non
     await membership.open(on_denied)
     await membership.revoke(Role.CLIENT, "app")
     await membership.close()
-    assert told == [APP] and (tmp_path / "state" / "membership.sqlite").stat().st_mode & 0o777 == 0o600
+    assert (
+        told == [APP] and (tmp_path / "state" / "membership.sqlite").stat().st_mode & 0o777 == 0o600
+    )
 
 
 async def test_the_coordinator_renews_itself(membership: Membership) -> None:

@@ -22,7 +22,10 @@ TOKEN = TokenRecord("t", digest_of(SECRET), Principal("mill", Role.AGENT, "b"), 
 def test_a_token_is_good_for_one_key_until_it_expires() -> None:
     used = redeemed(TOKEN, SECRET, "key", 99.0)
     assert used.key_digest == "key" and redeemed(used, SECRET, "key", 99.9) == used
-    for token, key, now, reason in [(used, "other", 99.0, "TOKEN_USED"), (TOKEN, "key", 100.0, "TOKEN_EXPIRED")]:
+    for token, key, now, reason in [
+        (used, "other", 99.0, "TOKEN_USED"),
+        (TOKEN, "key", 100.0, "TOKEN_EXPIRED"),
+    ]:
         with pytest.raises(DeniedError) as refusal:
             redeemed(token, SECRET, key, now)
         assert refusal.value.reason == reason

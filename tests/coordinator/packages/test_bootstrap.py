@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 from edgeshard_coordinator.packages import bootstrap
 
-from edgeshard.domain.identity import AUTHORITY_DIGEST_BYTES, SECRET_BYTES, Invitation, JoinToken, Principal, Role
+from edgeshard.domain.identity import (
+    AUTHORITY_DIGEST_BYTES,
+    SECRET_BYTES,
+    Invitation,
+    JoinToken,
+    Principal,
+    Role,
+)
 from edgeshard.wire.invitations import invitation_to_text, line_without_edgeshard
 from tests.attack.terminal import STEERING
 from tests.attack.test_terminal import is_plain
@@ -28,14 +35,22 @@ HOSTS = ("10.0.0.2", "[2001:db8::1]", "site.example.org", "h", "h" * 253, "müll
 
 @pytest.mark.parametrize(("first", "second"), [*product(HOSTS, HOSTS)])
 def test_a_token_is_read_as_by_the_library(first: str, second: str) -> None:
-    for site, id, role in (("mill", "b", Role.AGENT), ("m" * 63, "b" * 63, Role.OPERATOR), ("m", "b", Role.CLIENT)):
+    for site, id, role in (
+        ("mill", "b", Role.AGENT),
+        ("m" * 63, "b" * 63, Role.OPERATOR),
+        ("m", "b", Role.CLIENT),
+    ):
         authority = bytes(AUTHORITY_DIGEST_BYTES - 1) + b"x"
-        said = Invitation(authority, Principal(site, role, id), f"{first}:7600", f"{second}:7601", SECRET)
+        said = Invitation(
+            authority, Principal(site, role, id), f"{first}:7600", f"{second}:7601", SECRET
+        )
         token = bootstrap.TokenContent(f" {invitation_to_text(said)}\n")
         assert (token.site, token.authority, token.secret) == (site, authority, SECRET)
 
 
-@pytest.mark.parametrize("text", ["", "edgeshard2-", "edgeshard2-AA", "edgeshard1-AMCoAQ", "edgeshard2-!!!!"])
+@pytest.mark.parametrize(
+    "text", ["", "edgeshard2-", "edgeshard2-AA", "edgeshard1-AMCoAQ", "edgeshard2-!!!!"]
+)
 def test_what_is_no_token_ends_it(text: str) -> None:
     with pytest.raises(SystemExit) as end:
         bootstrap.TokenContent(text)
@@ -67,7 +82,8 @@ HOSTILE = {
     "key of a message": "HTTP/1.1 403 No\r\n\r\n" + json.dumps({"message": {STEER: [STEER]}}),
     "deep": "HTTP/1.1 403 No\r\n\r\n" + "[" * 60_000,
     "chunks": f"HTTP/1.1 403 No\r\nTransfer-Encoding: chunked\r\n\r\n{STEER}\r\n",
-    "authorities": f"HTTP/1.1 200 OK\r\n\r\n-----BEGIN CERTIFICATE-----\n{STEER}\n-----END CERTIFICATE-----{STEER}",
+    "authorities": f"HTTP/1.1 200 OK\r\n\r\n-----BEGIN CERTIFICATE-----\n{STEER}\n-----END "
+    f"CERTIFICATE-----{STEER}",
 }
 
 
@@ -108,7 +124,11 @@ async def test_whoever_answers_cannot_steer_the_terminal(kind: str, tmp_path: Pa
         offered = replace(token, packages=address, bootstrap_sha256="0" * 64)
         program = Path(tmp_path) / "join.py"
         # Waiting between attempts is not tested here.
-        program.write_text(Path(bootstrap.__file__).read_text("utf-8").replace("time.sleep(1.0)", "time.sleep(0.0)"))
+        program.write_text(
+            Path(bootstrap.__file__)
+            .read_text("utf-8")
+            .replace("time.sleep(1.0)", "time.sleep(0.0)")
+        )
         texts = await asyncio.gather(
             printed_by(sys.executable, *shlex.split(line_without_edgeshard(offered))[1:]),
             printed_by(sys.executable, str(program), address, "0" * 64, said),

@@ -1,4 +1,5 @@
-"""The port from which machines without EdgeShard get it: without a good token, no byte of a wheel is sent."""
+"""The port from which machines without EdgeShard get it: without a good token, no byte of a wheel
+is sent."""
 
 from __future__ import annotations
 
@@ -72,27 +73,37 @@ class Site:
         shelf = Shelf(self.directory / "wheels")
         self.listener = self.new_listener(shelf)
         self.address = await self.listener.start()
-        self.trust = ssl.create_default_context(cadata=identities.authority.certificate_pem.decode())
+        self.trust = ssl.create_default_context(
+            cadata=identities.authority.certificate_pem.decode()
+        )
 
     def new_listener(self, shelf: Shelf) -> PackagesListener:
         tls = self.identities.coordinator()
-        return PackagesListener("127.0.0.1:0", tls, self.membership, self.denials, shelf, self.audit)
+        return PackagesListener(
+            "127.0.0.1:0", tls, self.membership, self.denials, shelf, self.audit
+        )
 
     def show(self, files: TlsFiles) -> None:
         """Have later requests show this certificate."""
         self.trust.load_cert_chain(files.cert, files.key)
 
     async def token(self, ttl_s: float = 60.0) -> JoinToken:
-        return await self.membership.create_token(TokenRequest(Role.AGENT, "b", ttl_s), "a:1", "a:2")
+        return await self.membership.create_token(
+            TokenRequest(Role.AGENT, "b", ttl_s), "a:1", "a:2"
+        )
 
-    async def dial(self, own: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def dial(
+        self, own: str = "127.0.0.1"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = split_address(self.address)
         name = "coordinator.coordinator.mill"
         return await asyncio.open_connection(
             host, port, ssl=self.trust, server_hostname=name, local_addr=(own, 0), limit=1 << 16
         )
 
-    async def ask(self, path: str, secret: bytes | None = None, own: str = "127.0.0.1", **headers: str) -> Answer:
+    async def ask(
+        self, path: str, secret: bytes | None = None, own: str = "127.0.0.1", **headers: str
+    ) -> Answer:
         reader, writer = await self.dial(own)
         writer.write(request_for_path(path, secret, **headers))
         found = await reader.read(-1)
@@ -115,7 +126,11 @@ class Answer:
 def request_for_path(path: str, secret: bytes | None = None, **headers: str) -> bytes:
     if secret is not None:
         headers["Authorization"] = f"EdgeShard {secret.hex()}"
-    lines = [f"GET {path} HTTP/1.1", "Host: x", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"GET {path} HTTP/1.1",
+        "Host: x",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -148,7 +163,10 @@ async def test_who_has_a_token_gets_the_wheels_and_may_join_still(site: Site) ->
     rest = await site.ask(FETCH, token.secret, Range=f"bytes={len(CONTENT) - 7}-")
     assert rest.status == 206 and rest.body == CONTENT[-7:]
     await site.membership.enrol(Enrolment(token.token_id, token.secret, request_for(new_key())))
-    entries = [(entry.who, entry.what, entry.target, entry.result) for entry in await site.audit.newest(100)]
+    entries = [
+        (entry.who, entry.what, entry.target, entry.result)
+        for entry in await site.audit.newest(100)
+    ]
     assert ("agent/b", "ListWheels", "x86_64-py311-cpu", "ok") in entries
     assert ("agent/b", "FetchWheel", WHEEL, "ok") in entries
 
@@ -172,7 +190,12 @@ async def test_who_has_no_good_token_gets_no_byte(site: Site, how: str) -> None:
         assert answer.status == 403
         assert WHEEL.encode() not in answer.body and CONTENT[:20] not in answer.body
     entries = await site.audit.newest(100)
-    assert sum(entry.what in ("ListWheels", "FetchWheel") and entry.result != "ok" for entry in entries) == 3
+    assert (
+        sum(
+            entry.what in ("ListWheels", "FetchWheel") and entry.result != "ok" for entry in entries
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize("role", [Role.AGENT, Role.CLIENT, Role.OPERATOR])
@@ -227,7 +250,10 @@ async def test_a_machine_without_wheels_hears_what_there_is(site: Site) -> None:
     token = await site.token()
     refused = await site.ask("/wheels?platform=aarch64&pythons=3.13&accelerator=cpu", token.secret)
     assert refused.status == 409
-    assert "wheels for x86_64 with Python 3.11, but this machine is aarch64 with Python 3.13" in refused.said["message"]
+    assert (
+        "wheels for x86_64 with Python 3.11, but this machine is aarch64 with Python 3.13"
+        in refused.said["message"]
+    )
     assert (await site.ask("/wheels?platform=x86_64", token.secret)).said["field"] == "accelerator"
 
 
@@ -271,7 +297,9 @@ async def test_transfers_of_one_address_are_few(site: Site) -> None:
         assert (await site.ask(FETCH, token.secret, own="127.0.0.2")).body == CONTENT
 
 
-async def test_requests_of_one_address_are_counted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_of_one_address_are_counted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listening, "REQUESTS_PER_MINUTE", 3)
     await site.listener.stop()
     limited = site.new_listener(site.listener._shelf)
@@ -282,7 +310,10 @@ async def test_requests_of_one_address_are_counted(site: Site, monkeypatch: pyte
 
 
 async def test_what_is_no_get_is_refused_and_too_long_is_closed(site: Site) -> None:
-    for request, met in ((b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400"), (b"GET /" + b"x" * 10_000, b"")):
+    for request, met in (
+        (b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET /" + b"x" * 10_000, b""),
+    ):
         reader, writer = await site.dial()
         writer.write(request)
         assert (await reader.read())[:12] == met
@@ -324,6 +355,8 @@ async def test_a_malformed_target_is_an_error_of_its_field(
     assert "packages_failed" not in caplog.text
 
 
-@pytest.mark.parametrize("path", ["//", "//x", "/wheels//", "/wheels/a/b/../c", "/a%2Fb", "/?" + "?" * 30])
+@pytest.mark.parametrize(
+    "path", ["//", "//x", "/wheels//", "/wheels/a/b/../c", "/a%2Fb", "/?" + "?" * 30]
+)
 async def test_an_odd_path_is_one_that_is_not_there(site: Site, path: str) -> None:
     assert (await site.ask(path)).status in (403, 404)

@@ -1,4 +1,5 @@
-"""A member of a site fetches its wheels: all of them, no changed one, and nothing from another site."""
+"""A member of a site fetches its wheels: all of them, no changed one, and nothing from another
+site."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ async def test_another_site_is_not_believed(site: Site, tmp_path: Path) -> None:
         await asyncio.to_thread(SiteWheels(site.address, stranger).folder)
 
 
-async def test_a_site_without_wheels_for_this_machine_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_site_without_wheels_for_this_machine_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upgrades, "_machine", lambda: MACHINE | {"platform": "riscv64"})
     with pytest.raises(FailedPreconditionError, match="this machine is riscv64"):
         await asyncio.to_thread(wheels_of(site).folder)

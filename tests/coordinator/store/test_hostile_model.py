@@ -1,4 +1,5 @@
-"""A model directory that means harm: nothing of it runs, nothing leaves the machine, and it is refused at once."""
+"""A model directory that means harm: nothing of it runs, nothing leaves the machine, and it is
+refused at once."""
 
 from __future__ import annotations
 
@@ -56,31 +57,50 @@ def pipe(path: Path) -> None:
 EVIL = {"AutoConfig": "modeling.EvilConfig", "AutoModelForCausalLM": "modeling.Evil"}
 HARM: dict[str, Callable[[Path, Path, Path], object]] = {
     "code": lambda model, secret, trace: changed_config(model, model_type="evil", auto_map=EVIL),
-    "pickled weights": lambda model, secret, trace: (model / "model.safetensors").rename(model / "pytorch_model.bin"),
+    "pickled weights": lambda model, secret, trace: (model / "model.safetensors").rename(
+        model / "pytorch_model.bin"
+    ),
     "a link to a secret": lambda model, secret, trace: linked(model, "tokenizer.json", secret),
-    "a link as settings": lambda model, secret, trace: linked(model, "generation_config.json", secret),
+    "a link as settings": lambda model, secret, trace: linked(
+        model, "generation_config.json", secret
+    ),
     "a link as config": lambda model, secret, trace: linked(model, "config.json", secret),
     "a link as weights": lambda model, secret, trace: linked(model, "model.safetensors", secret),
-    "a secret as tokenizer": lambda model, secret, trace: (model / "tokenizer.json").write_text(secret.read_text()),
+    "a secret as tokenizer": lambda model, secret, trace: (model / "tokenizer.json").write_text(
+        secret.read_text()
+    ),
     "a device": lambda model, secret, trace: linked(model, "tokenizer.json", Path("/dev/zero")),
     "a pipe": lambda model, secret, trace: pipe(model / "generation_config.json"),
-    "a tokenizer that panics": lambda model, secret, trace: write_tokenizer(model / "tokenizer.json", **PANICS["load"]),
+    "a tokenizer that panics": lambda model, secret, trace: write_tokenizer(
+        model / "tokenizer.json", **PANICS["load"]
+    ),
     "a tokenizer of 4 GiB": lambda model, secret, trace: write_tokenizer(
-        model / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}
+        model / "tokenizer.json",
+        normalizer={"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="},
     ),
     "layers": lambda model, secret, trace: changed_config(model, num_hidden_layers=10**9),
     "widths": lambda model, secret, trace: changed_config(model, hidden_size=2**31 - 1),
     "a vocabulary": lambda model, secret, trace: changed_config(model, vocab_size=2**31 - 1),
     "a context": lambda model, secret, trace: changed_config(model, max_position_embeddings=2**40),
-    "heads": lambda model, secret, trace: changed_config(model, num_attention_heads=2**20, head_dim=2**20),
+    "heads": lambda model, secret, trace: changed_config(
+        model, num_attention_heads=2**20, head_dim=2**20
+    ),
     "experts": lambda model, secret, trace: changed_config(
-        model, model_type="qwen3_moe", num_hidden_layers=1024, num_experts=1024, moe_intermediate_size=16
+        model,
+        model_type="qwen3_moe",
+        num_hidden_layers=1024,
+        num_experts=1024,
+        moe_intermediate_size=16,
     ),
     "a digit too many": lambda model, secret, trace: (model / "config.json").write_text(
         '{"model_type": "llama", "vocab_size": ' + "9" * 5000 + "}"
     ),
-    "a deep config": lambda model, secret, trace: (model / "config.json").write_text('{"a":' * 100_000),
-    "a header of lists": lambda model, secret, trace: write_header(model, b'{"a":[' + b"[]," * (10 << 20) + b"0]}"),
+    "a deep config": lambda model, secret, trace: (model / "config.json").write_text(
+        '{"a":' * 100_000
+    ),
+    "a header of lists": lambda model, secret, trace: write_header(
+        model, b'{"a":[' + b"[]," * (10 << 20) + b"0]}"
+    ),
 }
 
 
@@ -102,7 +122,11 @@ def places(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path,
 
 @pytest.mark.parametrize("harm", HARM)
 async def test_a_hostile_model_is_refused_at_once_and_nothing_is_sent(
-    places: tuple[Path, Path, Path], run_store: RunStore, connect: Connect, tmp_path: Path, harm: str
+    places: tuple[Path, Path, Path],
+    run_store: RunStore,
+    connect: Connect,
+    tmp_path: Path,
+    harm: str,
 ) -> None:
     model, _, trace = places
     HARM[harm](*places)
@@ -127,12 +151,20 @@ async def test_code_and_pickles_beside_good_weights_are_left_alone(
     await add_model(connect(server.address), model, "model")
     assert not trace.exists()
     (manifest, _), *others = server.store.list()
-    assert not others and {file.name for file in manifest.files} == {"tokenizer.json", "generation_config.json"}
+    assert not others and {file.name for file in manifest.files} == {
+        "tokenizer.json",
+        "generation_config.json",
+    }
     code = (model / "modeling.py").read_bytes()
-    assert all(path.read_bytes() != code for path in (tmp_path / "coordinator").rglob("*") if path.is_file())
+    assert all(
+        path.read_bytes() != code
+        for path in (tmp_path / "coordinator").rglob("*")
+        if path.is_file()
+    )
 
 
-# -- a client that checks nothing ----------------------------------------------------------------------------------
+# -- a client that checks nothing
+# ----------------------------------------------------------------------------------
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +203,9 @@ async def test_the_coordinator_looks_at_small_files_itself(
     assert server.store.blobs.size(digest) is None, "and nobody can read it back"
 
 
-async def registration_error(connect: Connect, address: str, manifest: ModelManifest) -> EdgeShardError:
+async def registration_error(
+    connect: Connect, address: str, manifest: ModelManifest
+) -> EdgeShardError:
     stub = ModelStoreServiceStub(connect(address))
     began = time.process_time()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -193,13 +227,19 @@ async def registration_error(connect: Connect, address: str, manifest: ModelMani
     ],
 )  # fmt: skip
 async def test_the_coordinator_refuses_absurd_numbers_itself(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, values: dict[str, Any], field: str
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    values: dict[str, Any],
+    field: str,
 ) -> None:
     """Also those with a message that would not fit into a status."""
     manifest = build_manifest("model", open_checkpoint(make_checkpoint("model")))
     config = json.loads(manifest.config_json) | values
     server = await run_store()
-    error = await registration_error(connect, server.address, replace(manifest, config_json=json.dumps(config)))
+    error = await registration_error(
+        connect, server.address, replace(manifest, config_json=json.dumps(config))
+    )
     assert isinstance(error, UnsupportedModelError | InvalidArgumentError) and error.field == field
 
 
@@ -209,5 +249,7 @@ async def test_the_store_takes_no_other_files(
     manifest = build_manifest("model", open_checkpoint(make_checkpoint("model")))
     other = replace(manifest.files[0], name="id_rsa")
     server = await run_store()
-    error = await registration_error(connect, server.address, replace(manifest, files=(*manifest.files, other)))
+    error = await registration_error(
+        connect, server.address, replace(manifest, files=(*manifest.files, other))
+    )
     assert error.field == "id_rsa" and error.reason == "INVALID_MANIFEST"

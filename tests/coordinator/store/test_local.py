@@ -1,4 +1,5 @@
-"""Models on the coordinator's own machine: linked into the store, hashed once, and refused if they have changed."""
+"""Models on the coordinator's own machine: linked into the store, hashed once, and refused if they
+have changed."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ async def test_a_model_is_linked_not_sent(
 ) -> None:
     server, directory = await run_store(), make_checkpoint()
     shown: list[tuple[AddPhase, int, int]] = []
-    digest = await add_model(connect(server.address), directory, "tiny", lambda *step: shown.append(step), here=True)
+    digest = await add_model(
+        connect(server.address), directory, "tiny", lambda *step: shown.append(step), here=True
+    )
     expected = build_manifest("tiny", open_checkpoint(directory))
     assert digest == expected.digest() and server.store.get("tiny")[0] == expected
     assert {phase for phase, _, _ in shown} == {AddPhase.HASHING}
@@ -60,7 +63,9 @@ async def test_a_model_is_linked_not_sent(
         found = server.store.blobs.locate(item.sha256)
         assert found is not None and found.is_linked == isinstance(item, TensorInfo)
         assert server.store.blobs.is_intact(item.sha256, found.size)
-    assert await add_model(connect(server.address), directory, "tiny", here=True) == digest, "twice is once"
+    assert await add_model(connect(server.address), directory, "tiny", here=True) == digest, (
+        "twice is once"
+    )
     assert weights.stat().st_nlink == 2
     server.store.delete("tiny")
     assert weights.stat().st_nlink == 1
@@ -78,11 +83,16 @@ async def test_blobs_that_another_model_has_are_not_noted_twice(
     assert (directory / "model.safetensors").stat().st_nlink == 1
     server.store.delete("sent")
     manifest, _ = server.store.get("linked")
-    assert all(server.store.blobs.size(item.sha256) is not None for item in manifest_items(manifest))
+    assert all(
+        server.store.blobs.size(item.sha256) is not None for item in manifest_items(manifest)
+    )
 
 
 async def test_files_that_are_not_these_here_are_sent(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, directory = await run_store(), make_checkpoint()
     channel, model = connect(server.address), described(directory)
@@ -102,7 +112,8 @@ async def test_files_that_are_not_these_here_are_sent(
         assert error.reason == NOT_THIS_MACHINE and str(directory) not in error.message
     assert server.store.list() == () and not [*server.store.blobs.linked._files()]
     monkeypatch.setattr(
-        "edgeshard.client.uploads.local_model", lambda *_: replace(model, files=(others[0], *model.files[1:]))
+        "edgeshard.client.uploads.local_model",
+        lambda *_: replace(model, files=(others[0], *model.files[1:])),
     )
     shown: set[AddPhase] = set()
     await add_model(channel, directory, "tiny", lambda phase, *_: shown.add(phase), here=True)
@@ -143,7 +154,11 @@ async def test_a_taken_name_is_refused_and_leaves_nothing(
 
 
 def test_which_addresses_are_of_this_machine() -> None:
-    assert is_of_this_machine("127.0.0.1") and is_of_this_machine("localhost") and is_of_this_machine("::1")
+    assert (
+        is_of_this_machine("127.0.0.1")
+        and is_of_this_machine("localhost")
+        and is_of_this_machine("::1")
+    )
     assert not is_of_this_machine("192.0.2.1") and not is_of_this_machine("no such host")
 
 
@@ -152,7 +167,10 @@ async def test_links_of_the_hubs_cache_lead_to_the_files_that_are_read_in_place(
     run_store: RunStore, connect: Connect, tmp_path: Path
 ) -> None:
     server = await run_store()
-    snapshot, blobs = tmp_path / "models--a--demo" / "snapshots" / "0", tmp_path / "models--a--demo" / "blobs"
+    snapshot, blobs = (
+        tmp_path / "models--a--demo" / "snapshots" / "0",
+        tmp_path / "models--a--demo" / "blobs",
+    )
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     path = write_demo_gguf(blobs / ("5" * 64), everywhere(Type.Q8_0))
@@ -180,5 +198,7 @@ async def test_a_coordinator_that_knows_no_orders_of_rows_is_sent_the_rows_in_or
     )
     server.store.delete("here")
     shown: set[AddPhase] = set()
-    digest = await add_model(connect(server.address), path, "sent", lambda phase, *_: shown.add(phase), here=True)
+    digest = await add_model(
+        connect(server.address), path, "sent", lambda phase, *_: shown.add(phase), here=True
+    )
     assert digest == expected and AddPhase.UPLOADING in shown

@@ -1,4 +1,5 @@
-"""A disk that is short or full: uploads are refused before they fill it, and leave nothing half done on it."""
+"""A disk that is short or full: uploads are refused before they fill it, and leave nothing half
+done on it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ Until = Callable[[Callable[[], bool]], Awaitable[None]]
 FULL = Path("/dev/full")
 WEEK_S = 7 * 24 * 3600
 
-needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+needs_full = pytest.mark.skipif(
+    not FULL.exists(), reason="this system has no device that is always full"
+)
 
 
 class FullBlobs(BlobDirectory):
@@ -53,7 +56,9 @@ def left_under(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.rglob("*") if path.is_symlink() or path.is_file())
 
 
-async def registering(server: Any, directory: Path, connect: Connect) -> tuple[ModelStoreServiceStub, list[TensorInfo]]:
+async def registering(
+    server: Any, directory: Path, connect: Connect
+) -> tuple[ModelStoreServiceStub, list[TensorInfo]]:
     """A model whose blobs are awaited, and its tensors."""
     manifest = build_manifest("tiny", open_checkpoint(directory))
     stub = ModelStoreServiceStub(connect(server.address))
@@ -71,7 +76,10 @@ async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_a_byte_is
     with pytest.raises(ResourceExhaustedError) as caught:
         await add_model(connect(server.address), directory, "tiny")
     assert caught.value.reason == "DISK_FULL" and caught.value.field == "state-dir"
-    assert str(tmp_path / "coordinator") in caught.value.message and str(needed) in caught.value.message
+    assert (
+        str(tmp_path / "coordinator") in caught.value.message
+        and str(needed) in caught.value.message
+    )
     assert server.servicer.put_bytes == 0 and not left_under(tmp_path / "coordinator")
     server.store._kept_free_bytes = 0
     await add_model(connect(server.address), directory, "tiny")
@@ -79,7 +87,11 @@ async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_a_byte_is
 
 @needs_full
 async def test_an_upload_that_fills_the_disk_is_refused_and_leaves_nothing(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, tmp_path: Path, until: Until
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    tmp_path: Path,
+    until: Until,
 ) -> None:
     server = await run_store()
     directory, whole = make_checkpoint(), server.store.blobs
@@ -95,7 +107,11 @@ async def test_an_upload_that_fills_the_disk_is_refused_and_leaves_nothing(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     error = from_rpc_error(caught.value)
-    assert isinstance(error, ResourceExhaustedError) and error.reason == "DISK_FULL" and error.field == "state-dir"
+    assert (
+        isinstance(error, ResourceExhaustedError)
+        and error.reason == "DISK_FULL"
+        and error.field == "state-dir"
+    )
     assert str(tmp_path / "coordinator") in error.message and "bytes are free" in error.message
     beside.cancel()  # as a client does whose model cannot be added
     await until(lambda: not left_under(tmp_path / "coordinator"))
@@ -114,7 +130,9 @@ async def test_uploads_side_by_side_are_counted_together(
     await first.write(pb.PutBlobRequest(header=header))
     await until(lambda: server.servicer._uploading.get(one.sha256) == one.stored_bytes)
     second = stub.PutBlob()
-    await second.write(pb.PutBlobRequest(header=pb.BlobHeader(sha256=other.sha256, size=other.stored_bytes)))
+    await second.write(
+        pb.PutBlobRequest(header=pb.BlobHeader(sha256=other.sha256, size=other.stored_bytes))
+    )
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await second
     assert from_rpc_error(caught.value).code == Code.RESOURCE_EXHAUSTED

@@ -33,7 +33,12 @@ from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import blob_locations, build_manifest, open_checkpoint
 from edgeshard.storage.locations import read_chunks
 from edgeshard.wire.status import from_rpc_error
-from edgeshard.wire.store import manifest_from_json, manifest_from_wire, manifest_to_json, manifest_to_wire
+from edgeshard.wire.store import (
+    manifest_from_json,
+    manifest_from_wire,
+    manifest_to_json,
+    manifest_to_wire,
+)
 
 MakeCheckpoint = Callable[..., Path]
 RunStore = Callable[..., Awaitable[Any]]
@@ -53,7 +58,13 @@ def manifest_of(directory: Path, name: str = "tiny") -> ModelManifest:
 
 
 async def put(
-    stub: ModelStoreServiceStub, digest: str, size: int, offset: int, data: bytes, *, error: Code | None = None
+    stub: ModelStoreServiceStub,
+    digest: str,
+    size: int,
+    offset: int,
+    data: bytes,
+    *,
+    error: Code | None = None,
 ) -> None:
     async def messages() -> Any:
         yield pb.PutBlobRequest(header=pb.BlobHeader(sha256=digest, size=size, offset=offset))
@@ -90,7 +101,10 @@ async def test_adding_a_model_stores_every_blob_once(
     assert await add_model(channel, directory, "tiny") == digest
     assert await add_model(channel, directory, "twin") == digest
     assert server.servicer.put_bytes == manifest.stored_bytes
-    assert [(model.name, of) for model, of in server.store.list()] == [("tiny", digest), ("twin", digest)]
+    assert [(model.name, of) for model, of in server.store.list()] == [
+        ("tiny", digest),
+        ("twin", digest),
+    ]
     assert server.store.get(digest)[0].tensors == manifest.tensors
 
 
@@ -109,7 +123,10 @@ async def test_a_name_with_other_content_is_refused_and_changes_nothing(
 
 
 async def test_a_name_that_is_not_valid_is_refused_before_the_model_is_opened(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def open_nothing(*_: object) -> None:
         raise AssertionError("the model was opened")
@@ -122,7 +139,11 @@ async def test_a_name_that_is_not_valid_is_refused_before_the_model_is_opened(
 
 
 async def test_an_upload_goes_on_where_the_connection_broke(
-    make_checkpoint: MakeCheckpoint, run_store: RunStore, run_wire: RunWire, connect: Connect, until: Until
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    run_wire: RunWire,
+    connect: Connect,
+    until: Until,
 ) -> None:
     server = await run_store()
     directory = make_checkpoint(**LARGE)
@@ -147,7 +168,9 @@ async def test_an_upload_goes_on_after_the_coordinator_restarted(
     checkpoint = open_checkpoint(directory)
     manifest = build_manifest("tiny", checkpoint)
     largest = max(manifest.tensors, key=lambda tensor: tensor.stored_bytes)
-    data = b"".join(read_chunks(blob_locations(checkpoint, manifest)[largest.sha256], "blob", 1 << 20))
+    data = b"".join(
+        read_chunks(blob_locations(checkpoint, manifest)[largest.sha256], "blob", 1 << 20)
+    )
     stub = ModelStoreServiceStub(connect(server.address))
     await stub.RegisterModel(pb.RegisterModelRequest(manifest=manifest_to_wire(manifest)))
     await put(stub, largest.sha256, len(data), 0, data[: 2 << 20], error=Code.ABORTED)
@@ -164,7 +187,9 @@ async def test_two_clients_adding_one_model_do_not_harm_each_other(
 ) -> None:
     server = await run_store()
     directory = make_checkpoint(**LARGE)
-    digests = await asyncio.gather(*(add_model(connect(server.address), directory, name) for name in ("a", "b", "c")))
+    digests = await asyncio.gather(
+        *(add_model(connect(server.address), directory, name) for name in ("a", "b", "c"))
+    )
     assert len(set(digests)) == 1
     manifest, _ = server.store.get("a")
     for blob, size in blob_sizes(manifest_items(manifest)).items():
@@ -202,8 +227,12 @@ async def test_only_expected_bytes_are_accepted(
     await put(stub, "A" * 64, 8, 0, b"stranger", error=Code.INVALID_ARGUMENT)
     assert files_under(tmp_path / "coordinator") == set()
 
-    response = await stub.RegisterModel(pb.RegisterModelRequest(manifest=manifest_to_wire(manifest)))
-    assert not response.registered and len(response.missing) == len(blob_sizes(manifest_items(manifest)))
+    response = await stub.RegisterModel(
+        pb.RegisterModelRequest(manifest=manifest_to_wire(manifest))
+    )
+    assert not response.registered and len(response.missing) == len(
+        blob_sizes(manifest_items(manifest))
+    )
     await put(stub, tensor.sha256, size + 1, 0, b"", error=Code.INVALID_ARGUMENT)
     await put(stub, tensor.sha256, size, 4, b"", error=Code.ABORTED)
     await put(stub, tensor.sha256, size, 0, bytes(size + 1), error=Code.INVALID_ARGUMENT)
@@ -227,7 +256,9 @@ async def test_an_upload_that_says_nothing_ends(
     assert (error.field, error.reason) == ("header", "NO_HELLO")
 
 
-@pytest.mark.parametrize("path", ["../names.json", "..", "/etc/passwd", "a" * 63, "a" * 64 + "/", "", "A" * 64])
+@pytest.mark.parametrize(
+    "path", ["../names.json", "..", "/etc/passwd", "a" * 63, "a" * 64 + "/", "", "A" * 64]
+)
 async def test_a_read_takes_digests_only(run_store: RunStore, connect: Connect, path: str) -> None:
     server = await run_store()
     stub = ModelStoreServiceStub(connect(server.address))
@@ -237,7 +268,9 @@ async def test_a_read_takes_digests_only(run_store: RunStore, connect: Connect, 
     assert isinstance(from_rpc_error(caught.value), InvalidArgumentError)
 
 
-async def test_ranges_of_a_blob(make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect) -> None:
+async def test_ranges_of_a_blob(
+    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect
+) -> None:
     server = await run_store()
     directory = make_checkpoint(**LARGE)
     channel = connect(server.address)
@@ -270,8 +303,15 @@ async def test_models_survive_a_restart_and_a_deleted_one_gives_its_bytes_back(
     await server.stop()
 
     again = await run_store()
-    assert [(m.name, digest) for m, digest in again.store.list()] == [("alias", one), ("one", one), ("two", two)]
-    shared = blob_sizes(again.store.get("one")[0].files).keys() & blob_sizes(again.store.get("two")[0].files).keys()
+    assert [(m.name, digest) for m, digest in again.store.list()] == [
+        ("alias", one),
+        ("one", one),
+        ("two", two),
+    ]
+    shared = (
+        blob_sizes(again.store.get("one")[0].files).keys()
+        & blob_sizes(again.store.get("two")[0].files).keys()
+    )
     assert shared
 
     with pytest.raises(NotFoundError):
@@ -346,13 +386,19 @@ def wrong_manifests(good: ModelManifest) -> dict[str, tuple[pb.Manifest, str]]:
         return message
 
     name = good.tensors[0].name
-    twice, reshaped, unnamed = manifest_to_wire(good), manifest_to_wire(good), manifest_to_wire(good)
+    twice, reshaped, unnamed = (
+        manifest_to_wire(good),
+        manifest_to_wire(good),
+        manifest_to_wire(good),
+    )
     twice.tensors.append(twice.tensors[0])
     reshaped.tensors[0].shape.append(1)
     unnamed.files[0].name = "../tokenizer.json"
     sized = manifest_to_wire(good)
     sized.tensors[1].sha256 = next(
-        t.sha256 for t in good.tensors if t.stored_bytes != good.tensors[1].stored_bytes and t != good.tensors[1]
+        t.sha256
+        for t in good.tensors
+        if t.stored_bytes != good.tensors[1].stored_bytes and t != good.tensors[1]
     )
     missing = manifest_to_wire(replace(good, tensors=good.tensors[1:]))
     large, settings = manifest_to_wire(good), manifest_to_wire(good)
@@ -390,9 +436,17 @@ async def test_a_wrong_manifest_is_refused_by_field_and_changes_nothing(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.RegisterModel(pb.RegisterModelRequest(manifest=message))
         error = from_rpc_error(caught.value)
-        assert isinstance(error, InvalidArgumentError | UnsupportedModelError | DataLossError), (what, error)
+        assert isinstance(error, InvalidArgumentError | UnsupportedModelError | DataLossError), (
+            what,
+            error,
+        )
         assert error.field == field if field else error.field, (what, error)
-        assert server.store.expected_size(Digest(message.tensors[0].sha256) if message.tensors else Digest("")) is None
+        assert (
+            server.store.expected_size(
+                Digest(message.tensors[0].sha256) if message.tensors else Digest("")
+            )
+            is None
+        )
     assert files_under(tmp_path / "coordinator") == set()
     assert server.store.list() == ()
 
@@ -402,12 +456,28 @@ def test_a_manifest_survives_the_wire_and_the_disk(make_checkpoint: MakeCheckpoi
     assert manifest_from_wire(manifest_to_wire(manifest)) == manifest
     text = manifest_to_json(manifest)
     assert manifest_from_json(text, manifest.digest()) == manifest
-    half = replace(manifest, tensors=tuple(replace(t, dtype=DType.BFLOAT16) for t in manifest.tensors))
+    half = replace(
+        manifest, tensors=tuple(replace(t, dtype=DType.BFLOAT16) for t in manifest.tensors)
+    )
     assert manifest_from_wire(manifest_to_wire(half)) == half
-    for damaged in (text[:-5], "", "[]", text.replace("lm_head", "lm_tail"), manifest_to_json(half)):
+    for damaged in (
+        text[:-5],
+        "",
+        "[]",
+        text.replace("lm_head", "lm_tail"),
+        manifest_to_json(half),
+    ):
         with pytest.raises(DataLossError):
             manifest_from_json(damaged, manifest.digest())
-    for name in ("a/tokenizer.json", "/tokenizer.json", "a..json", ".json", "", "a\\b.json", "x" * 129):
+    for name in (
+        "a/tokenizer.json",
+        "/tokenizer.json",
+        "a..json",
+        ".json",
+        "",
+        "a\\b.json",
+        "x" * 129,
+    ):
         named = FileInfo(name, 1, manifest.files[0].sha256)
         with pytest.raises(InvalidArgumentError, match="plain file name"):
             manifest_from_wire(manifest_to_wire(replace(manifest, files=(named,))))

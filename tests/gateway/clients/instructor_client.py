@@ -11,7 +11,11 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, model_validator
 
 URL, KEY = sys.argv[1:]
-ASKED = {"model": "tales", "messages": [{"role": "user", "content": "Tell me of a king"}], "max_tokens": 80}
+ASKED = {
+    "model": "tales",
+    "messages": [{"role": "user", "content": "Tell me of a king"}],
+    "max_tokens": 80,
+}
 SHARED = {"base_url": f"{URL}/v1", "api_key": KEY, "max_retries": 0}
 
 
@@ -25,8 +29,12 @@ class King(BaseModel):
 
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(OpenAI(**SHARED), mode=mode)
-    assert isinstance(client.chat.completions.create(**ASKED, response_model=King, max_retries=1), King)
-    parts = list(client.chat.completions.create_partial(**ASKED, response_model=King, max_retries=1))
+    assert isinstance(
+        client.chat.completions.create(**ASKED, response_model=King, max_retries=1), King
+    )
+    parts = list(
+        client.chat.completions.create_partial(**ASKED, response_model=King, max_retries=1)
+    )
     assert parts[-1].mood in ("glad", "sad") and parts[-1].sons in (1, 2, 3)
 king, said = instructor.from_openai(OpenAI(**SHARED)).chat.completions.create_with_completion(
     **ASKED, response_model=King
@@ -48,13 +56,18 @@ class Sad(King):
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     refused = []
     client = instructor.from_openai(OpenAI(**SHARED), mode=mode)
-    assert isinstance(client.chat.completions.create(**ASKED, response_model=Sad, max_retries=2, top_p=0.9), Sad)
+    assert isinstance(
+        client.chat.completions.create(**ASKED, response_model=Sad, max_retries=2, top_p=0.9), Sad
+    )
     assert len(refused) == 2
 
 
 async def at_once():
     several = instructor.from_openai(AsyncOpenAI(**SHARED), mode=instructor.Mode.JSON_SCHEMA)
-    kings = [several.chat.completions.create(**ASKED, response_model=King, seed=seed) for seed in range(4)]
+    kings = [
+        several.chat.completions.create(**ASKED, response_model=King, seed=seed)
+        for seed in range(4)
+    ]
     assert all(isinstance(king, King) for king in await asyncio.gather(*kings))
 
 

@@ -30,17 +30,36 @@ made = handy.bind_tools([Lamp], tool_choice="any").invoke("x")
 (call,) = made.tool_calls
 assert call["name"] == "Lamp" and Lamp(**call["args"])
 back = [HumanMessage("x"), made, ToolMessage("done", tool_call_id=call["id"])]
-assert handy.bind_tools([Lamp]).invoke(back).response_metadata["finish_reason"] in ("stop", "length")
-cut = {"type": "invalid_tool_call", "name": "Lamp", "args": '{"color": "re', "id": call["id"], "error": None}
-past = AIMessage("", invalid_tool_calls=[cut], additional_kwargs={"reasoning_content": "easy", "refusal": None})
+assert handy.bind_tools([Lamp]).invoke(back).response_metadata["finish_reason"] in (
+    "stop",
+    "length",
+)
+cut = {
+    "type": "invalid_tool_call",
+    "name": "Lamp",
+    "args": '{"color": "re',
+    "id": call["id"],
+    "error": None,
+}
+past = AIMessage(
+    "", invalid_tool_calls=[cut], additional_kwargs={"reasoning_content": "easy", "refusal": None}
+)
 short = ChatOpenAI(model="handy", max_tokens=6, top_p=0, stop=["</s>"], **SHARED).bind_tools([Lamp])
-assert short.invoke([HumanMessage("x"), past, ToolMessage("no such color", tool_call_id=call["id"])]).content
-formed = ChatOpenAI(model="tales", max_tokens=60, **SHARED).with_structured_output(Lamp, method="json_schema")
+assert short.invoke(
+    [HumanMessage("x"), past, ToolMessage("no such color", tool_call_id=call["id"])]
+).content
+formed = ChatOpenAI(model="tales", max_tokens=60, **SHARED).with_structured_output(
+    Lamp, method="json_schema"
+)
 assert isinstance(formed.invoke("x"), Lamp)
 called = handy.with_structured_output(Lamp, method="function_calling")
 assert isinstance(called.invoke("x"), Lamp)
-responses = ChatOpenAI(model="tales", max_tokens=12, temperature=0, use_responses_api=True, **SHARED)
-long = ChatOpenAI(model="handy", max_tokens=100_000, extra_body={"ignore_eos": True}, **SHARED).invoke("Tell me")
+responses = ChatOpenAI(
+    model="tales", max_tokens=12, temperature=0, use_responses_api=True, **SHARED
+)
+long = ChatOpenAI(
+    model="handy", max_tokens=100_000, extra_body={"ignore_eos": True}, **SHARED
+).invoke("Tell me")
 assert long.usage_metadata["total_tokens"] == 256
 told = responses.invoke("Tell me of a king")
 assert told.text == whole.content

@@ -1,4 +1,5 @@
-"""Simon Willison's llm against a gateway, as a model that its configuration adds: URL and KEY are the arguments."""
+"""Simon Willison's llm against a gateway, as a model that its configuration adds: URL and KEY are
+the arguments."""
 
 # mypy: ignore-errors
 
@@ -49,5 +50,7 @@ with tempfile.TemporaryDirectory() as home:
     assert run("Go on", *ask, "-o", "max_tokens", "12", "-s", "Once upon a time")
     lamp = json.loads(run("x", *ask, "-o", "max_tokens", "60", "--schema", json.dumps(SCHEMA)))
     assert lamp["color"] in ("red", "green") and isinstance(lamp["on"], bool)
-    assert run("Tell me of a king", *ask, "-o", "max_tokens", "12", "--functions", TOOL), "it may call a tool"
+    assert run("Tell me of a king", *ask, "-o", "max_tokens", "12", "--functions", TOOL), (
+        "it may call a tool"
+    )
 sys.stdout.write("ok\n")

@@ -33,7 +33,9 @@ with tempfile.TemporaryDirectory() as folder:
     file = Path(folder, "paragraphs.json")
     file.write_text("".join(json.dumps({"text": part}) + "\n" for part in paragraphs))
     Path(folder, "paragraphs.yaml").write_text(TASK.format(file=file))
-    arguments = f"model=tales,base_url={URL}/v1/completions,tokenizer={MODEL},tokenizer_backend=huggingface"
+    arguments = (
+        f"model=tales,base_url={URL}/v1/completions,tokenizer={MODEL},tokenizer_backend=huggingface"
+    )
     results = lm_eval.simple_evaluate(
         model="local-completions",
         model_args=f"{arguments},max_length=512,num_concurrent=2",
@@ -42,5 +44,8 @@ with tempfile.TemporaryDirectory() as folder:
         log_samples=True,
         bootstrap_iters=0,
     )
-said = [{"text": s["doc"]["text"], "score": float(s["resps"][0][0])} for s in results["samples"]["paragraphs"]]
+said = [
+    {"text": s["doc"]["text"], "score": float(s["resps"][0][0])}
+    for s in results["samples"]["paragraphs"]
+]
 sys.stdout.write("\n" + json.dumps(said) + "\n")

@@ -15,7 +15,11 @@ SHOWN = {"Authorization": f"Bearer {KEY}"}
 client = ollama.Client(host=URL, headers=SHOWN)
 
 (tales,) = [model for model in client.list().models if model.model == "tales"]
-assert tales.size > 1_000_000 and len(tales.digest) == 64 and tales.details.parameter_size.endswith("M")
+assert (
+    tales.size > 1_000_000
+    and len(tales.digest) == 64
+    and tales.details.parameter_size.endswith("M")
+)
 assert client.show("tales").capabilities
 assert "tales" in [model.model for model in client.ps().models] and tales.modified_at.year > 2000
 whole = client.chat(model="tales:latest", messages=CHAT, options=OPTIONS)
@@ -50,14 +54,35 @@ told = [*CHAT, {"role": "assistant", "content": "", "tool_calls": [call]}]
 told.append({"role": "tool", "content": "done", "tool_name": "set_lamp"})
 assert client.chat(model="handy", messages=told, tools=[set_lamp], options=OPTIONS).done
 past = {"role": "assistant", "content": "", "thinking": "The lamp", "tool_calls": [call]}
-memory = {"num_ctx": 8192, "num_batch": 512, "num_gpu": -1, "low_vram": False, "use_mlock": True, "num_keep": 4}
-unused = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "penalize_newline": True, "top_p": 0.0, "stop": ["</s>"]}
+memory = {
+    "num_ctx": 8192,
+    "num_batch": 512,
+    "num_gpu": -1,
+    "low_vram": False,
+    "use_mlock": True,
+    "num_keep": 4,
+}
+unused = {
+    "typical_p": 1.0,
+    "tfs_z": 1.0,
+    "mirostat": 0,
+    "penalize_newline": True,
+    "top_p": 0.0,
+    "stop": ["</s>"],
+}
 sent = {"options": {**OPTIONS, **memory, **unused}, "keep_alive": -1, "think": False}
 answer = client.chat(model="tales", messages=[CHAT[0], past, told[-1]], tools=[set_lamp], **sent)
-assert answer.message.content and client.chat(model="tales", messages=[*CHAT, answer.message, *CHAT], **sent).done
-long = client.chat(model="handy", messages=CHAT, options={"num_predict": 100_000, "num_ctx": 131072})
+assert (
+    answer.message.content
+    and client.chat(model="tales", messages=[*CHAT, answer.message, *CHAT], **sent).done
+)
+long = client.chat(
+    model="handy", messages=CHAT, options={"num_predict": 100_000, "num_ctx": 131072}
+)
 assert long.done_reason == "stop" or long.prompt_eval_count + long.eval_count == 256
-empty = client.generate(model="tales", prompt="x", suffix="", context=[], images=[], template="", **sent)
+empty = client.generate(
+    model="tales", prompt="x", suffix="", context=[], images=[], template="", **sent
+)
 assert empty.done and empty.prompt_eval_count > 0
 try:
     client.chat(model="none", messages=CHAT)
@@ -68,7 +93,9 @@ except ollama.ResponseError as error:
 async def at_once():
     several = ollama.AsyncClient(host=URL, headers=SHOWN)
     calls = [several.chat(model="tales", messages=CHAT, options=OPTIONS) for _ in range(4)]
-    assert {answer.message.content for answer in await asyncio.gather(*calls)} == {whole.message.content}
+    assert {answer.message.content for answer in await asyncio.gather(*calls)} == {
+        whole.message.content
+    }
 
 
 asyncio.run(at_once())

@@ -60,7 +60,10 @@ async def main():
     assert isinstance(answer.output, Lamp) and called[0] in ("Midas", "Minos")
     parts = [part for message in answer.all_messages() for part in message.parts]
     assert any(isinstance(part, ToolCallPart) and part.tool_name == "king" for part in parts)
-    assert any(isinstance(part, ToolReturnPart) and part.content == f"{called[0]} is a king" for part in parts)
+    assert any(
+        isinstance(part, ToolReturnPart) and part.content == f"{called[0]} is a king"
+        for part in parts
+    )
     thought = ThinkingPart("A king", id="reasoning_content", provider_name="openai")
     cut = ToolCallPart("king", '{"name": "Mi', tool_call_id="call1")
     past = [

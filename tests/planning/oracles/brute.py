@@ -1,4 +1,5 @@
-"""Every plan there is, scored one by one from the definitions: only for up to about 5 nodes x 10 layers."""
+"""Every plan there is, scored one by one from the definitions: only for up to about 5 nodes x 10
+layers."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ def _cuts(layers: int, stages: int) -> Ints:
 def every_plan(
     instance: Instance, threshold_s: float = float("inf")
 ) -> Iterator[tuple[tuple[int, ...], Ints, Floats, Floats]]:
-    """(nodes, cuts [K, S+1], R [K], B [K]) of all plans that keep memory and have every station <= threshold."""
+    """(nodes, cuts [K, S+1], R [K], B [K]) of all plans that keep memory and have every station <=
+    threshold."""
     others = [node for node in range(instance.nodes) if node != instance.source]
-    done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+    done = np.concatenate(
+        [np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1
+    )
     held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
     most = min(instance.nodes, instance.max_nodes)
     for count in range(max(1, instance.min_nodes), most + 1):
@@ -38,13 +42,17 @@ def every_plan(
             continue
         for rest in itertools.permutations(others, count - 1):
             nodes = np.array([instance.source, *rest])
-            yield (tuple(int(node) for node in nodes), *_score(instance, nodes, cuts, done, held, threshold_s))
+            yield (
+                tuple(int(node) for node in nodes),
+                *_score(instance, nodes, cuts, done, held, threshold_s),
+            )
 
 
 def _score(
     instance: Instance, nodes: Ints, cuts: Ints, done: Floats, held: Floats, threshold_s: float
 ) -> tuple[Ints, Floats, Floats]:
-    """The allowed cuts on these nodes: the cuts, R and B. `done` and `held` are sums over layers."""
+    """The allowed cuts on these nodes: the cuts, R and B. `done` and `held` are sums over
+    layers."""
     count = len(nodes)
     head = 0 if instance.head_on_source else count - 1
     stage = instance.overhead_s[nodes] + done[nodes, cuts[:, 1:]] - done[nodes, cuts[:, :-1]]
@@ -64,13 +72,18 @@ def _score(
         hop = instance.hop_s[nodes, receivers].copy()
         hop[-1] = instance.return_s[nodes[-1], nodes[0]]
         round_s = stage.sum(axis=1) + hop.sum() + instance.latency_s[nodes, receivers].sum()
-        busiest = np.maximum(stage.max(axis=1), hop.max()) if instance.asynchronous else (stage + hop).max(axis=1)
+        busiest = (
+            np.maximum(stage.max(axis=1), hop.max())
+            if instance.asynchronous
+            else (stage + hop).max(axis=1)
+        )
     ok &= busiest <= threshold_s * TOLERANCE
     return cuts[ok], round_s[ok], busiest[ok]
 
 
 def best(instance: Instance, micro_batches: int | None = None) -> tuple[float, Cut | None]:
-    """The least R, or the least max(R, m B) with `micro_batches`; infinity and None when nothing fits."""
+    """The least R, or the least max(R, m B) with `micro_batches`; infinity and None when nothing
+    fits."""
     value, cut = float("inf"), None
     for nodes, cuts, round_s, busiest in every_plan(instance):
         values = round_s if micro_batches is None else np.maximum(round_s, micro_batches * busiest)

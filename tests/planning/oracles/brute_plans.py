@@ -1,9 +1,9 @@
 """The best plan of a small site by counting out every cut, at every load: for every objective.
 
-It takes the model's sizes, the nodes' data sheets and the links, and computes everything else anew from what
-docs/planning/assumptions.md says, without the planner's costs, scores, bounds or solvers: only for up to 5 nodes x 10
-layers. The one thing taken from the planner are the slices in which a head would send a prompt over a cut, which are an
-agreement and not a result.
+It takes the model's sizes, the nodes' data sheets and the links, and computes everything else anew
+from what docs/planning/assumptions.md says, without the planner's costs, scores, bounds or solvers:
+only for up to 5 nodes x 10 layers. The one thing taken from the planner are the slices in which a
+head would send a prompt over a cut, which are an agreement and not a result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Placement = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens a second of a placement (node and layers of each stage) with m micro-batches of b requests."""
+    """Tokens a second of a placement (node and layers of each stage) with m micro-batches of b
+    requests."""
 
     tokens_per_s: float
     placement: tuple[tuple[str, int], ...] = ()
@@ -58,21 +59,32 @@ def best_rate(problem: PlanProblem) -> Rate:
 
 
 def best_value(problem: PlanProblem) -> float:
-    """The least value of the objective, infinite if nothing fits; for a rate, the seconds a token takes."""
+    """The least value of the objective, infinite if nothing fits; for a rate, the seconds a token
+    takes."""
     if problem.goal is not Objective.THROUGHPUT:
         return least_seconds(problem, (problem.goal,))[problem.goal]
     rate = best_rate(problem).tokens_per_s
     return 1.0 / rate if rate else inf
 
 
-def least_seconds(problem: PlanProblem, objectives: tuple[Objective, ...]) -> dict[Objective, float]:
+def least_seconds(
+    problem: PlanProblem, objectives: tuple[Objective, ...]
+) -> dict[Objective, float]:
     """For a single request: the least time to the first token, of the request, and per token;
     infinite if there is none.
     """
     counted = Counted(problem)
-    kept = [(place, counted.token_s(*place)) for place in counted.placements() if counted.may_hold(*place)]
+    kept = [
+        (place, counted.token_s(*place))
+        for place in counted.placements()
+        if counted.may_hold(*place)
+    ]
     limit = problem.max_time_per_token_s
-    kept = [(place, token_s) for place, token_s in kept if token_s < inf and (limit is None or token_s <= limit)]
+    kept = [
+        (place, token_s)
+        for place, token_s in kept
+        if token_s < inf and (limit is None or token_s <= limit)
+    ]
     best = dict.fromkeys(objectives, inf)
     if Objective.LATENCY in best:
         best[Objective.LATENCY] = min((token_s for _, token_s in kept), default=inf)
@@ -81,7 +93,9 @@ def least_seconds(problem: PlanProblem, objectives: tuple[Objective, ...]) -> di
             continue
         tokens = problem.new_tokens - 1 if objective is Objective.REQUEST else 0
         # The quickest promise first, so that most cuts need no look at their slices.
-        for floor_s, place, token_s in sorted((counted.no_sooner_s(*at) + tokens * t, at, t) for at, t in kept):
+        for floor_s, place, token_s in sorted(
+            (counted.no_sooner_s(*at) + tokens * t, at, t) for at, t in kept
+        ):
             if floor_s > best[objective]:
                 break
             best[objective] = min(best[objective], counted.first_token_s(*place) + tokens * token_s)
@@ -111,7 +125,9 @@ class Counted:
                     if all(rule.holds(names) for rule in problem.rules):
                         yield (source, *rest), counts
 
-    def rates(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int) -> np.ndarray[Any, Any]:
+    def rates(
+        self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int
+    ) -> np.ndarray[Any, Any]:
         """Tokens a second by micro-batches from 1 on; 0 if a limit is broken."""
         problem = self.problem
         limit = problem.request_limit
@@ -133,14 +149,17 @@ class Counted:
 
     def may_hold(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
         """Whether a single request keeps the limits of memory and layers."""
-        return self.may_share(nodes, counts) and bool(np.all(self.free(nodes, counts, 1, np.array([1])) >= 0))
+        return self.may_share(nodes, counts) and bool(
+            np.all(self.free(nodes, counts, 1, np.array([1])) >= 0)
+        )
 
     def token_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
         """Seconds of one token in the middle of an answer, once around; infinite without a link."""
         return self._times(nodes, counts, 1, False)[0]
 
     def no_sooner_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
-        """Seconds that no first token comes before: one token's way around, or a node's or a link's share of it all."""
+        """Seconds that no first token comes before: one token's way around, or a node's or a link's
+        share of it all."""
         problem = self.problem
         prompt, width = problem.prompt_tokens, problem.model.shape.frame_width * self.item
         way, busy = 0.0, 0.0
@@ -156,7 +175,8 @@ class Counted:
         return max(way, busy)
 
     def first_token_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
-        """Slices one after the other, each node and each link serving one at a time; as many at once as stages."""
+        """Slices one after the other, each node and each link serving one at a time; as many at
+        once as stages."""
         return self.prompt(nodes, counts)[1]
 
     def prompt(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[list[float], float]:
@@ -189,7 +209,11 @@ class Counted:
                     continue
                 size = frame_of(tokens * width)
                 if stage == count - 1:
-                    size = frame_of(last * width) if problem.head_on_source else PER_PART + TOKEN * last
+                    size = (
+                        frame_of(last * width)
+                        if problem.head_on_source
+                        else PER_PART + TOKEN * last
+                    )
                 rate, delay = self.link(node, nodes[(stage + 1) % count])
                 sent[stage] = max(at, sent[stage]) + 8 * size / rate
                 if not problem.asynchronous:
@@ -221,14 +245,20 @@ class Counted:
         held = ceil(kept / KV_BLOCK) * KV_BLOCK
         step = problem.step_tokens or batch * problem.prompt_tokens
         width, inner = model.shape.frame_width, model.inner_size
-        work = FRAME_SLACK + step * (4 * model.shape.hidden_size + 3 * inner) * item + 2 * m * step * width * item
+        work = (
+            FRAME_SLACK
+            + step * (4 * model.shape.hidden_size + 3 * inner) * item
+            + 2 * m * step * width * item
+        )
         logits = batch * model.shape.vocab_size * (item + 4)
         head_at = 0 if problem.head_on_source else len(nodes) - 1
         free = []
         for index, node in enumerate(nodes):
             need = work
             for block, count in self.held(counts, index):
-                need = need + count * (self._bytes(block) + batch * m * (held * self._kv(block) + self._state(block)))
+                need = need + count * (
+                    self._bytes(block) + batch * m * (held * self._kv(block) + self._state(block))
+                )
             if index == 0:
                 need = need + model.embedding_parameters * item
             if index == head_at:
@@ -241,7 +271,8 @@ class Counted:
         return np.array(free)
 
     def _loading(self, node: int, outer: bool) -> int:
-        """The largest tensor once more: the largest of this stage or, with one common memory, of all."""
+        """The largest tensor once more: the largest of this stage or, with one common memory, of
+        all."""
         model, item = self.problem.model, self.problem.loading_itemsize
         if item is not None:
             return item * max(model.largest_block_tensor, model.largest_outer_tensor * outer)
@@ -291,31 +322,44 @@ class Counted:
         sampled: int,
         batch: int = 1,
     ) -> float:
-        """A step of `tokens` tokens, which see `seen` others on average; `read_back` is KV of each of the `batch`."""
+        """A step of `tokens` tokens, which see `seen` others on average; `read_back` is KV of each
+        of the `batch`."""
         node, shape = nodes[index], self.problem.model.shape
         device = self.nodes[node].device
         seconds = device.step_overhead_s
         for block, count in self.held(counts, index):
-            read = self._bytes(block) + batch * (read_back * self._kv(block) + 2 * self._state(block))
-            work = 2 * block.parameters * tokens + 4 * tokens * seen * shape.attention_heads * block.kv.head_dim
-            seconds += count * max(read / device.bandwidth_bytes_per_s, work / device.flops[self.problem.dtype])
+            read = self._bytes(block) + batch * (
+                read_back * self._kv(block) + 2 * self._state(block)
+            )
+            work = (
+                2 * block.parameters * tokens
+                + 4 * tokens * seen * shape.attention_heads * block.kv.head_dim
+            )
+            seconds += count * max(
+                read / device.bandwidth_bytes_per_s, work / device.flops[self.problem.dtype]
+            )
         if index == 0:
             seconds += 2 * tokens * shape.hidden_size * self.item / device.bandwidth_bytes_per_s
         if sampled and index == (0 if self.problem.head_on_source else len(nodes) - 1):
             seconds += self._head_s(node, sampled)
         return seconds
 
-    def computing(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> list[float]:
+    def computing(
+        self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool
+    ) -> list[float]:
         """Seconds of each stage for the prompts of b requests, or for a token of each."""
         length = self.problem.prompt_tokens
         tokens = batch * (length if prompt else 1)
         seen = (length + 1) / 2 if prompt else length + self.problem.new_tokens / 2
         read_back = length if prompt else seen
         return [
-            self.stage_s(nodes, counts, index, tokens, seen, read_back, batch, batch) for index in range(len(nodes))
+            self.stage_s(nodes, counts, index, tokens, seen, read_back, batch, batch)
+            for index in range(len(nodes))
         ]
 
-    def _times(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> tuple[float, float]:
+    def _times(
+        self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool
+    ) -> tuple[float, float]:
         """Seconds around the ring, and of its busiest station."""
         problem, tokens = self.problem, batch * (self.problem.prompt_tokens if prompt else 1)
         stages = self.computing(nodes, counts, batch, prompt)
@@ -330,13 +374,19 @@ class Counted:
             size = back if index == len(nodes) - 1 else frame
             hops.append(8 * size / rate if rate else inf)
             delays.append(delay)
-        stations = [*stages, *hops] if problem.asynchronous else [s + h for s, h in zip(stages, hops, strict=True)]
+        stations = (
+            [*stages, *hops]
+            if problem.asynchronous
+            else [s + h for s, h in zip(stages, hops, strict=True)]
+        )
         return sum(stages) + sum(hops) + sum(delays), max(stations)
 
     def link(self, sender: int, receiver: int) -> tuple[float, float]:
         cluster, one, other = self.problem.cluster, self.nodes[sender], self.nodes[receiver]
         link = cluster.links.get((one.name, other.name), cluster.default_link)
-        rates = [rate for rate in (link.bandwidth_bps, one.up_bps, other.down_bps) if rate is not None]
+        rates = [
+            rate for rate in (link.bandwidth_bps, one.up_bps, other.down_bps) if rate is not None
+        ]
         return min(rates), link.latency_s
 
 

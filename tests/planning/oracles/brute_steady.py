@@ -1,4 +1,5 @@
-"""The steady rate of any placement, and the best of all, without the planner's costs, tables or closed formula.
+"""The steady rate of any placement, and the best of all, without the planner's costs, tables or
+closed formula.
 
 Steps are computed independently from data sheets (`brute_plans.Counted`). The number of requests
 that decode depends on the rate and the rate on it, so it is found by bisection.
@@ -10,7 +11,15 @@ from itertools import pairwise
 from math import ceil, floor, inf
 
 from edgeshard.planning.inputs.problem import PlanProblem
-from tests.planning.oracles.brute_plans import IN_FLIGHT, KV_BLOCK, PER_PART, TOKEN, Counted, Rate, frame_of
+from tests.planning.oracles.brute_plans import (
+    IN_FLIGHT,
+    KV_BLOCK,
+    PER_PART,
+    TOKEN,
+    Counted,
+    Rate,
+    frame_of,
+)
 
 STEP, LONGEST_S, HALVINGS, TOGETHER = 512, 1.0, 60, 8
 
@@ -63,7 +72,9 @@ def steady(
     for prompts in range(1, TOGETHER + 1):
         each = (fulls * one + rests * other for one, other in zip(full, rest, strict=True))
         left = max(0.0, steps - prompts * (fulls + rests))
-        with_prompts.append(max(prompt_s, *(prompts * one + left * c for one, c in zip(each, alone, strict=True))))
+        with_prompts.append(
+            max(prompt_s, *(prompts * one + left * c for one, c in zip(each, alone, strict=True)))
+        )
 
     def between_s(decoding: float) -> float:
         turns, round_s = rounds / decoding, with_prompts[0]
@@ -98,7 +109,9 @@ def room_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
     for sender, receiver in pairwise(nodes):
         rate, _ = counted.link(sender, receiver)
         if rate:
-            budget = min(budget, max(KV_BLOCK, floor((LONGEST_S - 8 * PER_PART / rate) * rate / (8 * width))))
+            budget = min(
+                budget, max(KV_BLOCK, floor((LONGEST_S - 8 * PER_PART / rate) * rate / (8 * width)))
+            )
         else:
             budget = KV_BLOCK
     return int(max(max(batch, budget) - batch, min(KV_BLOCK, ceil(budget / 2))))
@@ -107,7 +120,8 @@ def room_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
 def _step(
     counted: Counted, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, piece: int
 ) -> tuple[float, list[float]]:
-    """Seconds around the ring and at each station of a step of `batch` decodes and a piece of a prompt."""
+    """Seconds around the ring and at each station of a step of `batch` decodes and a piece of a
+    prompt."""
     problem = counted.problem
     prompt, middle = problem.prompt_tokens, problem.prompt_tokens + problem.new_tokens / 2
     before = (prompt - piece) / 2
@@ -115,7 +129,8 @@ def _step(
     seen = (batch * middle + piece * (before + (piece + 1) / 2)) / tokens
     read_back = (batch * middle + (before + piece) * (piece > 0)) / rows
     stages = [
-        counted.stage_s(nodes, counts, index, tokens, seen, read_back, batch, rows) for index in range(len(nodes))
+        counted.stage_s(nodes, counts, index, tokens, seen, read_back, batch, rows)
+        for index in range(len(nodes))
     ]
     if len(nodes) == 1:
         return stages[0], stages

@@ -1,4 +1,5 @@
-"""Random sites with watts, and the fewest joules per token of each by counting out every cut at every load.
+"""Random sites with watts, and the fewest joules per token of each by counting out every cut at
+every load.
 
 Everything is computed anew from what docs/planning-reference.md says, as in `brute_plans`.
 """
@@ -17,7 +18,8 @@ from tests.planning.oracles.instances import random_problem as random_site
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Joules per token of a placement (node and layers of each stage) with m micro-batches of b requests."""
+    """Joules per token of a placement (node and layers of each stage) with m micro-batches of b
+    requests."""
 
     joules_per_token: float
     placement: tuple[tuple[str, int], ...] = ()
@@ -26,7 +28,8 @@ class Energy:
 
 
 def random_problem(seed: int) -> PlanProblem:
-    """Sites of `instances` whose nodes take 0 to 150 W idle and up to 500 W busy; one request, or 2 to 6 at most."""
+    """Sites of `instances` whose nodes take 0 to 150 W idle and up to 500 W busy; one request, or 2
+    to 6 at most."""
     rng = np.random.default_rng([seed, 1])
     problem = random_site(seed, Objective.ENERGY)
     nodes = []
@@ -35,17 +38,22 @@ def random_problem(seed: int) -> PlanProblem:
         busy_w = idle_w + float(rng.choice([0.0, 10.0, 60.0, 350.0])) * float(rng.uniform(0.7, 1.0))
         nodes.append(replace(node, device=replace(node.device, idle_w=idle_w, busy_w=busy_w)))
     concurrency = None if rng.random() < 0.4 else int(rng.integers(2, 7))
-    return replace(problem, cluster=replace(problem.cluster, nodes=tuple(nodes)), concurrency=concurrency)
+    return replace(
+        problem, cluster=replace(problem.cluster, nodes=tuple(nodes)), concurrency=concurrency
+    )
 
 
 def least_energy(problem: PlanProblem) -> Energy:
-    """The fewest joules per token of all; infinite when nothing fits or keeps the time per token."""
+    """The fewest joules per token of all; infinite when nothing fits or keeps the time per
+    token."""
     counted = _Energies(problem)
     best = Energy(inf)
     for nodes, counts in Counted(problem).placements():
         names = [problem.cluster.nodes[node].name for node in nodes]
         for batch in range(1, problem.batch_limit + 1):
-            for index, joules in enumerate(counted.of_loads(nodes, counts, batch, best.joules_per_token)):
+            for index, joules in enumerate(
+                counted.of_loads(nodes, counts, batch, best.joules_per_token)
+            ):
                 if joules < best.joules_per_token:
                     best = Energy(joules, tuple(zip(names, counts, strict=True)), batch, index + 1)
     return best
@@ -57,7 +65,9 @@ class _Energies:
     def __init__(self, problem: PlanProblem) -> None:
         self._problem, self._counted = problem, Counted(problem)
 
-    def of_loads(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, below: float) -> list[float]:
+    def of_loads(
+        self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, below: float
+    ) -> list[float]:
         """By micro-batches from 1 on; infinite if a limit is broken. A single one may be omitted if
         it is not `below` that.
         """

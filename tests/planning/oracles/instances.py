@@ -1,5 +1,5 @@
-"""Problems made from a seed: placements as the solvers see them, small ones of every sort and the large ones of the
-bench; and whole planning problems, sites with workloads."""
+"""Problems made from a seed: placements as the solvers see them, small ones of every sort and the
+large ones of the bench; and whole planning problems, sites with workloads."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def random_micro_batches(seed: int) -> int:
     return 1 + seed % 6
 
 
-def random_instance(seed: int, nodes: int | None = None, layers: int | None = None, **changes: object) -> Instance:
-    """Nodes 2-8, layers 4-24, memory 1.1x / 1.5x / 3x of need by seed, links asymmetric; `changes` replace fields.
+def random_instance(
+    seed: int, nodes: int | None = None, layers: int | None = None, **changes: object
+) -> Instance:
+    """Nodes 2-8, layers 4-24, memory 1.1x / 1.5x / 3x of need by seed, links asymmetric; `changes`
+    replace fields.
 
     All times are whole microseconds and all sizes whole bytes, so that different solvers can agree.
     """
@@ -40,8 +43,18 @@ def random_instance(seed: int, nodes: int | None = None, layers: int | None = No
     speed = 10 ** rng.uniform(-3, -2, size=(nodes, 1))
     weight = rng.uniform(0.7, 1.3, size=(1, layers)) if seed % 2 else np.ones((1, layers))
     layer_bytes = np.round(weight[0] * 100)
-    fixed = {"embed_bytes": 40.0, "head_bytes": 50.0, "tied_bytes": 40.0 if seed % 3 == 0 else 0.0, "stage_bytes": 10.0}
-    need = layer_bytes.sum() + fixed["embed_bytes"] + fixed["head_bytes"] + fixed["stage_bytes"] * nodes
+    fixed = {
+        "embed_bytes": 40.0,
+        "head_bytes": 50.0,
+        "tied_bytes": 40.0 if seed % 3 == 0 else 0.0,
+        "stage_bytes": 10.0,
+    }
+    need = (
+        layer_bytes.sum()
+        + fixed["embed_bytes"]
+        + fixed["head_bytes"]
+        + fixed["stage_bytes"] * nodes
+    )
     share = rng.dirichlet(np.full(nodes, 2.0))
     capacity = np.round(share * need * TIGHTNESS[seed % 3 if seed % 5 else (seed // 5) % 3])
     capacity[0] = max(capacity[0], layer_bytes[0] + 150)
@@ -70,8 +83,11 @@ def _microseconds(values: Floats) -> Floats:
     return np.round(values * 1e6) / 1e6
 
 
-def _instance(rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: Floats, latency_s: Floats) -> Instance:
-    """Equal blocks of one memory unit each; nodes differ in seconds per block, in room and in all their links."""
+def _instance(
+    rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: Floats, latency_s: Floats
+) -> Instance:
+    """Equal blocks of one memory unit each; nodes differ in seconds per block, in room and in all
+    their links."""
     nodes = len(speed_s)
     return Instance(
         compute_s=np.repeat(speed_s[:, None], LAYERS, axis=1),
@@ -99,7 +115,8 @@ def arbitrary(seed: int, nodes: int = 100, memory: float = 1.5) -> Instance:
     speed_s = 10 ** rng.uniform(-3, -2, nodes)
     rooms = rng.dirichlet(np.full(nodes, 3.0)) * LAYERS * memory
     rooms[0] = max(rooms[0], 1.5)
-    # Whole layers count: scale until the nodes hold `memory` times the layers, not `memory` times the bytes.
+    # Whole layers count: scale until the nodes hold `memory` times the layers, not `memory` times
+    # the bytes.
     rooms *= LAYERS * memory / np.floor(rooms).sum()
     hop_s = 10 ** rng.uniform(-3.3, -1.3, (nodes, nodes))
     latency_s = rng.uniform(1e-4, 2e-3, (nodes, nodes))
@@ -107,8 +124,8 @@ def arbitrary(seed: int, nodes: int = 100, memory: float = 1.5) -> Instance:
 
 
 def classed(seed: int, sizes: tuple[int, ...], room: float = 4.0) -> Instance:
-    """Classes of `sizes` nodes, the quicker the fewer, with room for about `room` layers a node; node 0 is the
-    source."""
+    """Classes of `sizes` nodes, the quicker the fewer, with room for about `room` layers a node;
+    node 0 is the source."""
     rng = np.random.default_rng(seed)
     classes = np.repeat(np.arange(len(sizes)), sizes)
     by_size = np.argsort(np.argsort(-np.array(sizes), kind="stable"), kind="stable")
@@ -121,14 +138,21 @@ def classed(seed: int, sizes: tuple[int, ...], room: float = 4.0) -> Instance:
 
 
 def random_problem(
-    seed: int, objective: Objective = Objective.THROUGHPUT, large: bool = False, hybrid: bool = False
+    seed: int,
+    objective: Objective = Objective.THROUGHPUT,
+    large: bool = False,
+    hybrid: bool = False,
 ) -> PlanProblem:
     """A site and a workload. Usually 2 to 5 nodes and 2 to 10 layers, memory from short to ample.
     If `large`, 6 to 15 nodes and 12 to 40 layers, memory for 1.3 to 2.5 times the need. Prompts of
     1 to 3,000 tokens, answers of 1 to 512, any links (some missing) and any of the planner's
     limits. A `hybrid` has layers of two kinds in any order."""
     rng = np.random.default_rng([seed, large])
-    nodes, layers = (rng.integers(6, 16), rng.integers(12, 41)) if large else (rng.integers(2, 6), rng.integers(2, 11))
+    nodes, layers = (
+        (rng.integers(6, 16), rng.integers(12, 41))
+        if large
+        else (rng.integers(2, 6), rng.integers(2, 11))
+    )
     config = BUILT_IN_CONFIGS["llama2-7b"] | {
         "num_hidden_layers": int(layers),
         "hidden_size": int(rng.choice([512, 2048, 4096])),
@@ -141,7 +165,8 @@ def random_problem(
     prompt_tokens = round(10 ** rng.uniform(0, np.log10(3000)))
     cluster = _random_cluster(rng, model, dtype, prompt_tokens, int(nodes), large)
     new_tokens = round(10 ** rng.uniform(0, np.log10(512)))
-    rng.random()  # Not used; without this draw all that follow would make other problems of the same seeds.
+    # Not used; without this draw all that follow would make other problems of the same seeds.
+    rng.random()
     problem = PlanProblem(
         model=model,
         cluster=cluster,
@@ -170,16 +195,25 @@ def _hybrid(seed: int, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _random_cluster(
-    rng: np.random.Generator, model: ModelSpec, dtype: DType, prompt_tokens: int, nodes: int, large: bool
+    rng: np.random.Generator,
+    model: ModelSpec,
+    dtype: DType,
+    prompt_tokens: int,
+    nodes: int,
+    large: bool,
 ) -> Cluster:
-    whole, step = float(model.parameter_count * dtype.itemsize), workspace_bytes(model, dtype, prompt_tokens, 1)
+    whole, step = (
+        float(model.parameter_count * dtype.itemsize),
+        workspace_bytes(model, dtype, prompt_tokens, 1),
+    )
     shares = rng.dirichlet(np.full(nodes, 4.0)) * rng.uniform(1.3, 2.5)
     if not large:
         shares = rng.choice([0.4, 0.8, 1.5, 4.0], nodes) * rng.uniform(0.7, 1.3, nodes)
     devices: list[dict[str, Any]] = []
     for index in range(nodes):
         device: dict[str, Any] = {
-            "memory_bytes": whole * shares[index] + step * float(rng.choice([1.1, 2.0] if large else [1.1, 2.0, 8.0])),
+            "memory_bytes": whole * shares[index]
+            + step * float(rng.choice([1.1, 2.0] if large else [1.1, 2.0, 8.0])),
             "system_bytes": 0.0,
             "bandwidth_bytes_per_s": 10 ** rng.uniform(10, 12),
             "flops": 10 ** rng.uniform(11.5, 14),
@@ -201,7 +235,9 @@ def _random_cluster(
         for ends in permutations(cluster.names, 2):
             if rng.random() < 0.3:
                 missing = rng.random() < 0.2
-                links[ends] = Link(0.0 if missing else 10 ** rng.uniform(6, 9.5), 10 ** rng.uniform(-4, -1.5))
+                links[ends] = Link(
+                    0.0 if missing else 10 ** rng.uniform(6, 9.5), 10 ** rng.uniform(-4, -1.5)
+                )
     return replace(cluster, links=MappingProxyType(links))
 
 
@@ -222,7 +258,9 @@ def _random_limits(rng: np.random.Generator, problem: PlanProblem) -> dict[str, 
     if rng.random() < 0.15:
         found["reserve"] = {str(rng.choice(names)): 10 ** rng.uniform(7, 9.5)}
     if rng.random() < 0.15:
-        found["context_tokens"] = problem.prompt_tokens + problem.new_tokens + int(rng.integers(0, 500))
+        found["context_tokens"] = (
+            problem.prompt_tokens + problem.new_tokens + int(rng.integers(0, 500))
+        )
     if rng.random() < 0.15:
         found["step_tokens"] = int(rng.choice([512, 2048]))
     if rng.random() < 0.15:
@@ -276,12 +314,17 @@ def grown(problem: PlanProblem) -> dict[str, PlanProblem]:
         replace(node, device=replace(node.device, memory_bytes=1.3 * node.device.memory_bytes))
         for node in cluster.nodes
     )
-    quicker = {ends: replace(link, bandwidth_bps=1.5 * link.bandwidth_bps) for ends, link in cluster.links.items()}
+    quicker = {
+        ends: replace(link, bandwidth_bps=1.5 * link.bandwidth_bps)
+        for ends, link in cluster.links.items()
+    }
     default = replace(cluster.default_link, bandwidth_bps=1.5 * cluster.default_link.bandwidth_bps)
     found = {
         "memory": replace(problem, cluster=replace(cluster, nodes=roomier)),
         "node": replace(problem, cluster=with_nodes(cluster, cluster.nodes[1].group, 1, "grown")),
-        "links": replace(problem, cluster=replace(cluster, links=MappingProxyType(quicker), default_link=default)),
+        "links": replace(
+            problem, cluster=replace(cluster, links=MappingProxyType(quicker), default_link=default)
+        ),
     }
     if problem.goal is Objective.THROUGHPUT:
         found["batch"] = replace(problem, batch=problem.batch_limit + 3)

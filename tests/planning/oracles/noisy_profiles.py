@@ -19,7 +19,14 @@ from types import MappingProxyType
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import attended_pairs
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    LayerKind,
+    LayerProfile,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+)
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.costs.step_budget import stage_costs
@@ -32,7 +39,8 @@ from edgeshard.planning.solvers.solve import solve_throughput
 from edgeshard.profiles.grid import Grid
 
 LIMITS = {0.03: 0.05, 0.1: 0.1, 0.3: 0.25}
-"""Limits of a plan's loss compared with the plan from the true times, by the noise of the samples."""
+"""Limits of a plan's loss compared with the plan from the true times, by the noise of the
+samples."""
 OBJECTIVES = (Objective.REQUEST, Objective.THROUGHPUT)
 WIDTH, VOCABULARY, LONGEST = 2048, 32_000, 8192
 ROOM_BYTES = 3e8
@@ -42,7 +50,8 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class PlantedTimes:
-    """ComputeTimes of a made-up node. Seconds: `read_s` of a block's weights, the others of a row, a pair or a byte.
+    """ComputeTimes of a made-up node. Seconds: `read_s` of a block's weights, the others of a row,
+    a pair or a byte.
 
     `bend` is 1 if reading and computing add up, and large if the longer hides the shorter.
     """
@@ -62,7 +71,11 @@ class PlantedTimes:
 
     def prefill_s(self, tokens: float, context: float, batch: float = 1) -> float:
         masked = self.masked_row_s * batch * tokens if context > 0 else 0.0
-        return self.rows_s(batch * tokens) + masked + self.prefill_pair_s * batch * attended_pairs(tokens, context)
+        return (
+            self.rows_s(batch * tokens)
+            + masked
+            + self.prefill_pair_s * batch * attended_pairs(tokens, context)
+        )
 
     def decode_s(self, batch: float, context: float) -> float:
         return self.rows_s(batch) + self.decode_pair_s * batch * (context + 1)
@@ -70,7 +83,9 @@ class PlantedTimes:
     def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         if phase.tokens == 1:
             return self.decode_s(phase.batch, max(0.0, phase.kv_tokens - 1))
-        return self.prefill_s(phase.tokens, max(0.0, phase.context - (phase.tokens + 1) / 2), phase.batch)
+        return self.prefill_s(
+            phase.tokens, max(0.0, phase.context - (phase.tokens + 1) / 2), phase.batch
+        )
 
     def embedding_s(self, phase: StepShape) -> float:
         return self.embedded_row_s * phase.step_tokens
@@ -83,7 +98,8 @@ class PlantedTimes:
 
 
 def made_times(typical_s: float, chance: Random) -> PlantedTimes:
-    """A node within a factor of 2 of the site's typical time to read a block, of any ratio of arithmetic to reading."""
+    """A node within a factor of 2 of the site's typical time to read a block, of any ratio of
+    arithmetic to reading."""
     read_s = typical_s * 2 ** chance.uniform(-1, 1)
     row_s = read_s / 2 ** chance.uniform(1, 7)
     return PlantedTimes(
@@ -99,7 +115,9 @@ def made_times(typical_s: float, chance: Random) -> PlantedTimes:
     )
 
 
-def profile_of(true: PlantedTimes, model: ModelSpec, grid: Grid, noise: float, chance: Random) -> ComputeProfile:
+def profile_of(
+    true: PlantedTimes, model: ModelSpec, grid: Grid, noise: float, chance: Random
+) -> ComputeProfile:
     """The profiler's report, with every sample off by a factor within 1 - noise and 1 + noise."""
 
     def sample(count: int, context: int, seconds: float) -> Sample:
@@ -115,7 +133,9 @@ def profile_of(true: PlantedTimes, model: ModelSpec, grid: Grid, noise: float, c
         LayerProfile(LayerKind.BLOCK, block.parameters, model.layer_count, 0, 0, prefill, decode),
         LayerProfile(LayerKind.HEAD, model.head_parameters, 1, 0, 0, head, head),
     )
-    overhead = replace(true.overhead, seconds=true.overhead.seconds * chance.uniform(1 - noise, 1 + noise))
+    overhead = replace(
+        true.overhead, seconds=true.overhead.seconds * chance.uniform(1 - noise, 1 + noise)
+    )
     memory = MemoryProfile(8 << 30, 8 << 30, 0, unified=True)
     return ComputeProfile("node", "shape", DType.FLOAT16, "cpu", 1, layers, overhead, memory)
 
@@ -145,7 +165,12 @@ def made_cluster(model: ModelSpec, chance: Random) -> Cluster:
         {
             "source": names[0],
             "device": [
-                {"name": name, "memory_bytes": sizes[name], "bandwidth_bytes_per_s": 1e11, "flops": 1e13}
+                {
+                    "name": name,
+                    "memory_bytes": sizes[name],
+                    "bandwidth_bytes_per_s": 1e11,
+                    "flops": 1e13,
+                }
                 | {"up_bps": rates[name], "down_bps": rates[name]}
                 for name in names
             ],
@@ -174,9 +199,14 @@ def with_times(problem: PlanProblem, times: Mapping[str, ComputeTimes]) -> PlanP
     return replace(problem, times=MappingProxyType(dict(times)))
 
 
-def loss(problem: PlanProblem, true: Mapping[str, ComputeTimes], noisy: Mapping[str, ComputeTimes]) -> float | None:
-    """How much worse the plan from the noisy times is, by the true ones, 0.1 for 10 %; None if nothing fits."""
-    best, found = (plan(with_times(problem, times), alternatives=0).prediction for times in (true, noisy))
+def loss(
+    problem: PlanProblem, true: Mapping[str, ComputeTimes], noisy: Mapping[str, ComputeTimes]
+) -> float | None:
+    """How much worse the plan from the noisy times is, by the true ones, 0.1 for 10 %; None if
+    nothing fits."""
+    best, found = (
+        plan(with_times(problem, times), alternatives=0).prediction for times in (true, noisy)
+    )
     if best is None or found is None:
         return None
     costs = Costs(with_times(problem, true))
@@ -189,7 +219,8 @@ def loss(problem: PlanProblem, true: Mapping[str, ComputeTimes], noisy: Mapping[
 
 
 def falls(problem: PlanProblem, times: Mapping[str, MeasuredTimes]) -> Iterator[str]:
-    """Every fitted cost that falls when rows or positions grow, and every step of a plan's stages that does."""
+    """Every fitted cost that falls when rows or positions grow, and every step of a plan's stages
+    that does."""
     rows, contexts = [1, 2, 3, 6, 16, 40, 64, 200, 512, 513, 1024, 4096], [0, 1, 64, 512, 5000]
     for name, measured in times.items():
         for fit in measured.fit.layers:
@@ -197,8 +228,12 @@ def falls(problem: PlanProblem, times: Mapping[str, MeasuredTimes]) -> Iterator[
                 yield from _falls(f"{name} prefill", [fit.prefill_s(n, context) for n in rows])
                 yield from _falls(f"{name} decode", [fit.decode_s(n, context) for n in rows])
             for count in rows:
-                yield from _falls(f"{name} prefill by context", [fit.prefill_s(count, c) for c in contexts])
-                yield from _falls(f"{name} decode by context", [fit.decode_s(count, c) for c in contexts])
+                yield from _falls(
+                    f"{name} prefill by context", [fit.prefill_s(count, c) for c in contexts]
+                )
+                yield from _falls(
+                    f"{name} decode by context", [fit.decode_s(count, c) for c in contexts]
+                )
         yield from _falls(f"{name} overhead", [measured.step_s(2048.0 * n) for n in rows])
     costs = Costs(with_times(problem, times))
     solution = solve_throughput(costs.decode(Load()), 1)
@@ -207,7 +242,9 @@ def falls(problem: PlanProblem, times: Mapping[str, MeasuredTimes]) -> Iterator[
             yield from _falls("a stage's chunk", [stage.step_s([(first, n)]) for n in rows[1:]])
             yield from _falls("a stage's decode", [stage.step_s([(first, 1)] * n) for n in rows])
         for count in rows[1:]:
-            yield from _falls("a stage by context", [stage.step_s([(first, count)]) for first in contexts])
+            yield from _falls(
+                "a stage by context", [stage.step_s([(first, count)]) for first in contexts]
+            )
 
 
 def _falls(what: str, seconds: list[float]) -> Iterator[str]:
@@ -218,7 +255,8 @@ def _falls(what: str, seconds: list[float]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Noisy:
-    """The outcome for some random sites: how much worse each plan is, ascending, and the fitted costs that fall."""
+    """The outcome for some random sites: how much worse each plan is, ascending, and the fitted
+    costs that fall."""
 
     losses: list[float] = field(default_factory=list)
     falling_costs: list[str] = field(default_factory=list)
@@ -232,7 +270,8 @@ def made_site(
     problem, true = made_problem(chance)
     problem = replace(problem, objective=objective)
     noisy = {
-        name: MeasuredTimes.of(profile_of(times, problem.model, grid, noise, chance)) for name, times in true.items()
+        name: MeasuredTimes.of(profile_of(times, problem.model, grid, noise, chance))
+        for name, times in true.items()
     }
     return loss(problem, true, noisy), falls(problem, noisy)
 

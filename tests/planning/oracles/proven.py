@@ -1,4 +1,5 @@
-"""The least values of an instance as CP-SAT proves them, which shares nothing with the planner's own solvers."""
+"""The least values of an instance as CP-SAT proves them, which shares nothing with the planner's
+own solvers."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ EFFORT = SolveLimits(60.0, 60.0)
 
 
 def least(instance: Instance, micro_batches: int | None = None) -> float | None:
-    """The least R, or the least max(R, m B) with `micro_batches`, in seconds; None when infeasible."""
+    """The least R, or the least max(R, m B) with `micro_batches`, in seconds; None when
+    infeasible."""
     sides = [(GoalTerm(instance),)]
     if micro_batches is not None:
         sides.append((GoalTerm(instance, micro_batches, busiest=True),))

@@ -26,7 +26,10 @@ def with_rules(problem: PlanProblem, seed: int, most: int = 3) -> PlanProblem:
         for name in names
     }
     nodes = [RuledNode(name, labels[name], float(rng.uniform(10, 60))) for name in names]
-    texts = [_text(rng, [name for name in names if name != source], nodes) for _ in range(rng.integers(1, most + 1))]
+    texts = [
+        _text(rng, [name for name in names if name != source], nodes)
+        for _ in range(rng.integers(1, most + 1))
+    ]
     return replace(problem, rules=resolve([parse_rule(text) for text in texts], nodes))
 
 

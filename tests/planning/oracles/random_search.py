@@ -39,9 +39,12 @@ class RandomSearch:
         self.value_s = inf
 
     def run(self, starts: int, looks: int, given: Sequence[Cut] = ()) -> float:
-        """The least value found: climbs from the cuts given, from the solvers' and from random ones, `looks` each."""
+        """The least value found: climbs from the cuts given, from the solvers' and from random
+        ones, `looks` each."""
         drawn = (self._random_cut() for _ in range(starts))
-        for cut in dict.fromkeys([*given, *self._solved(), *(cut for cut in drawn if cut is not None)]):
+        for cut in dict.fromkeys(
+            [*given, *self._solved(), *(cut for cut in drawn if cut is not None)]
+        ):
             self._climb(cut, looks)
         return self.value_s
 
@@ -63,7 +66,8 @@ class RandomSearch:
             self.value_s, self.best = value_s, at
 
     def _best_of(self, cuts: Sequence[Cut], below_s: float = inf) -> tuple[float, Cut | None]:
-        """The best of some cuts, those left out that break a limit; for a prompt, the first one below a value."""
+        """The best of some cuts, those left out that break a limit; for a prompt, the first one
+        below a value."""
         best_s, best = inf, None
         for group in self._groups(cuts):
             if self.problem.goal is Objective.THROUGHPUT:
@@ -74,13 +78,19 @@ class RandomSearch:
                 continue
             token_s, _ = scores(self._decode, group)
             limit_s = self.problem.max_time_per_token_s
-            order = np.argsort(token_s) if self.problem.goal is Objective.LATENCY else np.arange(len(group))
+            order = (
+                np.argsort(token_s)
+                if self.problem.goal is Objective.LATENCY
+                else np.arange(len(group))
+            )
             for index in order.tolist():
                 if limit_s is not None and token_s[index] > limit_s:
                     continue
                 value_s = float(token_s[index])
                 if self.problem.goal is not Objective.LATENCY:
-                    value_s = self._times.first_token(group.cut(index)).seconds + self._tokens * value_s
+                    value_s = (
+                        self._times.first_token(group.cut(index)).seconds + self._tokens * value_s
+                    )
                 if value_s < best_s:
                     best_s, best = value_s, group.cut(index)
                 if best_s < below_s:
@@ -100,10 +110,17 @@ class RandomSearch:
     def _solved(self) -> Iterator[Cut]:
         """The solvers' best cuts for mixes of prompt and tokens."""
         mixes: list[Instance] = [self._decode, self._prefill]
-        mixes += [with_tokens(self._prefill, self._decode, tokens) for tokens in (1, self.problem.new_tokens)]
+        mixes += [
+            with_tokens(self._prefill, self._decode, tokens)
+            for tokens in (1, self.problem.new_tokens)
+        ]
         for instance in mixes:
             for micro_batches in (1, 3, 12):
-                solve = solve_latency(instance) if micro_batches == 1 else solve_throughput(instance, micro_batches)
+                solve = (
+                    solve_latency(instance)
+                    if micro_batches == 1
+                    else solve_throughput(instance, micro_batches)
+                )
                 if solve is not None:
                     yield solve.cut
 
@@ -115,7 +132,11 @@ class RandomSearch:
             nodes, ends, at = list[int](), list[int](), 0
             for node in (instance.source, *rng.permutation(others).tolist()):
                 left = room[node] - (0.0 if nodes else instance.embed_bytes)
-                most = min(int(left // instance.layer_bytes[0]), int(instance.max_layers[node]), instance.layers - at)
+                most = min(
+                    int(left // instance.layer_bytes[0]),
+                    int(instance.max_layers[node]),
+                    instance.layers - at,
+                )
                 if most < 1:
                     continue
                 at += most if rng.random() < 0.6 else int(rng.integers(1, most + 1))
@@ -124,6 +145,10 @@ class RandomSearch:
                 if at == instance.layers:
                     break
             cut = Cut(tuple(nodes), tuple(ends))
-            if at == instance.layers and nodes[0] == instance.source and allowed(instance, Cuts.of([cut]))[0]:
+            if (
+                at == instance.layers
+                and nodes[0] == instance.source
+                and allowed(instance, Cuts.of([cut]))[0]
+            ):
                 return cut
         return None

@@ -15,7 +15,9 @@ CommSeconds = Callable[[int], float]
 
 
 def slice_times(
-    devices: Sequence[StageSeconds], units: int, comm: Sequence[CommSeconds] | CommSeconds | None = None
+    devices: Sequence[StageSeconds],
+    units: int,
+    comm: Sequence[CommSeconds] | CommSeconds | None = None,
 ) -> SliceTimes:
     """For the product's slicer. `comm` is one function for every hop or one for each."""
     count = len(devices)
@@ -31,9 +33,12 @@ def slice_times(
 
 
 def slicing_seconds(
-    devices: Sequence[StageSeconds], lengths: Sequence[int], comm: Sequence[CommSeconds] | CommSeconds | None = None
+    devices: Sequence[StageSeconds],
+    lengths: Sequence[int],
+    comm: Sequence[CommSeconds] | CommSeconds | None = None,
 ) -> float:
-    """F of the last slice on the last device: F(i, j) = max(F(i-1, j), F(i, j-1) + comm) + t(i, j)."""
+    """F of the last slice on the last device: F(i, j) = max(F(i-1, j), F(i, j-1) + comm) + t(i,
+    j)."""
     hops = list(comm) if isinstance(comm, Sequence) else [comm] * (len(devices) - 1)
     finish = [0.0] * len(devices)
     start = 0

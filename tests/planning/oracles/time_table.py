@@ -13,7 +13,8 @@ from edgeshard.planning.inputs.table_fields import check_number
 
 @dataclass(frozen=True, slots=True)
 class TimeTable:
-    """Measured seconds over two rising axes (tokens or batch; context), read between points on a straight line.
+    """Measured seconds over two rising axes (tokens or batch; context), read between points on a
+    straight line.
 
     Beyond an axis's end the line of the last two points continues; nothing is below 0. An axis of
     one point is constant.
@@ -29,8 +30,12 @@ class TimeTable:
             axis = getattr(self, name)
             if not axis or any(left >= right for left, right in pairwise(axis)):
                 raise invalid(name, f"{axis} must rise and hold at least one point")
-        if len(self.seconds) != len(self.rows) or any(len(row) != len(self.columns) for row in self.seconds):
-            raise invalid("seconds", f"must be {len(self.rows)} rows of {len(self.columns)} numbers")
+        if len(self.seconds) != len(self.rows) or any(
+            len(row) != len(self.columns) for row in self.seconds
+        ):
+            raise invalid(
+                "seconds", f"must be {len(self.rows)} rows of {len(self.columns)} numbers"
+            )
         for row, values in enumerate(self.seconds):
             for column, value in enumerate(values):
                 check_number(value, f"seconds[{row}][{column}]", 0.0)

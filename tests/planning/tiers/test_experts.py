@@ -1,4 +1,5 @@
-"""Mixtures whose experts are cached: a plan's figures, compared with the agents' cache and its decisions."""
+"""Mixtures whose experts are cached: a plan's figures, compared with the agents' cache and its
+decisions."""
 
 from __future__ import annotations
 
@@ -29,29 +30,45 @@ SIZE = 1 << 20
 def test_experts_are_cached_where_two_fit_beside_the_rest_but_not_all() -> None:
     experts = [5000] * 4  # two blocks of a disk each
     each = in_disk_blocks(5000)
-    assert room_for_experts(1000, experts, None) is None and room_for_experts(1000, [], 5000) is None
+    assert (
+        room_for_experts(1000, experts, None) is None and room_for_experts(1000, [], 5000) is None
+    )
     assert room_for_experts(1000, experts, 1000 + 2 * each - 1) is None
-    assert room_for_experts(1000, experts, 1000 + 2 * each) == each, "one computes while one is read"
+    assert room_for_experts(1000, experts, 1000 + 2 * each) == each, (
+        "one computes while one is read"
+    )
     assert room_for_experts(1000, experts, 1000 + 4 * each - 1) == 3 * each - 1
     assert room_for_experts(1000, experts, 1000 + 4 * each) is None
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "llama"])
 @pytest.mark.parametrize("quantisation", [None, Quantisation.INT4])
-def test_a_block_has_the_experts_that_are_units_of_packed_files(family: str, quantisation: Quantisation | None) -> None:
-    config = (_CONFIG if family == "llama" else _MIXTURE) | {"model_type": family, "num_hidden_layers": 2}
+def test_a_block_has_the_experts_that_are_units_of_packed_files(
+    family: str, quantisation: Quantisation | None
+) -> None:
+    config = (_CONFIG if family == "llama" else _MIXTURE) | {
+        "model_type": family,
+        "num_hidden_layers": 2,
+    }
     if family == "mixtral":
         config |= {"num_local_experts": 8}
     model = model_from_config("small", config)
-    units = [place_of_expert(name) for name in tensors_of_units(config, LayerRange(0, 2), quantisation)]
+    units = [
+        place_of_expert(name) for name in tensors_of_units(config, LayerRange(0, 2), quantisation)
+    ]
     for layer, block in enumerate(model.blocks):
         sizes = block.expert_bytes(DType.BFLOAT16, quantisation)
         assert len(sizes) == sum(place is not None and place[0] == layer for place in units)
         part = block.expert_matrices
         others = Matrices(
-            *(getattr(block.matrices, size) - getattr(part, size) for size in ("elements", "int8_bytes", "int4_bytes"))
+            *(
+                getattr(block.matrices, size) - getattr(part, size)
+                for size in ("elements", "int8_bytes", "int4_bytes")
+            )
         )
-        without = replace(block, parameters=block.parameters - block.expert_parameters, matrices=others)
+        without = replace(
+            block, parameters=block.parameters - block.expert_parameters, matrices=others
+        )
         ways = DType.BFLOAT16, quantisation
         assert sum(sizes) == block.weight_bytes(*ways) - without.weight_bytes(*ways)
 
@@ -64,7 +81,9 @@ def read_by_the_cache(room: float, tokens: int, skew: float) -> float:
     """
     random = np.random.default_rng(5)
     sizes = np.full((LAYERS, EXPERTS), SIZE, np.int64)
-    cache = ForecastCache(int(room * sizes.sum()), sizes, ExpertTable.even(LAYERS, EXPERTS), most_ahead=0)
+    cache = ForecastCache(
+        int(room * sizes.sum()), sizes, ExpertTable.even(LAYERS, EXPERTS), most_ahead=0
+    )
     weights = (1.0 + np.arange(EXPERTS)) ** -skew
     odds, steps, warm = np.log(weights), 600 // tokens + 100, 60
     for step in range(warm + steps):
@@ -80,10 +99,19 @@ def read_by_the_cache(room: float, tokens: int, skew: float) -> float:
 @pytest.mark.parametrize("room", [0.15, 0.4, 0.75])
 @pytest.mark.parametrize("tokens", [1, 4, 64])
 @pytest.mark.one_in(3)
-def test_even_routing_reads_what_the_plan_expects_and_other_routing_less(room: float, tokens: int) -> None:
+def test_even_routing_reads_what_the_plan_expects_and_other_routing_less(
+    room: float, tokens: int
+) -> None:
     every = LAYERS * EXPERTS * SIZE
     one = Streaming(
-        every, int((1 - room) * every), 0, 0, 1e9, expert_bytes=every, mixtures=LAYERS, chosen_share=CHOSEN / EXPERTS
+        every,
+        int((1 - room) * every),
+        0,
+        0,
+        1e9,
+        expert_bytes=every,
+        mixtures=LAYERS,
+        chosen_share=CHOSEN / EXPERTS,
     )
     expected = one.step_bytes(tokens)
     even, skewed = (read_by_the_cache(room, tokens, skew) for skew in (0.0, 1.2))
@@ -97,7 +125,9 @@ def test_a_prompt_of_one_mixture_needs_all_of_its_experts_once() -> None:
     assert one.step_bytes(STEP_TOKENS) == pytest.approx(800)
     assert replace(one, mixtures=40).step_bytes(STEP_TOKENS) == pytest.approx(600 * 40 / 39)
     layers = Streaming(1000, 600, 0, 0, 1e9)
-    assert [layers.step_bytes(tokens) for tokens in (1, STEP_TOKENS)] == [600, 600], "layers pass whole"
+    assert [layers.step_bytes(tokens) for tokens in (1, STEP_TOKENS)] == [600, 600], (
+        "layers pass whole"
+    )
 
 
 def test_a_plan_caches_experts_and_says_what_that_costs() -> None:
@@ -109,13 +139,16 @@ def test_a_plan_caches_experts_and_says_what_that_costs() -> None:
     assert 0 < one.streamed_bytes < one.expert_bytes < one.weight_bytes
     decode_s = result.prediction.time_per_token_s
     read_s = one.step_bytes(1) / one.disk_bytes_per_s
-    assert one.step_bytes(1) == pytest.approx(one.streamed_bytes * 2 / 8, rel=0.06), "two of eight experts"
+    assert one.step_bytes(1) == pytest.approx(one.streamed_bytes * 2 / 8, rel=0.06), (
+        "two of eight experts"
+    )
     assert read_s < decode_s < read_s + 0.01
     daily = one.step_bytes(1) * result.prediction.throughput_tps * 86_400
     assert daily_bytes(stage, result.prediction) == pytest.approx(daily)
     words = describe_streaming(result)[0]
     assert (
-        words.startswith("node holds ") and " MB of experts and reads the others from its disk at 0.1 GB/s: " in words
+        words.startswith("node holds ")
+        and " MB of experts and reads the others from its disk at 0.1 GB/s: " in words
     )
     assert "0.0 of" not in words
     (cost,) = streaming_costs(Costs(problem), result)
@@ -125,10 +158,12 @@ def test_a_plan_caches_experts_and_says_what_that_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inner", "wanted"), [(256, ["nothing", "caches", "stays"]), (16, ["nothing", "passes", "caches", "stays"])]
+    ("inner", "wanted"),
+    [(256, ["nothing", "caches", "stays"]), (16, ["nothing", "passes", "caches", "stays"])],
 )
 def test_where_not_two_experts_fit_layers_pass_if_they_can(inner: int, wanted: list[str]) -> None:
-    """Only bytes decide: with more and more memory the same node changes from one mode to the other."""
+    """Only bytes decide: with more and more memory the same node changes from one mode to the
+    other."""
     seen = []
     for memory in np.linspace(60e6, 160e6, 101):
         result = plan(mixture_problem(memory, inner), alternatives=0)
@@ -140,5 +175,9 @@ def test_where_not_two_experts_fit_layers_pass_if_they_can(inner: int, wanted: l
             kept = choose_residency(weights, one.weight_bytes - sum(weights), one.budget_bytes)
             assert kept.streamed_bytes == one.streamed_bytes
             words = describe_streaming(result)[0]
-            assert re.match(r"node holds [\d.]+ of 24 MB and streams [\d.]+ from its disk at 0.1 GB/s", words), words
-    assert [mode for index, mode in enumerate(seen) if not index or seen[index - 1] != mode] == wanted
+            assert re.match(
+                r"node holds [\d.]+ of 24 MB and streams [\d.]+ from its disk at 0.1 GB/s", words
+            ), words
+    assert [
+        mode for index, mode in enumerate(seen) if not index or seen[index - 1] != mode
+    ] == wanted

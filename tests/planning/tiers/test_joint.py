@@ -1,4 +1,5 @@
-"""Nodes that stream: the plan compared with every cut, both modes of every node, every load and every sweep."""
+"""Nodes that stream: the plan compared with every cut, both modes of every node, every load and
+every sweep."""
 
 from __future__ import annotations
 
@@ -48,10 +49,14 @@ def _model(random: np.random.Generator) -> ModelSpec:
     layers = int(random.integers(4, 8))
     if random.random() < 0.5:  # a mixture, perhaps with a layer that is none
         dense = [int(random.integers(layers))] if random.random() < 0.3 else []
-        return model_from_config("small", {**_MIXTURE, "num_hidden_layers": layers, "mlp_only_layers": dense})
+        return model_from_config(
+            "small", {**_MIXTURE, "num_hidden_layers": layers, "mlp_only_layers": dense}
+        )
     model = model_from_config("small", {**_CONFIG, "num_hidden_layers": layers})
     if random.random() < 0.5:  # layers of different sizes
-        blocks = [replace(b, parameters=int(b.parameters * random.uniform(0.3, 3))) for b in model.blocks]
+        blocks = [
+            replace(b, parameters=int(b.parameters * random.uniform(0.3, 3))) for b in model.blocks
+        ]
         return replace(model, blocks=tuple(blocks))
     return model
 
@@ -75,11 +80,15 @@ def _problem(random: np.random.Generator) -> PlanProblem:
     every = sum(block.weight_bytes(DType.FLOAT32) for block in model.blocks)
     count = int(random.integers(1, 4))
     nodes = tuple(
-        ClusterNode(name, _device(random, 96 * MIB + random.uniform(0.3, 0.95) * every / count), name)
+        ClusterNode(
+            name, _device(random, 96 * MIB + random.uniform(0.3, 0.95) * every / count), name
+        )
         for name in "abc"[:count]
     )
     link = Link(10 ** random.uniform(7, 10), random.uniform(0, 0.01))
-    objective = (Objective.LATENCY, Objective.REQUEST, Objective.TTFT, Objective.THROUGHPUT)[int(random.integers(4))]
+    objective = (Objective.LATENCY, Objective.REQUEST, Objective.TTFT, Objective.THROUGHPUT)[
+        int(random.integers(4))
+    ]
     return PlanProblem(
         model,
         Cluster(nodes, link, "a"),
@@ -96,11 +105,15 @@ def _problem(random: np.random.Generator) -> PlanProblem:
 
 
 def mixture_problem(memory: float, inner: int = 256) -> PlanProblem:
-    """One node with this memory, a disk of 0.1 GB/s, and a mixture of 5 layers with 8 experts, two of them a
-    token's."""
-    device = replace(_device(np.random.default_rng(1), memory), disk_bytes_per_s=1e8, disk_bytes=None)
+    """One node with this memory, a disk of 0.1 GB/s, and a mixture of 5 layers with 8 experts, two
+    of them a token's."""
+    device = replace(
+        _device(np.random.default_rng(1), memory), disk_bytes_per_s=1e8, disk_bytes=None
+    )
     device = replace(device, bandwidth_bytes_per_s=1e10, flops=dict.fromkeys(DType, 1e11))
-    model = model_from_config("small", {**_MIXTURE, "num_hidden_layers": 5, "moe_intermediate_size": inner})
+    model = model_from_config(
+        "small", {**_MIXTURE, "num_hidden_layers": 5, "moe_intermediate_size": inner}
+    )
     return PlanProblem(
         model,
         Cluster((ClusterNode("node", device, "node"),), Link(1e9, 0.0), "node"),
@@ -140,16 +153,21 @@ class _Brute:
         self.weights = [block.weight_bytes(problem.dtype) for block in problem.model.blocks]
 
     def best(self) -> tuple[float, bool]:
-        """The least cost, and whether a node streams in it, layers or experts; among equals, one without streaming."""
+        """The least cost, and whether a node streams in it, layers or experts; among equals, one
+        without streaming."""
         best, streams = inf, False
         for cut in _cuts(len(self.costs.nodes), len(self.weights)):
             for load in self._loads():
                 cost = self._resident(cut, load)
                 if cost < best * (1 - 1e-9):
                     best, streams = cost, False
-                for sweep in (k for k in range(1, load.micro_batches + 1) if load.micro_batches % k == 0):
+                for sweep in (
+                    k for k in range(1, load.micro_batches + 1) if load.micro_batches % k == 0
+                ):
                     for modes in product((False, True), repeat=len(cut.nodes)):
-                        if any(modes) and (cost := self._streaming(cut, load, sweep, modes)) < best * (1 - 1e-9):
+                        if any(modes) and (
+                            cost := self._streaming(cut, load, sweep, modes)
+                        ) < best * (1 - 1e-9):
                             best, streams = cost, True
         return best, streams
 
@@ -196,8 +214,11 @@ class _Brute:
             case _:
                 return (ttft + more * token) / (load.requests * self.problem.new_tokens)
 
-    def _reads(self, sizes: list[int], others: int, budget: int, node: int, first: int, end: int) -> _Reads | None:
-        """The reads of a stage with this budget, by the agents' own rules; None if it is impossible."""
+    def _reads(
+        self, sizes: list[int], others: int, budget: int, node: int, first: int, end: int
+    ) -> _Reads | None:
+        """The reads of a stage with this budget, by the agents' own rules; None if it is
+        impossible."""
         device, blocks = self.costs.nodes[node].device, self.problem.model.blocks[first:end]
         experts = [size for block in blocks for size in block.expert_bytes(self.problem.dtype)]
         cached = room_for_experts(others + sum(sizes) - sum(experts), experts, budget)
@@ -206,16 +227,25 @@ class _Brute:
             if device.disk_bytes_per_s is None or every > (device.disk_bytes or inf):
                 return None
             mixtures = sum(block.experts > 0 for block in blocks)
-            return _Reads((every - cached) / device.disk_bytes_per_s, 0.0, every / device.disk_bytes_per_s, mixtures)
+            return _Reads(
+                (every - cached) / device.disk_bytes_per_s,
+                0.0,
+                every / device.disk_bytes_per_s,
+                mixtures,
+            )
         try:
             kept = choose_residency(sizes, others, budget)
         except ResourceExhaustedError:
             return None
         if device.disk_bytes_per_s is None or kept.streamed_bytes > (device.disk_bytes or inf):
             return None
-        return _Reads(kept.streamed_bytes / device.disk_bytes_per_s, max(sizes) / device.disk_bytes_per_s)
+        return _Reads(
+            kept.streamed_bytes / device.disk_bytes_per_s, max(sizes) / device.disk_bytes_per_s
+        )
 
-    def _round(self, cut: Cut, load: Load, sweep: int, prefill: bool, reads: list[_Reads]) -> tuple[float, float]:
+    def _round(
+        self, cut: Cut, load: Load, sweep: int, prefill: bool, reads: list[_Reads]
+    ) -> tuple[float, float]:
         tokens = load.batch * (self.problem.prompt_tokens if prefill else 1)
         steps = [min(STEP_TOKENS, tokens - begun) for begun in range(0, tokens, STEP_TOKENS)]
         instance = self.costs.prefill(load) if prefill else self.costs.decode(load)
@@ -236,7 +266,10 @@ class _Brute:
                 )
                 needed = [1 - (1 - 2 / 8) ** count for count in steps]
                 every_s = reads[index].experts_s
-                read_s = sum(part * min(every_s, read_s * mixtures / max(mixtures - part, 1e-9)) for part in needed)
+                read_s = sum(
+                    part * min(every_s, read_s * mixtures / max(mixtures - part, 1e-9))
+                    for part in needed
+                )
                 seconds = sweep * (step - hidden + max(hidden, read_s))
             else:
                 seconds = max(len(steps) * read_s, sweep * step) + reads[index].fill_s
@@ -246,7 +279,9 @@ class _Brute:
                 hops = instance.return_s if index == last else instance.hop_s
                 hop, delay = sweep * hops[node, following], instance.latency_s[node, following]
             total += seconds + hop + delay
-            busiest = max(busiest, seconds, hop) if instance.asynchronous else max(busiest, seconds + hop)
+            busiest = (
+                max(busiest, seconds, hop) if instance.asynchronous else max(busiest, seconds + hop)
+            )
         return float(total), float(busiest)
 
 
@@ -266,7 +301,9 @@ def test_streaming_is_chosen_exactly_where_both_modes_counted_out_choose_it() ->
         assert result.gap == 0.0, number
         chosen += streams
         kept += not streams
-        cached += any(stage.streaming is not None and stage.streaming.caches for stage in result.stages)
+        cached += any(
+            stage.streaming is not None and stage.streaming.caches for stage in result.stages
+        )
     assert chosen > 30 and kept > 20 and 10 < cached < chosen - 10, (chosen, kept, cached)
 
 
@@ -289,7 +326,8 @@ def test_where_few_cuts_are_counted_the_gap_is_still_sound(monkeypatch: pytest.M
 
 
 def test_tables_keep_what_the_agents_keep() -> None:
-    """The same bytes as by the agents' rules for each stage, with the budget that the plan gives it."""
+    """The same bytes as by the agents' rules for each stage, with the budget that the plan gives
+    it."""
     random = np.random.default_rng(13)
     streamed = cached = 0
     for _ in range(60):
@@ -300,13 +338,21 @@ def test_tables_keep_what_the_agents_keep() -> None:
         for cut in _cuts(len(costs.nodes), problem.model.layer_count):
             if not all(isfinite(read[node, first, end]) for node, first, end in stages(cut)):
                 continue
-            for index, (one, (_, first, end)) in enumerate(zip(tables.streaming(load, cut), stages(cut), strict=True)):
+            for index, (one, (_, first, end)) in enumerate(
+                zip(tables.streaming(load, cut), stages(cut), strict=True)
+            ):
                 if one is None:
                     continue
-                sizes = [block.weight_bytes(problem.dtype) for block in problem.model.blocks[first:end]]
+                sizes = [
+                    block.weight_bytes(problem.dtype) for block in problem.model.blocks[first:end]
+                ]
                 others = costs.memory(load, cut)[index].weights - sum(sizes)
                 assert one.weight_bytes == sum(sizes) + others
-                experts = [s for block in problem.model.blocks[first:end] for s in block.expert_bytes(problem.dtype)]
+                experts = [
+                    s
+                    for block in problem.model.blocks[first:end]
+                    for s in block.expert_bytes(problem.dtype)
+                ]
                 room = room_for_experts(one.weight_bytes - sum(experts), experts, one.budget_bytes)
                 assert one.caches == (room is not None)
                 if room is not None:
@@ -331,7 +377,10 @@ def test_nothing_streams_unless_it_is_allowed_but_it_is_offered() -> None:
         assert not alone.streams
         if alone.feasible:
             assert alone.offer is None
-        elif alone.shortage is not None and alone.shortage.constraint in ("memory", "source_memory"):
+        elif alone.shortage is not None and alone.shortage.constraint in (
+            "memory",
+            "source_memory",
+        ):
             assert (alone.offer is not None) == allowed.feasible
             if alone.offer is not None and allowed.prediction is not None:
                 offered += 1

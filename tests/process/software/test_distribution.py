@@ -28,7 +28,9 @@ def test_a_package_is_for_apt(tmp_path: Path, name: str) -> None:
     dpkg = tmp_path / "dpkg"
     dpkg.mkdir()
     (dpkg / f"{name}.list").touch()
-    found = distribution_of(tmp_path / "deb", tmp_path / "code" / "edgeshard", tmp_path / "deb", dpkg)
+    found = distribution_of(
+        tmp_path / "deb", tmp_path / "code" / "edgeshard", tmp_path / "deb", dpkg
+    )
     assert isinstance(found, Managed)
     assert found.remove == f"sudo apt-get remove {name}"
     assert found.purge == f"sudo apt-get purge {name}"
@@ -37,7 +39,9 @@ def test_a_package_is_for_apt(tmp_path: Path, name: str) -> None:
 
 
 def test_an_image_is_for_the_containers_program(tmp_path: Path) -> None:
-    found = distribution_of(tmp_path / "deb", tmp_path / "code" / "edgeshard", tmp_path / "deb", tmp_path / "none")
+    found = distribution_of(
+        tmp_path / "deb", tmp_path / "code" / "edgeshard", tmp_path / "deb", tmp_path / "none"
+    )
     assert isinstance(found, Managed) and "image" in found.what
 
 

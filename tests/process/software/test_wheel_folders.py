@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    DataLossError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
 from edgeshard.process.wheel_folders import CHECKSUMS, check_folder, unpack
 from tests.support.forms import in_form
 from tools.release.archives import Entry, checksums, write_tar
 
-FILES = {"install.sh": b"echo\n", "requirements.txt": b"edgeshard==1\n", "edgeshard-1-py3-none-any.whl": b"w" * 700}
+FILES = {
+    "install.sh": b"echo\n",
+    "requirements.txt": b"edgeshard==1\n",
+    "edgeshard-1-py3-none-any.whl": b"w" * 700,
+}
 _INSIGNIFICANT = 155
 """The byte of a tar header that no reader looks at: it follows the end of the header's checksum."""
 
@@ -44,7 +53,9 @@ def into(tmp_path: Path) -> Path:
 
 def test_a_bundle_is_unpacked_as_it_was_packed(tmp_path: Path, bundle: Path) -> None:
     found = unpack(bundle, into(tmp_path))
-    assert {path.name: path.read_bytes() for path in found.iterdir() if path.name != CHECKSUMS} == FILES
+    assert {
+        path.name: path.read_bytes() for path in found.iterdir() if path.name != CHECKSUMS
+    } == FILES
 
 
 def test_each_changed_byte_of_a_bundle_is_found(tmp_path: Path, bundle: Path) -> None:
@@ -76,7 +87,9 @@ def test_a_bundle_that_ends_early_is_refused(tmp_path: Path, bundle: Path) -> No
             unpack(bundle, directory)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/outside", "a/b/c", "a/..", "a/.hidden", "outside"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/outside", "a/b/c", "a/..", "a/.hidden", "outside"]
+)
 def test_members_outside_of_one_folder_are_refused(tmp_path: Path, bundle: Path, name: str) -> None:
     with tarfile.open(bundle, "a") as archive:
         member = tarfile.TarInfo(name)

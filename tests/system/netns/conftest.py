@@ -1,4 +1,5 @@
-"""A site whose nodes are network namespaces: a coordinator, three agents and an operator, over mTLS and slow links."""
+"""A site whose nodes are network namespaces: a coordinator, three agents and an operator, over mTLS
+and slow links."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ COMMAND_S = 120.0
 
 @dataclass
 class Site:
-    """The running site. `tls` holds each host's certificate, `other_authority` is one that the site does not trust."""
+    """The running site. `tls` holds each host's certificate, `other_authority` is one that the site
+    does not trust."""
 
     network: Any
     launcher: Any
@@ -51,8 +53,13 @@ class Site:
 
     def state(self) -> tuple[object, object]:
         """An operator's view, without values that change by themselves."""
-        nodes = [(n["name"], n["node_id"], n["address"], n["connected"]) for n in self.ask("get", "nodes")]
-        deployments = [(d["spec"]["name"], d["phase"], d["epoch"]) for d in self.ask("get", "deployments")]
+        nodes = [
+            (n["name"], n["node_id"], n["address"], n["connected"])
+            for n in self.ask("get", "nodes")
+        ]
+        deployments = [
+            (d["spec"]["name"], d["phase"], d["epoch"]) for d in self.ask("get", "deployments")
+        ]
         return sorted(nodes), deployments
 
 
@@ -76,7 +83,9 @@ def namespaces() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def starting(namespaces: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starting]:
+def starting(
+    namespaces: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Starting]:
     """The coordinator serves and the agents load torch; everything ends with this fixture."""
     directory = tmp_path_factory.mktemp("netns")
     with namespaces.Network(HOSTS, RATE) as network:
@@ -91,11 +100,15 @@ def _start(network: Any, launcher: Any, directory: Path) -> Starting:
     authority, other_authority = (Identities(directory / name) for name in ("site", "other"))
     tls = {host: authority.host(host) for host in HOSTS}
     listen = {host: ("--listen", f"{network.address(host)}:0") for host in HOSTS}
-    running, ready = launcher.daemon("coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"])
+    running, ready = launcher.daemon(
+        "coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"]
+    )
     coordinator = processes.address_when_ready(running, ready, STARTUP_S)
     options = ("--coordinator", coordinator, "--threads", "1")
     agents = {
-        name: launcher.daemon(name, "edgeshard_agent", tls[name], "--name", name, *listen[name], *options)
+        name: launcher.daemon(
+            name, "edgeshard_agent", tls[name], "--name", name, *listen[name], *options
+        )
         for name in AGENTS
     }
     return Starting(Site(network, launcher, tls, other_authority, coordinator, {}), agents)
@@ -113,7 +126,8 @@ def site(starting: Starting, checkpoint: Path) -> Site:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random 4-layer Llama with a hidden state so wide that 512 tokens of it exceed one message.
 
-    Its heads and MLPs are narrow, so that its weights are small. Its words are `w0` to `w95`, one token each.
+    Its heads and MLPs are narrow, so that its weights are small. Its words are `w0` to `w95`, one
+    token each.
     """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -147,5 +161,15 @@ def deployment(site: Site, checkpoint: Path) -> Any:
     """The model over the three nodes, as `edgectl deploy` reports it."""
     site.ask("model", "add", str(checkpoint), "--name", MODEL)
     limits = ("--max-context", "1024", "--max-new-tokens", "64", "--concurrency", "4")
-    options = ("--model", MODEL, "--layers", LAYERS, "--dtype", "float32", *limits, "--timeout", "100")
+    options = (
+        "--model",
+        MODEL,
+        "--layers",
+        LAYERS,
+        "--dtype",
+        "float32",
+        *limits,
+        "--timeout",
+        "100",
+    )
     return site.ask("deploy", MODEL, *options)

@@ -1,4 +1,5 @@
-"""Nodes of a test site as network namespaces: each with one shaped link to a switch, itself a namespace of its own.
+"""Nodes of a test site as network namespaces: each with one shaped link to a switch, itself a
+namespace of its own.
 
 The machine's own namespace gets no device, no address and no route.
 """
@@ -28,7 +29,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A shaper's counts: packets it passed, packets it made wait (`delayed`) and packets it threw away (`dropped`)."""
+    """A shaper's counts: packets it passed, packets it made wait (`delayed`) and packets it threw
+    away (`dropped`)."""
 
     sent_bytes: int
     packets: int
@@ -58,12 +60,15 @@ class Network:
         return f"10.77.0.{10 + self.hosts.index(host)}"
 
     def enter(self, host: str, *command: str) -> list[str]:
-        """The command line that runs `command` on `host`; the command takes the place (and pid) of `ip`."""
+        """The command line that runs `command` on `host`; the command takes the place (and pid) of
+        `ip`."""
         return ["ip", "netns", "exec", self.namespace(host), *command]
 
     def shaped(self, host: str) -> Shaped:
         """The counters of the shaper in front of everything that `host` sends."""
-        (shaper,) = json.loads(_run("tc", "-n", self.namespace(host), "-s", "-j", "qdisc", "show", "dev", DEVICE))
+        (shaper,) = json.loads(
+            _run("tc", "-n", self.namespace(host), "-s", "-j", "qdisc", "show", "dev", DEVICE)
+        )
         assert shaper["kind"] == "tbf", shaper
         return Shaped(shaper["bytes"], shaper["packets"], shaper["overlimits"], shaper["drops"])
 
@@ -82,7 +87,10 @@ class Network:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._remove()
 
@@ -95,7 +103,21 @@ class Network:
         inside, switch = self._make_namespace(host), self.namespace(_SWITCH)
         port = f"to-{host}"[:15]
         # Both ends are created in their namespaces: the machine's own namespace never sees them.
-        _run("ip", "-n", inside, "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", switch)
+        _run(
+            "ip",
+            "-n",
+            inside,
+            "link",
+            "add",
+            DEVICE,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            port,
+            "netns",
+            switch,
+        )
         # No IPv6 address by itself: then only its processes' packets leave a node. A kernel without
         # IPv6 refuses.
         with contextlib.suppress(Refused):

@@ -49,9 +49,13 @@ class Running:
         self.label = label
         self._paths = (directory / f"{label}.out", directory / f"{label}.err")
         # The operator's own settings must not change a site under test.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")
+        }
         with self._paths[0].open("wb") as out, self._paths[1].open("wb") as err:
-            self._process = start(stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=directory, env=environment)
+            self._process = start(
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=directory, env=environment
+            )
 
     @property
     def exit_code(self) -> int | None:
@@ -59,16 +63,22 @@ class Running:
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> Ended:
-        """Wait for its own end; if it does not end in time, raise AssertionError with its output."""
+        """Wait for its own end; if it does not end in time, raise AssertionError with its
+        output."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.label} still runs after {timeout_s:g} s:\n{self.said()}") from None
+            raise AssertionError(
+                f"{self.label} still runs after {timeout_s:g} s:\n{self.said()}"
+            ) from None
         return Ended(code, *(path.read_text(errors="replace") for path in self._paths))
 
     def wait_for(self, condition: Callable[[str], bool], timeout_s: float) -> None:
-        """Wait until its output on stderr fulfils a condition; raise AssertionError if it does not in time."""
-        wait_until(lambda: condition(self._paths[1].read_text(errors="replace")), timeout_s, self.said)
+        """Wait until its output on stderr fulfils a condition; raise AssertionError if it does not
+        in time."""
+        wait_until(
+            lambda: condition(self._paths[1].read_text(errors="replace")), timeout_s, self.said
+        )
 
     def said(self) -> str:
         """The end of its output, for a failure's message."""
@@ -87,7 +97,8 @@ class Running:
 
 
 class Launcher:
-    """Starts processes on the hosts of a network and, in the end, stops every one that it started."""
+    """Starts processes on the hosts of a network and, in the end, stops every one that it
+    started."""
 
     def __init__(self, network: Entrance, directory: Path) -> None:
         self._network = network
@@ -100,7 +111,9 @@ class Launcher:
 
         def start(**options: Any) -> Process:
             if arguments[0] == "-m":
-                return shared().popen(arguments[1], arguments[2:], namespace=self._network.namespace(host), **options)
+                return shared().popen(
+                    arguments[1], arguments[2:], namespace=self._network.namespace(host), **options
+                )
             command = self._network.enter(host, sys.executable, *arguments)
             return subprocess.Popen(command, process_group=0, **options)
 
@@ -108,7 +121,9 @@ class Launcher:
         self._started.append(running)
         return running
 
-    def daemon(self, host: str, module: str, tls: TlsFiles | None, *arguments: str) -> tuple[Running, Path]:
+    def daemon(
+        self, host: str, module: str, tls: TlsFiles | None, *arguments: str
+    ) -> tuple[Running, Path]:
         """Start a daemon with its own state directory; also the path of its ready file."""
         place = self._directory / f"{len(self._started):02}-{module}"
         ready = place / "ready.json"
@@ -116,7 +131,9 @@ class Launcher:
         options = ("--state-dir", str(place / "state"), "--ready-file", str(ready))
         return self.start(host, "-m", module, *options, *tls_options(tls), *arguments), ready
 
-    def edgectl(self, host: str, coordinator: str, tls: TlsFiles | None, *arguments: str) -> Running:
+    def edgectl(
+        self, host: str, coordinator: str, tls: TlsFiles | None, *arguments: str
+    ) -> Running:
         """Start an edgectl command on a host."""
         options = ("--coordinator", coordinator, *tls_options(tls))
         return self.start(host, "-m", "edgeshard.cli.main", *options, *arguments)
@@ -129,10 +146,13 @@ class Launcher:
 
 
 def address_when_ready(running: Running, ready: Path, timeout_s: float) -> str:
-    """The address in a daemon's ready file, once it is there; raises AssertionError when the daemon ends first."""
+    """The address in a daemon's ready file, once it is there; raises AssertionError when the daemon
+    ends first."""
 
     def is_ready() -> bool:
-        assert running.exit_code is None or ready.exists(), f"{running.label} ended early:\n{running.said()}"
+        assert running.exit_code is None or ready.exists(), (
+            f"{running.label} ended early:\n{running.said()}"
+        )
         return ready.exists()
 
     wait_until(is_ready, timeout_s, running.said)
@@ -140,7 +160,8 @@ def address_when_ready(running: Running, ready: Path, timeout_s: float) -> str:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, explain: Callable[[], str]) -> None:
-    """Poll until the condition holds; raises AssertionError with an explanation when it does not in time."""
+    """Poll until the condition holds; raises AssertionError with an explanation when it does not in
+    time."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:

@@ -22,7 +22,8 @@ _PROGRAMS = {
 
 @dataclass
 class Machine:
-    """A namespace with a home of its own. Commands are run by a shell, as they stand on the page."""
+    """A namespace with a home of its own. Commands are run by a shell, as they stand on the
+    page."""
 
     network: Any
     name: str
@@ -35,7 +36,11 @@ class Machine:
         return str(self.network.address(self.name))
 
     def environment(self) -> dict[str, str]:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESHARD", "XDG_"))}
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("EDGESHARD", "XDG_"))
+        }
         return clean | {"HOME": str(self.home), "PATH": f"{self.programs}:{clean['PATH']}"}
 
     def run(self, command: str) -> subprocess.Popen[str]:
@@ -61,7 +66,8 @@ class Machine:
 def made_machines(
     namespaces: ModuleType, names: Sequence[str], rate: str | None, directory: Path
 ) -> Iterator[dict[str, Machine]]:
-    """Machines of these names, on links of `rate` as in `Network`, with EdgeShard on the path and an empty home."""
+    """Machines of these names, on links of `rate` as in `Network`, with EdgeShard on the path and
+    an empty home."""
     programs = directory / "bin"
     programs.mkdir()
     for name, module in _PROGRAMS.items():

@@ -1,4 +1,5 @@
-"""docs/backup.md over five machines: a site of three nodes is backed up under load, lost, and restored elsewhere."""
+"""docs/backup.md over five machines: a site of three nodes is backed up under load, lost, and
+restored elsewhere."""
 
 from __future__ import annotations
 
@@ -40,12 +41,15 @@ while True:
     if sys.argv[3:] == ["once"]:
         break
 """
-"""A client of the coordinator's HTTP endpoint: KEY TOKENS [once]; it prints the status of each answer."""
+"""A client of the coordinator's HTTP endpoint: KEY TOKENS [once]; it prints the status of each
+answer."""
 
 
 def page_line(beginning: str) -> str:
     """The line of the page that begins so, and those that continue it."""
-    text = "".join(block.text for block in blocks(PAGE) if block.language == "bash").replace("\\\n", " ")
+    text = "".join(block.text for block in blocks(PAGE) if block.language == "bash").replace(
+        "\\\n", " "
+    )
     found = [line.strip() for line in text.splitlines() if line.strip().startswith(beginning)]
     assert found, f"{PAGE.name} has no line {beginning!r}"
     return found[-1]
@@ -76,9 +80,12 @@ class Mill:
         self.running: dict[str, subprocess.Popen[str]] = {}
 
     def start_coordinator(self, name: str, line: str) -> None:
-        """Start a coordinator by the page's line, with its HTTP endpoint on the machine's own loopback."""
+        """Start a coordinator by the page's line, with its HTTP endpoint on the machine's own
+        loopback."""
         log = "2> coordinator.log"
-        self.running[name] = self.machines[name].run(f"exec {line} --http-listen 127.0.0.1:8000 {log}")
+        self.running[name] = self.machines[name].run(
+            f"exec {line} --http-listen 127.0.0.1:8000 {log}"
+        )
 
     def start_agent(self, name: str, line: str) -> None:
         self.running[name] = self.machines[name].run(f"exec {line} 2>> agent.log")
@@ -116,7 +123,9 @@ def test_a_site_of_three_is_restored_at_another_address(mill: Mill) -> None:
     mill.start_coordinator("coordinator", "edgeshard-coordinator --config pki/coordinator.toml")
     waits_for(lambda: first.run("edgectl get nodes").wait(COMMAND_S) == 0)
     for node in nodes:
-        token = first.finished(f"edgectl token create --node {node.name} --host {first.address} --quiet 2> log").strip()
+        token = first.finished(
+            f"edgectl token create --node {node.name} --host {first.address} --quiet 2> log"
+        ).strip()
         mill.start_agent(node.name, f"edgectl join {token} --foreground")
     waits_for(lambda: first.finished("edgectl get nodes").count(" connected ") == len(NODES))
     first.finished("edgectl model add tales --name fairy-tales")
@@ -143,7 +152,9 @@ def test_a_site_of_three_is_restored_at_another_address(mill: Mill) -> None:
     # It serves on, and reaches higher epochs.
     epoch = deployment_of(first)[1]
     mill.kill("b")
-    mill.start_agent("b", page_line("edgeshard-agent --config").partition(" 2>")[0].replace("$node", "b"))
+    mill.start_agent(
+        "b", page_line("edgeshard-agent --config").partition(" 2>")[0].replace("$node", "b")
+    )
     waits_for(lambda: deployment_of(first) > ("ready", epoch))
     epoch = deployment_of(first)[1]
 

@@ -1,4 +1,5 @@
-"""docs/http.md, beyond this machine: a site's URL on one machine, and clients on another that trust its authority."""
+"""docs/http.md, beyond this machine: a site's URL on one machine, and clients on another that trust
+its authority."""
 
 from __future__ import annotations
 
@@ -25,20 +26,38 @@ PORT = 8443
 
 @needs_clients
 def test_another_machine_asks_over_tls(namespaces: ModuleType, tmp_path: Path) -> None:
-    (shown,) = [b for b in blocks(ROOT / "docs" / "http.md") if b.text.startswith("first$ edgectl serve")]
+    (shown,) = [
+        b for b in blocks(ROOT / "docs" / "http.md") if b.text.startswith("first$ edgectl serve")
+    ]
     serve, _, curl, chat = shown.text.splitlines()
     with namespaces.Network(("first", "second"), "100mbit") as network:
         address, log, state = network.address("first"), tmp_path / "serve.log", tmp_path / "state"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGESHARD", "XDG_"))}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("EDGESHARD", "XDG_"))
+        }
         environment = {**clean, "HOME": str(tmp_path)}
         arguments = serve.removeprefix("first$ edgectl ").split()
         assert f"0.0.0.0:{PORT}" in arguments and "myhost.local" in arguments
-        command = [sys.executable, "-m", "edgeshard.cli.main", *arguments, "--state-dir", str(state)]
+        command = [
+            sys.executable,
+            "-m",
+            "edgeshard.cli.main",
+            *arguments,
+            "--state-dir",
+            str(state),
+        ]
         with log.open("wb") as out:
             entered = network.enter("first", *command)
-            process = subprocess.Popen(entered, stdout=out, stderr=out, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                entered, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
         try:
-            url, key = until(r"^URL +(\S+)$", log, process), until(r"^API key +(\S+)$", log, process)
+            url, key = (
+                until(r"^URL +(\S+)$", log, process),
+                until(r"^API key +(\S+)$", log, process),
+            )
             assert url == f"https://myhost.local:{PORT}/v1"
             shutil.copy(until(r"^trust +(\S+),", log, process), tmp_path / "site-ca.pem")
 
@@ -51,15 +70,26 @@ def test_another_machine_asks_over_tls(namespaces: ModuleType, tmp_path: Path) -
 
             line = curl.removeprefix("second$ ")
             by_name = line.replace("curl ", f"curl -sS --resolve myhost.local:{PORT}:{address} ")
-            assert [model["id"] for model in json.loads(second(by_name).stdout)["data"]] == ["fairy-tales"]
-            assert second(by_name.replace("--cacert site-ca.pem ", "")).returncode == 60, "nobody trusts it by itself"
-            assert "no_api_key" in second(by_name.replace("$KEY", "")).stdout, "and nobody comes in without a key"
-            assert second(f"curl -s http://{address}:{PORT}/health").returncode != 0, "never in plaintext"
+            assert [model["id"] for model in json.loads(second(by_name).stdout)["data"]] == [
+                "fairy-tales"
+            ]
+            assert second(by_name.replace("--cacert site-ca.pem ", "")).returncode == 60, (
+                "nobody trusts it by itself"
+            )
+            assert "no_api_key" in second(by_name.replace("$KEY", "")).stdout, (
+                "and nobody comes in without a key"
+            )
+            assert second(f"curl -s http://{address}:{PORT}/health").returncode != 0, (
+                "never in plaintext"
+            )
             # The library by its address, for no name is looked up here.
-            python = chat.removeprefix("second$ ").replace("python chat.py", f"{CLIENTS / 'bin' / 'python'} chat.py")
+            python = chat.removeprefix("second$ ").replace(
+                "python chat.py", f"{CLIENTS / 'bin' / 'python'} chat.py"
+            )
             (tmp_path / "chat.py").write_text(
                 "import os, openai\n"
-                f"client = openai.OpenAI(base_url='https://{address}:{PORT}/v1', api_key=os.environ['KEY'])\n"
+                f"client = openai.OpenAI(base_url='https://{address}:{PORT}/v1', "
+                "api_key=os.environ['KEY'])\n"
                 "print(client.models.list().data[0].id)\n"
             )
             told = second(python)

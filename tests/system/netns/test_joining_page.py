@@ -1,4 +1,5 @@
-"""docs/joining.md as somebody follows it: two machines with nothing but EdgeShard, and the page's lines in order."""
+"""docs/joining.md as somebody follows it: two machines with nothing but EdgeShard, and the page's
+lines in order."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ NO_TOKEN = "edgeshard2-AMCoAQ..."
 
 def lines(with_text: str = "") -> list[tuple[str, str]]:
     """The lines of the first block that has this text, each with its machine."""
-    block = next(block for block in blocks(PAGE) if block.language == "console" and with_text in block.text)
+    block = next(
+        block for block in blocks(PAGE) if block.language == "console" and with_text in block.text
+    )
     found = [LINE.fullmatch(line) for line in block.text.splitlines()]
     assert all(found), block.text
     return [(match["machine"], match["command"]) for match in found if match is not None]
@@ -46,7 +49,9 @@ def machines(namespaces: ModuleType, tmp_path: Path) -> Iterator[dict[str, Machi
 
 
 @pytest.mark.long
-def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[str, Machine]) -> None:
+def test_the_page_takes_two_machines_from_nothing_to_an_answer(
+    machines: dict[str, Machine],
+) -> None:
     typed = lines()
     assert [machine for machine, _ in typed].count("first") <= 6
     assert [machine for machine, _ in typed].count("second") == 1
@@ -78,7 +83,9 @@ def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> 
     section = README.read_text().partition("### Your second node")[2].partition("\n### ")[0]
     typed = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
     assert len(typed) == 3 and "".join(typed).count("\n") <= 8
-    on_first, on_second, again = ([line for line in block.splitlines() if "activate" not in line] for block in typed)
+    on_first, on_second, again = (
+        [line for line in block.splitlines() if "activate" not in line] for block in typed
+    )
     (create,), (join,), (listing, measure, deploy, generate) = on_first, on_second, again
     first, second = machines["first"], machines["second"]
     running = [first.run("edgectl serve demo")]
@@ -92,7 +99,9 @@ def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> 
         assert "second" in first.finished(listing)
         first.finished(measure)
         first.finished(deploy)
-        stages = re.findall(r"^(\S+) +\d+:\d+ ", first.finished("edgectl describe deployment both"), re.MULTILINE)
+        stages = re.findall(
+            r"^(\S+) +\d+:\d+ ", first.finished("edgectl describe deployment both"), re.MULTILINE
+        )
         assert len(stages) == 2 and "second" in stages
         assert len(first.finished(generate).split()) > 20
         assert '"both"' in first.finished(f"{sys.executable} -c '{MODELS_OVER_HTTP}'")
@@ -101,7 +110,9 @@ def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> 
 
 
 @pytest.mark.long
-def test_the_page_leads_a_second_machine_to_a_site_whose_address_it_does_not_know(machines: dict[str, Machine]) -> None:
+def test_the_page_leads_a_second_machine_to_a_site_whose_address_it_does_not_know(
+    machines: dict[str, Machine],
+) -> None:
     announced, created, _ = (command for _, command in lines("--discover"))
     first, second = machines["first"], machines["second"]
     said, _ = first.run("edgectl init mill").communicate(timeout=COMMAND_S)

@@ -1,4 +1,5 @@
-"""Attention over the paged KV pool, for our own blocks and for transformers' layers (`edgeshard_agent.model.library`).
+"""Attention over the paged KV pool, for our own blocks and for transformers' layers
+(`edgeshard_agent.model.library`).
 
 A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and
 handed to every layer. It holds the layers' common data: the slots of the spans' keys and values.
@@ -25,8 +26,8 @@ from edgeshard_agent.ops.kv_arena import NativeArena, RowArena
 from edgeshard_agent.ops.recurrent import SpanStates
 
 MOST_NATIVE_ROWS = 64
-"""Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,
-and the buffers between operators would grow."""
+"""Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is
+below a hundredth, and the buffers between operators would grow."""
 
 
 class Rotary(NamedTuple):
@@ -39,7 +40,8 @@ class Rotary(NamedTuple):
 
 
 class StepAttention:
-    """The KV side of one step, for all layers of a stage. Built after the pool has committed the step."""
+    """The KV side of one step, for all layers of a stage. Built after the pool has committed the
+    step."""
 
     __slots__ = ("_arenas", "_gathered", "_in_chunks", "_layer_states", "_tables", "span_states")
 
@@ -79,8 +81,8 @@ class StepAttention:
         """Write the step's keys and values, then attend. A `chunk` limits each token to its own
         chunk of that many positions.
 
-        `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor.
-        Returns [T, heads, head_dim], contiguous.
+        `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views
+        into one tensor. Returns [T, heads, head_dim], contiguous.
         """
         arena = self._arenas(layer)
         tables, gathered = self._tables, self._gathered
@@ -114,18 +116,23 @@ class SpansInChunks:
     """A step's spans for layers whose tokens attend within chunks of positions; built when a layer
     needs them.
 
-    Each piece of a span that lies in one chunk is as a request of its own, whose table begins with the chunk's first
-    block. So a token sees the same, wherever its prompt is cut and however much of it is run again.
+    Each piece of a span that lies in one chunk is as a request of its own, whose table begins with
+    the chunk's first block. So a token sees the same, wherever its prompt is cut and however much
+    of it is run again.
     """
 
     def __init__(
-        self, pool: KvPool, spans: Sequence[Span], make: Callable[[Tables, Sequence[Span]], SpanTables | GatheredSpans]
+        self,
+        pool: KvPool,
+        spans: Sequence[Span],
+        make: Callable[[Tables, Sequence[Span]], SpanTables | GatheredSpans],
     ) -> None:
         self._pool, self._spans, self._make = pool, spans, make
         self._made: dict[int, SpanTables | GatheredSpans] = {}
 
     def of(self, chunk: int) -> SpanTables | GatheredSpans:
-        """The pieces in chunks of `chunk` positions. Raises InvalidArgumentError if blocks do not fill a chunk."""
+        """The pieces in chunks of `chunk` positions. Raises InvalidArgumentError if blocks do not
+        fill a chunk."""
         if chunk not in self._made:
             view = _ChunkView(self._pool, self._spans, chunk)
             self._made[chunk] = self._make(view, view.pieces)
@@ -139,7 +146,8 @@ class _ChunkView:
         self.block_tokens = pool.block_tokens
         if chunk % self.block_tokens:
             raise InvalidArgumentError(
-                f"block_tokens is {self.block_tokens}; it must divide {chunk}, within which layers attend",
+                f"block_tokens is {self.block_tokens}; it must divide {chunk}, within which layers "
+                "attend",
                 field="block_tokens",
             )
         self.pieces: list[Span] = []
@@ -162,9 +170,18 @@ def _span_states(pool: KvPool, spans: Sequence[Span], device: torch.device) -> S
     before, also the slots for the states of the guesses.
     """
     tables = [pool.table(span.request) for span in spans]
-    parts = [[table.source for table in tables], np.cumsum([0, *(span.token_count for span in spans)])]
+    parts = [
+        [table.source for table in tables],
+        np.cumsum([0, *(span.token_count for span in spans)]),
+    ]
     if any(table.guess_slots or table.source != table.slot for table in tables):
-        parts.append([slot for table, span in zip(tables, spans, strict=True) for slot in slots_behind(table, span)])
+        parts.append(
+            [
+                slot
+                for table, span in zip(tables, spans, strict=True)
+                for slot in slots_behind(table, span)
+            ]
+        )
     return SpanStates(*(torch.tensor(part, dtype=torch.int32).to(device) for part in parts))
 
 
@@ -173,4 +190,6 @@ def _tables(pool: Tables, spans: Sequence[Span]) -> SpanTables:
     first_rows = np.zeros(len(spans) + 1, dtype=np.int32)
     np.cumsum([span.token_count for span in spans], out=first_rows[1:])
     blocks = torch.from_numpy(padded_tables(pool, spans))
-    return SpanTables(blocks, torch.from_numpy(lengths), torch.from_numpy(first_rows), pool.block_tokens)
+    return SpanTables(
+        blocks, torch.from_numpy(lengths), torch.from_numpy(first_rows), pool.block_tokens
+    )

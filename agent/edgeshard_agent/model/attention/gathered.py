@@ -1,4 +1,5 @@
-"""Attention for accelerators: a step's keys are gathered from the paged arena into one piece and attended in one call.
+"""Attention for accelerators: a step's keys are gathered from the paged arena into one piece and
+attended in one call.
 
 The pinned torch has no paged attention that runs on every card
 (docs/decisions/kernels.md#choice-a-gpu-decode-gathers-its-keys), so a
@@ -36,8 +37,10 @@ _BYTES_OF_A_SCORE = 10
 
 
 def causal_lower_right(queries: int, keys: int) -> Tensor:
-    """torch's bias for flash attention: of scores [queries, keys], the queries are the last of the positions."""
-    # Its module imports torch's compiler: a second, and 80 MB that a node on the CPU's kernels never uses.
+    """torch's bias for flash attention: of scores [queries, keys], the queries are the last of the
+    positions."""
+    # Its module imports torch's compiler: a second, and 80 MB that a node on the CPU's kernels
+    # never uses.
     from torch.nn.attention import bias
 
     causal_bias: Tensor = bias.causal_lower_right(queries, keys)
@@ -51,7 +54,8 @@ def prepare_causal(device: str) -> None:
 
 
 class Gather(NamedTuple):
-    """The places of the keys and values of B requests, each with one new token; all layers of one window share it.
+    """The places of the keys and values of B requests, each with one new token; all layers of one
+    window share it.
 
     `newest` [B] is the slot of each new token. `slots` [B, L] holds the slots of all positions of
     the tables. A position that is not seen is replaced by the newest one, so that only a request's
@@ -63,8 +67,11 @@ class Gather(NamedTuple):
     mask: Tensor
 
     @classmethod
-    def of(cls, tables: Tensor, lengths: Tensor, block_tokens: int, window: int, dtype: torch.dtype) -> Gather:
-        """A gather of block tables int32 [B, n] and lengths int32 [B], the new tokens counted. No `window` is 0."""
+    def of(
+        cls, tables: Tensor, lengths: Tensor, block_tokens: int, window: int, dtype: torch.dtype
+    ) -> Gather:
+        """A gather of block tables int32 [B, n] and lengths int32 [B], the new tokens counted. No
+        `window` is 0."""
         positions = torch.arange(tables.shape[1] * block_tokens, device=tables.device)
         slots = (tables.long().unsqueeze(2) * block_tokens + positions[:block_tokens]).flatten(1)
         ends = lengths.long().unsqueeze(1)
@@ -72,14 +79,22 @@ class Gather(NamedTuple):
         hidden = positions >= ends
         if window:
             hidden |= positions < ends - window
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=tables.device).masked_fill_(hidden, -torch.inf)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=tables.device).masked_fill_(
+            hidden, -torch.inf
+        )
         return cls(newest.squeeze(1), torch.where(hidden, newest, slots), mask)
 
 
 def gathered_attention(
-    query: Tensor, new_keys: Tensor, new_values: Tensor, arena: RowArena, gather: Gather, scoring: Scoring
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    arena: RowArena,
+    gather: Gather,
+    scoring: Scoring,
 ) -> Tensor:
-    """`ops.attend` for spans of one token on an accelerator; `gather` stands for its tables, lengths and window.
+    """`ops.attend` for spans of one token on an accelerator; `gather` stands for its tables,
+    lengths and window.
 
     A row's bits may depend on the width of the tables and the number of rows.
     """
@@ -102,16 +117,25 @@ def gathered_attention(
         seen_values = values[slots].to(query.dtype).transpose(1, 2)
         if scoring.softcap or sinks is not None:
             columns = None if sinks is None else sinks.view(kv_heads, -1, 1)
-            attended = explicit_attention(grouped[piece], seen_keys, seen_values, mask, scoring, columns)
+            attended = explicit_attention(
+                grouped[piece], seen_keys, seen_values, mask, scoring, columns
+            )
         else:
-            attended = scaled_dot_product_attention(grouped[piece], seen_keys, seen_values, attn_mask=mask, scale=scale)
+            attended = scaled_dot_product_attention(
+                grouped[piece], seen_keys, seen_values, attn_mask=mask, scale=scale
+            )
         pieces.append(attended)
     together = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return together.reshape(batch, heads, head_dim)
 
 
 def explicit_attention(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring, sinks: Tensor | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scoring: Scoring,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention with what `scaled_dot_product_attention` lacks.
 
@@ -153,7 +177,8 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """The spans of one token: their rows (a slice if they are neighbours), block tables and lengths, int32."""
+    """The spans of one token: their rows (a slice if they are neighbours), block tables and
+    lengths, int32."""
 
     rows: slice | Tensor
     tables: Tensor
@@ -187,13 +212,16 @@ class GatheredSpans:
     def of_decodes(cls, pool: Tables, tables: Tensor, lengths: Tensor) -> GatheredSpans:
         """One new token of each of B requests, with nothing read from the host.
 
-        `tables` is int32 [B, n], every entry a block of the arena, and `lengths` int32 [B], the new token counted.
+        `tables` is int32 [B, n], every entry a block of the arena, and `lengths` int32 [B], the new
+        token counted.
         """
         step = cls(pool, (), tables.device)
         step._decodes = _Decodes(slice(0, len(tables)), tables, lengths)
         return step
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, arena: RowArena, scoring: Scoring) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, arena: RowArena, scoring: Scoring
+    ) -> Tensor:
         """Attend as `ops.attention.attend` does."""
         decodes = self._decodes
         if decodes is not None and not self._chunks:
@@ -201,23 +229,41 @@ class GatheredSpans:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if decodes is not None:
             rows = decodes.rows
-            output[rows] = self._decode(decodes, query[rows], key[rows], value[rows], arena, scoring)
+            output[rows] = self._decode(
+                decodes, query[rows], key[rows], value[rows], arena, scoring
+            )
         for chunk in self._chunks:
             piece = chunk.rows
-            output[piece] = self._attend_chunk(chunk, query[piece], key[piece], value[piece], arena, scoring)
+            output[piece] = self._attend_chunk(
+                chunk, query[piece], key[piece], value[piece], arena, scoring
+            )
         return output
 
     def _decode(
-        self, decodes: _Decodes, query: Tensor, key: Tensor, value: Tensor, arena: RowArena, scoring: Scoring
+        self,
+        decodes: _Decodes,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        arena: RowArena,
+        scoring: Scoring,
     ) -> Tensor:
         gather = self._gathers.get(scoring.window)
         if gather is None:
-            gather = Gather.of(decodes.tables, decodes.lengths, self._block_tokens, scoring.window, query.dtype)
+            gather = Gather.of(
+                decodes.tables, decodes.lengths, self._block_tokens, scoring.window, query.dtype
+            )
             self._gathers[scoring.window] = gather
         return gathered_attention(query, key, value, arena, gather, scoring)
 
     def _attend_chunk(
-        self, chunk: _Chunk, query: Tensor, new_keys: Tensor, new_values: Tensor, arena: RowArena, scoring: Scoring
+        self,
+        chunk: _Chunk,
+        query: Tensor,
+        new_keys: Tensor,
+        new_values: Tensor,
+        arena: RowArena,
+        scoring: Scoring,
     ) -> Tensor:
         """[count, heads, head_dim] of one chunk."""
         keys, values = arena.keys, arena.values
@@ -255,10 +301,16 @@ class GatheredSpans:
         return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
 
     def _explicit(
-        self, chunk: _Chunk, window: int | None, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
+        self,
+        chunk: _Chunk,
+        window: int | None,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scoring: Scoring,
     ) -> Tensor:
-        """Attention shaped as `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head
-        dim].
+        """Attention shaped as `query` [KV heads, group, count, head dim], from keys and values
+        [seen, KV heads, head dim].
 
         A KV head and some queries at a time, so that their scores stay within MOST_SCORE_BYTES.
         """
@@ -271,19 +323,23 @@ class GatheredSpans:
             mask = _mask(chunk, chunk.end - len(keys), window, query, piece)
             for head in range(kv_heads):
                 some, of_head = query[head, :, piece], None if sinks is None else sinks[head]
-                attended = explicit_attention(some, keys[:, head], values[:, head], mask, scoring, of_head)
+                attended = explicit_attention(
+                    some, keys[:, head], values[:, head], mask, scoring, of_head
+                )
                 result[head, :, piece] = attended
         return result
 
     def _lower_right(self, chunk: _Chunk) -> Tensor:
-        """Says that the chunk's queries are the last of its positions, for which flash attention needs no mask."""
+        """Says that the chunk's queries are the last of its positions, for which flash attention
+        needs no mask."""
         key = (chunk.row, -1, 0)  # no mask begins there
         if key not in self._masks:
             self._masks[key] = causal_lower_right(chunk.count, chunk.end)
         return self._masks[key]
 
     def _mask(self, chunk: _Chunk, start: int, window: int | None, query: Tensor) -> Tensor:
-        """[count, seen]: 0 for a position from `start` on that a query sees, -inf elsewhere. Shared by the layers."""
+        """[count, seen]: 0 for a position from `start` on that a query sees, -inf elsewhere. Shared
+        by the layers."""
         key = (chunk.row, start, window or 0)
         mask = self._masks.get(key)
         if mask is None:
@@ -292,22 +348,31 @@ class GatheredSpans:
 
 
 def _mask(chunk: _Chunk, start: int, window: int | None, query: Tensor, rows: slice) -> Tensor:
-    """[rows, seen]: 0 for a position from `start` on that a query of the chunk's `rows` sees, -inf elsewhere."""
+    """[rows, seen]: 0 for a position from `start` on that a query of the chunk's `rows` sees, -inf
+    elsewhere."""
     first, end = chunk.first + rows.start, chunk.first + rows.stop
     queries = torch.arange(first, end, device=query.device).unsqueeze(1)
     positions = torch.arange(start, chunk.end, device=query.device).unsqueeze(0)
     hidden = positions > queries
     if window is not None:
         hidden |= positions <= queries - window
-    return torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
+    return torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(
+        hidden, -torch.inf
+    )
 
 
 def _decodes(pool: Tables, spans: Sequence[tuple[int, Span]], device: torch.device) -> _Decodes:
     rows = [row for row, _ in spans]
     tables = torch.from_numpy(padded_tables(pool, [span for _, span in spans])).to(device)
-    lengths = torch.tensor([span.end_position for _, span in spans], dtype=torch.int32, device=device)
+    lengths = torch.tensor(
+        [span.end_position for _, span in spans], dtype=torch.int32, device=device
+    )
     together = rows[-1] - rows[0] == len(rows) - 1
-    return _Decodes(slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=device), tables, lengths)
+    return _Decodes(
+        slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=device),
+        tables,
+        lengths,
+    )
 
 
 def _chunk(pool: Tables, span: Span, row: int, device: torch.device) -> _Chunk:

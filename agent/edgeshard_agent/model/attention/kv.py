@@ -1,7 +1,8 @@
 """The paged KV memory of one stage.
 
-The pool holds no allocator: the head grants blocks, the pool checks and obeys. A step is validated as a whole against a
-draft of the tables it touches and only then committed, so a refused step changes nothing.
+The pool holds no allocator: the head grants blocks, the pool checks and obeys. A step is validated
+as a whole against a draft of the tables it touches and only then committed, so a refused step
+changes nothing.
 
 Several tables may hold one block if it is full: they share its content, and no request writes to it
 any more.
@@ -23,7 +24,11 @@ import numpy.typing as npt
 import torch
 
 from edgeshard.architectures import KvHeads
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageSwap
@@ -39,9 +44,10 @@ from edgeshard_agent.ops.kv_arena import NativeArena, RowArena, check_int4, make
 class KvTable:
     """A request's blocks in order of position, and how many positions hold keys and values.
 
-    The first `shared` positions were filled by others; the request reads them only. The tokens of the last `assumed`
-    positions were guessed. `slot` holds its states after the positions that are certain,
-    `guess_slots` the states after each guess. Its newest span started from the states in `source`.
+    The first `shared` positions were filled by others; the request reads them only. The tokens of
+    the last `assumed` positions were guessed. `slot` holds its states after the positions that are
+    certain, `guess_slots` the states after each guess. Its newest span started from the states in
+    `source`.
     """
 
     blocks: tuple[int, ...] = ()
@@ -58,8 +64,11 @@ class KvTable:
         return self.length - self.assumed
 
     def slot_behind(self, position: int) -> int | None:
-        """The slot of its states after this many positions; None if `position` is before the certain ones."""
-        return self.slot if position == self.certain else self.guess_slots[position - self.certain - 1]
+        """The slot of its states after this many positions; None if `position` is before the
+        certain ones."""
+        return (
+            self.slot if position == self.certain else self.guess_slots[position - self.certain - 1]
+        )
 
 
 class Tables(Protocol):
@@ -72,7 +81,8 @@ class Tables(Protocol):
 
 
 def slots_behind(table: KvTable, span: Span) -> list[int | None]:
-    """The slot for the states after each position of a span, once the step with the span is committed."""
+    """The slot for the states after each position of a span, once the step with the span is
+    committed."""
     return [table.slot] * (span.token_count - span.guesses) + list(table.guess_slots)
 
 
@@ -90,9 +100,9 @@ class KvDraft:
     """Changes that a validated step will make: None if a table is freed, and the holders and state
     of each block it touches.
 
-    `anew` are the blocks granted to be written, `slots` whether slots are taken, those in `anew_slots` to be written.
-    `saves` and `restores` are copies of states, from slot to slot; `saved` the position of a slot's
-    saved states, 0 if it has none.
+    `anew` are the blocks granted to be written, `slots` whether slots are taken, those in
+    `anew_slots` to be written. `saves` and `restores` are copies of states, from slot to slot;
+    `saved` the position of a slot's saved states, 0 if it has none.
     """
 
     tables: dict[int, KvTable | None] = field(default_factory=dict)
@@ -132,10 +142,10 @@ class KvPool:
     """Keys and values of the blocks of `memory` for every layer of a stage, whose `heads` are given
     in its order. Also the `states` of its requests, each in a numbered slot.
 
-    Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
-    once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas
-    consist of rows and have one more block, which is in no table and not counted. Data written
-    there belongs to no request.
+    Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is
+    taken and touched at once, so it cannot run short later. With `scratch`, for recordings on an
+    accelerator, arenas consist of rows and have one more block, which is in no table and not
+    counted. Data written there belongs to no request.
     """
 
     def __init__(
@@ -161,7 +171,8 @@ class KvPool:
                 check_int4(own.head_dim, block_tokens, device)
         self.block_bytes = block_tokens * sum(own.bytes_per_token(self.kv_format) for own in heads)
         self._by_block: list[torch.Tensor] = []
-        """All memory of the pool: keys and values by block, [2 n, blocks, elements] for n layers with heads alike."""
+        """All memory of the pool: keys and values by block, [2 n, blocks, elements] for n layers
+        with heads alike."""
         self.states = states or States(0, (), device)
         """The data kept for requests besides keys and values."""
         self._arenas = self._taken(heads, device, scratch)
@@ -174,15 +185,23 @@ class KvPool:
         self._holders: dict[int, int] = {}
         """How many tables hold a block, for blocks that any does."""
         self._full: set[int] = set()
-        """Blocks all of whose positions are filled, whether held or left by the last request that did."""
+        """Blocks all of whose positions are filled, whether held or left by the last request that
+        did."""
 
-    def _taken(self, heads: Sequence[KvHeads], device: str, scratch: bool) -> dict[int, RowArena | NativeArena]:
-        """The arenas of the layers that have heads, by place; heads alike are in one piece of memory.
+    def _taken(
+        self, heads: Sequence[KvHeads], device: str, scratch: bool
+    ) -> dict[int, RowArena | NativeArena]:
+        """The arenas of the layers that have heads, by place; heads alike are in one piece of
+        memory.
 
         Raises ResourceExhaustedError.
         """
         numbers: torch.dtype | Literal[KvFormat.INT4]
-        numbers = self.kv_format if self.kv_format is KvFormat.INT4 else TORCH_DTYPES[DType(self.kv_format)]
+        numbers = (
+            self.kv_format
+            if self.kv_format is KvFormat.INT4
+            else TORCH_DTYPES[DType(self.kv_format)]
+        )
         element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
         block_count = self.blocks + 1 if scratch else self.blocks
         slots = block_count * self.block_tokens
@@ -190,18 +209,26 @@ class KvPool:
         try:
             for own in dict.fromkeys(own for own in heads if own.heads):
                 alike = [index for index, other in enumerate(heads) if other == own]
-                elements = self.block_tokens * own.heads * self.kv_format.head_bytes(own.head_dim) // element.itemsize
+                elements = (
+                    self.block_tokens
+                    * own.heads
+                    * self.kv_format.head_bytes(own.head_dim)
+                    // element.itemsize
+                )
                 storage = zeroed((len(alike), 2, block_count * elements), element, device)
                 self._by_block.append(storage.view(2 * len(alike), block_count, elements))
                 for index, memory in zip(alike, storage, strict=True):
                     if scratch and not isinstance(numbers, KvFormat):  # what records steps gathers
-                        arenas[index] = RowArena(slots, own.heads, own.head_dim, numbers, device, memory)
+                        arenas[index] = RowArena(
+                            slots, own.heads, own.head_dim, numbers, device, memory
+                        )
                     else:
                         sizes = slots, own.heads, own.head_dim, numbers, self.block_tokens
                         arenas[index] = make_arena(*sizes, device, memory)
         except (RuntimeError, MemoryError) as error:
             raise ResourceExhaustedError(
-                f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
+                f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}",
+                field="kv_blocks",
             ) from error
         return arenas
 
@@ -211,10 +238,13 @@ class KvPool:
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes of the blocks that are in a request's table, filled or not, and of its states; a shared block counts
-        once."""
+        """Bytes of the blocks that are in a request's table, filled or not, and of its states; a
+        shared block counts once."""
         guessed = sum(len(table.guess_slots) for table in self._tables.values())
-        return len(self._holders) * self.block_bytes + (len(self._taken_slots) + guessed) * self.states.slot_bytes
+        return (
+            len(self._holders) * self.block_bytes
+            + (len(self._taken_slots) + guessed) * self.states.slot_bytes
+        )
 
     @property
     def swapped(self) -> StageSwap | None:
@@ -237,7 +267,9 @@ class KvPool:
         """Keys and values of a layer, by its global index."""
         arena = self._arenas.get(layer - self.layers.first)
         if arena is None:
-            raise InvalidArgumentError(f"layer {layer} is not in this stage, which holds {self.layers}", field="layer")
+            raise InvalidArgumentError(
+                f"layer {layer} is not in this stage, which holds {self.layers}", field="layer"
+            )
         return arena
 
     def layer_states(self, layer: int) -> tuple[torch.Tensor, ...]:
@@ -251,16 +283,18 @@ class KvPool:
         self.swap.clear()
         for memory in self._by_block:
             if memory.device.type != "cpu":
-                memory.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
+                # what torch gives back of an accelerator's memory, it keeps for this process
+                memory.zero_()
         self._by_block.clear()
 
-    # -- one step ------------------------------------------------------------------------------------------------
+    # -- one step
+    # ------------------------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan) -> KvDraft:
         """Validate a step, part by part in its order; nothing changes until the draft is committed.
 
-        Raises InvalidArgumentError for what can never be right (a block that does not exist, an empty span) and
-        FailedPreconditionError for what does not fit the tables as they are.
+        Raises InvalidArgumentError for what can never be right (a block that does not exist, an
+        empty span) and FailedPreconditionError for what does not fit the tables as they are.
         """
         draft = KvDraft()
         if self.states.slots:
@@ -277,13 +311,16 @@ class KvPool:
         requests: set[int] = set()
         for span in plan.spans:
             if span.request in requests:
-                raise InvalidArgumentError(f"request {span.request} has two spans in one step", field="spans")
+                raise InvalidArgumentError(
+                    f"request {span.request} has two spans in one step", field="spans"
+                )
             requests.add(span.request)
             self._draft_span(draft, span)
         return draft
 
     def commit(self, draft: KvDraft) -> None:
-        """Make a draft, checked against the pool as it is, the state of the pool. Newly granted blocks become zeros."""
+        """Make a draft, checked against the pool as it is, the state of the pool. Newly granted
+        blocks become zeros."""
         self._move(draft)
         for request, length in draft.swapped_lengths.items():
             if not length:
@@ -372,7 +409,8 @@ class KvPool:
         begun = {grant.request for grant in plan.grants if grant.filled}
         if begun != {copy.request for copy in plan.restores}:
             raise FailedPreconditionError(
-                "a request must take the states that belong to the blocks it shares, and no other states",
+                "a request must take the states that belong to the blocks it shares, and no other "
+                "states",
                 field="restores",
                 reason="STATE_NOT_RESTORED",
             )
@@ -396,7 +434,8 @@ class KvPool:
             )
         if table.slot is None or copy.position != table.certain:
             raise FailedPreconditionError(
-                f"request {copy.request} has states after {table.certain} positions, not {copy.position}",
+                f"request {copy.request} has states after {table.certain} positions, not "
+                f"{copy.position}",
                 field=f"{field}.position",
                 reason="STATE_POSITION",
             )
@@ -407,20 +446,28 @@ class KvPool:
 
     def _kept_of(self, draft: KvDraft, request: int) -> int:
         """Positions kept aside of a request."""
-        return draft.swapped_lengths[request] if request in draft.swapped_lengths else self.swap.length(request)
+        return (
+            draft.swapped_lengths[request]
+            if request in draft.swapped_lengths
+            else self.swap.length(request)
+        )
 
     def _draft_swap_out(self, draft: KvDraft, request: int) -> None:
         table = self._peek(draft, request)
         if not table.length:
             raise FailedPreconditionError(
-                f"request {request} is to be swapped out, but holds no KV", field="swap_outs", reason="KV_NONE_TO_SWAP"
+                f"request {request} is to be swapped out, but holds no KV",
+                field="swap_outs",
+                reason="KV_NONE_TO_SWAP",
             )
         used = self.swap.used + sum(
-            self._blocks_for(length) - self.swap.count(other) for other, length in draft.swapped_lengths.items()
+            self._blocks_for(length) - self.swap.count(other)
+            for other, length in draft.swapped_lengths.items()
         )
         if used + self._blocks_for(table.certain) > self.swap.blocks:
             raise FailedPreconditionError(
-                f"request {request} is to be swapped out, but {used} of {self.swap.blocks} blocks are kept aside",
+                f"request {request} is to be swapped out, but {used} of {self.swap.blocks} blocks "
+                "are kept aside",
                 field="swap_outs",
                 reason="KV_SWAP_FULL",
             )
@@ -458,34 +505,44 @@ class KvPool:
                 )
             draft.holders[block] = self._holders_of(draft, block) + 1
             if grant.swapped:
-                draft.full[block] = (grant.blocks.index(block) + 1) * self.block_tokens <= swapped_length
+                draft.full[block] = (
+                    grant.blocks.index(block) + 1
+                ) * self.block_tokens <= swapped_length
             elif not grant.filled:
                 draft.full[block] = False
                 draft.anew.append(block)
-        length, shared = (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
+        length, shared = (
+            (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
+        )
         if grant.swapped:
             length, draft.swapped_lengths[grant.request] = swapped_length, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
-        blocks, source = table.blocks + tuple(grant.blocks), table.source if grant.first_index else slot
+        blocks, source = (
+            table.blocks + tuple(grant.blocks),
+            table.source if grant.first_index else slot,
+        )
         draft.tables[grant.request] = replace(
             table, blocks=blocks, length=length, shared=shared, slot=slot, source=source
         )
 
     def _draft_slot(self, draft: KvDraft, grant: KvGrant) -> int | None:
-        """The slot of the request's states after this grant: the first one gives it, also to stages without states."""
+        """The slot of the request's states after this grant: the first one gives it, also to stages
+        without states."""
         if not self.states.slots:
             return None
         if grant.first_index:
             if grant.slot is not None:
                 raise InvalidArgumentError(
-                    f"a grant to request {grant.request} gives a slot that the request does not need",
+                    f"a grant to request {grant.request} gives a slot that the request does not "
+                    "need",
                     field="grants.slot",
                     reason="STATE_SLOT_NOT_DUE",
                 )
             return self._peek(draft, grant.request).slot
         if grant.slot is None or not 0 <= grant.slot < self.states.slots:
             raise InvalidArgumentError(
-                f"a first grant to request {grant.request} must give a slot below {self.states.slots}",
+                f"a first grant to request {grant.request} must give a slot below "
+                f"{self.states.slots}",
                 field="grants.slot",
                 reason="STATE_SLOT_MISSING",
             )
@@ -502,7 +559,8 @@ class KvPool:
         return grant.slot
 
     def _check_swapped(self, grant: KvGrant, swapped_length: int) -> None:
-        """The table of a swapped-out request must begin with exactly the blocks for its kept positions."""
+        """The table of a swapped-out request must begin with exactly the blocks for its kept
+        positions."""
         if not (
             grant.swapped
             and swapped_length
@@ -510,7 +568,8 @@ class KvPool:
             and not grant.filled
         ):
             raise FailedPreconditionError(
-                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {swapped_length} positions kept aside",
+                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for "
+                f"{swapped_length} positions kept aside",
                 field="grants.swapped",
                 reason="KV_SWAPPED",
             )
@@ -518,10 +577,16 @@ class KvPool:
     def _check_shared(self, draft: KvDraft, grant: KvGrant) -> None:
         """Blocks that others filled begin a table and are full."""
         blocks = set(grant.blocks)
-        if grant.first_index or grant.filled != len(blocks) * self.block_tokens or len(blocks) != len(grant.blocks):
+        if (
+            grant.first_index
+            or grant.filled != len(blocks) * self.block_tokens
+            or len(blocks) != len(grant.blocks)
+        ):
             raise InvalidArgumentError(
-                f"a grant to request {grant.request} shares {grant.filled} positions in {len(grant.blocks)} blocks "
-                f"from index {grant.first_index}; only whole blocks at the beginning of a table can be shared",
+                f"a grant to request {grant.request} shares {grant.filled} positions in "
+                f"{len(grant.blocks)} blocks "
+                f"from index {grant.first_index}; only whole blocks at the beginning of a table "
+                "can be shared",
                 field="grants.filled",
             )
         for block in grant.blocks:
@@ -535,7 +600,8 @@ class KvPool:
     def _draft_span(self, draft: KvDraft, span: Span) -> None:
         if span.token_count < 1 or span.first_position < 0:
             raise InvalidArgumentError(
-                f"request {span.request} has a span of {span.token_count} tokens at {span.first_position}",
+                f"request {span.request} has a span of {span.token_count} tokens at "
+                f"{span.first_position}",
                 field="spans",
             )
         table = self._peek(draft, span.request)
@@ -549,23 +615,28 @@ class KvPool:
         with_states = self._draft_states(draft, span, table)
         if span.first_position < table.certain and span.sampling is None:
             raise FailedPreconditionError(
-                f"a span of request {span.request} begins at {span.first_position}, before its {table.certain} certain "
+                f"a span of request {span.request} begins at {span.first_position}, before its "
+                f"{table.certain} certain "
                 "positions; only its first span in an epoch may truncate these",
                 field="spans.first_position",
                 reason="KV_TRUNCATION_REFUSED",
             )
         if span.end_position > len(table.blocks) * self.block_tokens:
             raise FailedPreconditionError(
-                f"a span of request {span.request} ends at {span.end_position}, but its {len(table.blocks)} blocks "
+                f"a span of request {span.request} ends at {span.end_position}, but its "
+                f"{len(table.blocks)} blocks "
                 f"hold {len(table.blocks) * self.block_tokens} tokens",
                 field="spans.token_count",
                 reason="KV_TABLE_TOO_SHORT",
             )
         size = self.block_tokens
         written = table.blocks[span.first_position // size : -(-span.end_position // size)]
-        if span.first_position < table.shared or any(self._holders_of(draft, block) > 1 for block in written):
+        if span.first_position < table.shared or any(
+            self._holders_of(draft, block) > 1 for block in written
+        ):
             raise FailedPreconditionError(
-                f"a span of request {span.request} begins at {span.first_position}, within KV that it shares",
+                f"a span of request {span.request} begins at {span.first_position}, within KV that "
+                "it shares",
                 field="spans.first_position",
                 reason="KV_SHARED",
             )
@@ -573,7 +644,9 @@ class KvPool:
         first = min(span.first_position, table.certain) // size
         for index, block in enumerate(table.blocks[first:], first):
             draft.full[block] = (index + 1) * size <= span.certain_position
-        draft.tables[span.request] = replace(with_states, length=span.end_position, assumed=span.guesses)
+        draft.tables[span.request] = replace(
+            with_states, length=span.end_position, assumed=span.guesses
+        )
 
     def _draft_states(self, draft: KvDraft, span: Span, table: KvTable) -> KvTable:
         """The span's request with the slots that its states come from and go to."""
@@ -581,7 +654,8 @@ class KvPool:
             return table
         if span.first_position < table.certain:
             raise FailedPreconditionError(
-                f"a span of request {span.request} begins at {span.first_position}, before its {table.certain} certain "
+                f"a span of request {span.request} begins at {span.first_position}, before its "
+                f"{table.certain} certain "
                 "positions; states cannot be cut to fewer positions",
                 field="spans.first_position",
                 reason="STATE_TRUNCATION_REFUSED",
@@ -596,7 +670,8 @@ class KvPool:
         slots = (*table.guess_slots, *free)[: span.guesses]
         if len(slots) < span.guesses:
             raise FailedPreconditionError(
-                f"a span of request {span.request} has {span.guesses} draft tokens, but only {len(slots)} of "
+                f"a span of request {span.request} has {span.guesses} draft tokens, but only "
+                f"{len(slots)} of "
                 f"{len(self.states.guess_slots)} state slots are free",
                 field="spans.guesses",
                 reason="STATE_GUESS_SLOTS_IN_USE",
@@ -612,18 +687,23 @@ class KvPool:
             if draft.tables.get(other, True) is not None and other not in draft.swap_outs:
                 yield from self.table(other).guess_slots
 
-    # -- the same, one at a time ---------------------------------------------------------------------------------
+    # -- the same, one at a time
+    # ---------------------------------------------------------------------------------
 
     def grant(self, request: int, first_index: int, blocks: Sequence[int]) -> None:
-        """Append blocks to a request's table, which must have `first_index` blocks. Raises as `check` does."""
+        """Append blocks to a request's table, which must have `first_index` blocks. Raises as
+        `check` does."""
         self.commit(self.check(StepPlan(grants=(KvGrant(request, first_index, tuple(blocks)),))))
 
     def free(self, request: int) -> None:
         """Give a request's blocks back; nothing happens for one that has none."""
         self.commit(self.check(StepPlan(frees=(request,))))
 
-    def begin_span(self, request: int, first_position: int, token_count: int, truncate_allowed: bool) -> None:
-        """Extend (or, if allowed, cut) a request's KV length for a span about to run. Raises as `check` does."""
+    def begin_span(
+        self, request: int, first_position: int, token_count: int, truncate_allowed: bool
+    ) -> None:
+        """Extend (or, if allowed, cut) a request's KV length for a span about to run. Raises as
+        `check` does."""
         draft = KvDraft()
         sampling = Sampling() if truncate_allowed else None
         self._draft_span(draft, Span(request, first_position, token_count, sampling=sampling))

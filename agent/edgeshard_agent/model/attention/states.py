@@ -41,7 +41,10 @@ class States:
         count, plain = self.guess_slots.stop, TORCH_DTYPES[dtype]
         try:
             self._layers = [
-                tuple(zeroed((count, *size.shape), torch.float32 if size.float32 else plain, device) for size in layer)
+                tuple(
+                    zeroed((count, *size.shape), torch.float32 if size.float32 else plain, device)
+                    for size in layer
+                )
                 for layer in sizes
             ]
         except (RuntimeError, MemoryError) as error:
@@ -74,5 +77,6 @@ class States:
         for layer in self._layers:
             for state in layer:
                 if state.device.type != "cpu":
-                    state.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
+                    # what torch gives back of an accelerator's memory, it keeps for this process
+                    state.zero_()
         self._layers = []

@@ -16,7 +16,8 @@ from edgeshard.storage.files import free_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One request's `parts`: the tensors in memory or, if there is a `file`, only their shapes and dtypes."""
+    """One request's `parts`: the tensors in memory or, if there is a `file`, only their shapes and
+    dtypes."""
 
     length: int
     count: int
@@ -25,7 +26,8 @@ class _Kept:
 
 
 class SwapSpace:
-    """Room for copies of `blocks` KV blocks. With a directory they lie in files there, which have no name.
+    """Room for copies of `blocks` KV blocks. With a directory they lie in files there, which have
+    no name.
 
     Such a file ends with the process, however that ends.
     """
@@ -53,7 +55,8 @@ class SwapSpace:
         return self._kept[request].count if request in self._kept else 0
 
     def put(self, request: int, length: int, count: int, parts: Sequence[torch.Tensor]) -> None:
-        """Keep `length` positions of a request: a copy of each of `parts`, which are its `count` blocks and its states.
+        """Keep `length` positions of a request: a copy of each of `parts`, which are its `count`
+        blocks and its states.
 
         Raises ResourceExhaustedError if the disk is full.
         """
@@ -117,8 +120,10 @@ def _written(directory: Path, parts: Sequence[torch.Tensor]) -> BinaryIO:
         if file is not None:
             file.close()
         raise ResourceExhaustedError(
-            f"kv_swap_on_disk: KV to swap out needs {needed} bytes on the disk of {directory}, where "
-            f"{free_bytes(directory)} are free: {error.strerror}; free space, or deploy without kv_swap_on_disk",
+            f"kv_swap_on_disk: KV to swap out needs {needed} bytes on the disk of {directory}, "
+            "where "
+            f"{free_bytes(directory)} are free: {error.strerror}; free space, or deploy without "
+            "kv_swap_on_disk",
             field="kv_swap_on_disk",
             reason="KV_SWAP_DISK_FULL",
         ) from error

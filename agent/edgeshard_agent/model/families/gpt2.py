@@ -24,11 +24,15 @@ class Gpt2Modules(LayerModules):
             self.wte = self._weight(shape.vocab_size, shape.hidden_size)
             self.wpe = self._weight(shape.max_context, shape.hidden_size)
         if context.is_last:
-            self.ln_f = nn.LayerNorm(shape.hidden_size, eps=config.layer_norm_epsilon, device="meta")
+            self.ln_f = nn.LayerNorm(
+                shape.hidden_size, eps=config.layer_norm_epsilon, device="meta"
+            )
             self.lm_head = self._weight(shape.vocab_size, shape.hidden_size)
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return functional.embedding(tokens, self.wte.weight) + functional.embedding(positions, self.wpe.weight)
+        return functional.embedding(tokens, self.wte.weight) + functional.embedding(
+            positions, self.wpe.weight
+        )
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(self.ln_f(hidden))

@@ -1,4 +1,5 @@
-"""opt: learned positions offset by 2; the 350m variant projects in and out and normalises after each part."""
+"""opt: learned positions offset by 2; the 350m variant projects in and out and normalises after
+each part."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class OptModules(LayerModules):
         if context.is_last:
             if config.do_layer_norm_before and not config._remove_final_layer_norm:
                 affine = config.layer_norm_elementwise_affine
-                self.final_layer_norm = nn.LayerNorm(hidden, elementwise_affine=affine, device="meta")
+                self.final_layer_norm = nn.LayerNorm(
+                    hidden, elementwise_affine=affine, device="meta"
+                )
             if token_width != hidden:
                 self.project_out = self._weight(token_width, hidden)
             self.lm_head = self._weight(shape.vocab_size, token_width)
@@ -42,7 +45,9 @@ class OptModules(LayerModules):
         embedded = functional.embedding(tokens, self.embed_tokens.weight)
         if self.project_in is not None:
             embedded = self.project_in(embedded)
-        return embedded + functional.embedding(positions + POSITION_OFFSET, self.embed_positions.weight)
+        return embedded + functional.embedding(
+            positions + POSITION_OFFSET, self.embed_positions.weight
+        )
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         for module in (self.final_layer_norm, self.project_out):

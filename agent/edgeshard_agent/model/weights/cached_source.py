@@ -34,7 +34,9 @@ class CachedTensorSource:
     any time.
     """
 
-    def __init__(self, location_of: Callable[[Digest], BlobLocation], tensors: Iterable[TensorInfo]) -> None:
+    def __init__(
+        self, location_of: Callable[[Digest], BlobLocation], tensors: Iterable[TensorInfo]
+    ) -> None:
         self._location_of = location_of
         self._tensors = {tensor.name: tensor for tensor in tensors}
 
@@ -45,7 +47,9 @@ class CachedTensorSource:
         """The tensor on the CPU as it is stored. Raises DataLossError naming it."""
         info = self._tensors.get(name)
         if info is None:
-            raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
+            raise DataLossError(
+                f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR"
+            )
         dtype = TORCH_DTYPES[info.dtype]
         if info.element_count == 0:
             return torch.empty(info.shape, dtype=dtype)
@@ -54,10 +58,14 @@ class CachedTensorSource:
             if location.size != info.stored_bytes:
                 raise _wrong_size(info, location.size)
             with open_location(location) as file:
-                data = _mapped(file) if _has_own_file(location, file) else _read(file, location, info)
+                data = (
+                    _mapped(file) if _has_own_file(location, file) else _read(file, location, info)
+                )
         except (OSError, ValueError, NotFoundError) as error:
             raise DataLossError(
-                f"tensor {name} cannot be read from the cache: {error}", field=name, reason="UNREADABLE_TENSOR"
+                f"tensor {name} cannot be read from the cache: {error}",
+                field=name,
+                reason="UNREADABLE_TENSOR",
             ) from None
         if len(data) != info.stored_bytes:
             raise _wrong_size(info, len(data))
@@ -66,8 +74,11 @@ class CachedTensorSource:
         return torch.frombuffer(data, dtype=dtype).view(info.shape)
 
 
-def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFormat) -> QuantizedWeight | BlockWeight:
-    """A matrix [rows, columns] from the bytes of its blocks (`IntegerFormat.stored_block_bytes`)."""
+def from_blocks(
+    data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFormat
+) -> QuantizedWeight | BlockWeight:
+    """A matrix [rows, columns] from the bytes of its blocks
+    (`IntegerFormat.stored_block_bytes`)."""
     if integers.layout is not None:
         return BlockWeight.of(data, shape, integers)
     rows, columns = shape
@@ -97,8 +108,9 @@ def _has_own_file(location: BlobLocation, file: BinaryIO) -> bool:
 
 
 def _mapped(file: BinaryIO) -> mmap.mmap:
-    # The file is open for reading only and never changes; a write to the tensor would go to a private copy of the page.
-    # A plainly read-only mapping would turn such a write into a crash of the process.
+    # The file is open for reading only and never changes; a write to the tensor would go to a
+    # private copy of the page. A plainly read-only mapping would turn such a write into a crash of
+    # the process.
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
@@ -115,7 +127,8 @@ def _read(file: BinaryIO, location: BlobLocation, info: TensorInfo) -> memoryvie
             done += count
     if done == len(data) and sha256.hexdigest() != info.sha256:
         raise DataLossError(
-            f"tensor {info.name} is not as it was added: somebody has written to {location.source or location.path}; "
+            f"tensor {info.name} is not as it was added: somebody has written to "
+            f"{location.source or location.path}; "
             "add the model again from files that stay as they are",
             field=info.name,
             reason=CHANGED_SINCE_ADDED,

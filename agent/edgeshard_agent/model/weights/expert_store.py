@@ -26,7 +26,8 @@ from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError
 
 @dataclass(slots=True)
 class _Read:
-    """An expert that is being read into memory. `is_wanted` may be taken back while it is read ahead."""
+    """An expert that is being read into memory. `is_wanted` may be taken back while it is read
+    ahead."""
 
     expert: Expert
     memory: torch.Tensor
@@ -36,7 +37,8 @@ class _Read:
 
 @dataclass(slots=True)
 class ExpertStoreCounts:
-    """Bytes read from the disk, seconds that steps waited for them, and experts read ahead that were needed, or not."""
+    """Bytes read from the disk, seconds that steps waited for them, and experts read ahead that
+    were needed, or not."""
 
     bytes_read: int = 0
     waited_s: float = 0.0
@@ -97,7 +99,9 @@ class ExpertStore:
         try:
             for use in uses:
                 self._request(loads, pending)
-                if not loads and not looked_ahead:  # the disk would stand still while the last ones compute
+                if (
+                    not loads and not looked_ahead
+                ):  # the disk would stand still while the last ones compute
                     self._look_ahead(layer, len(choices))
                     looked_ahead = True
                 self._wait(use.expert)
@@ -112,10 +116,19 @@ class ExpertStore:
         """Bytes taken for experts now: for present ones, and for one that is read ahead."""
         with self._changed:
             state = self._state
-            buffers = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]
+            buffers = [
+                *state.resident.values(),
+                *state.ahead_done.values(),
+                *(read.memory for read in state.reads),
+            ]
             flying = [state.in_flight.memory] if state.in_flight is not None else []
             return sum(
-                memory.nbytes for memory in (*buffers, *flying, *(m for some in state.free.values() for m in some))
+                memory.nbytes
+                for memory in (
+                    *buffers,
+                    *flying,
+                    *(m for some in state.free.values() for m in some),
+                )
             )
 
     @property
@@ -125,7 +138,9 @@ class ExpertStore:
         with self._changed:
             cached = sum(memory.nbytes for memory in self._state.resident.values())
             hits, misses = cache.counts.hits, cache.counts.needed - cache.counts.hits
-        return StageExperts(cached, cache.room, self._total, hits, misses, counts.bytes_read, counts.waited_s)
+        return StageExperts(
+            cached, cache.room, self._total, hits, misses, counts.bytes_read, counts.waited_s
+        )
 
     @property
     def failure(self) -> EdgeShardError | None:
@@ -146,7 +161,8 @@ class ExpertStore:
         self._state = _State(closed=True)
 
     def _choose(self, layer: int, choices: torch.Tensor) -> Sequence[Use]:
-        """The cache's uses, after reads ahead are settled: kept if they are needed, otherwise abandoned."""
+        """The cache's uses, after reads ahead are settled: kept if they are needed, otherwise
+        abandoned."""
         numbers = choices.numpy()
         needed_experts = {(layer, expert) for expert in set(choices.flatten().tolist())}
         state = self._state
@@ -172,7 +188,9 @@ class ExpertStore:
         """Read the likely experts of the next layer, once nothing is left to read for this one."""
         with self._changed:
             following = (layer + 1) % len(self.units)
-            self._state.ahead.extend((following, expert) for expert in self.cache.likely(following, tokens))
+            self._state.ahead.extend(
+                (following, expert) for expert in self.cache.likely(following, tokens)
+            )
             self._changed.notify_all()
 
     def _request(self, loads: deque[Use], pending: set[Expert]) -> None:
@@ -183,7 +201,9 @@ class ExpertStore:
                 use = loads.popleft()
                 self._let_go(use.victims)
                 flying = state.in_flight
-                if use.expert in state.ahead_done or (flying is not None and flying.expert == use.expert):
+                if use.expert in state.ahead_done or (
+                    flying is not None and flying.expert == use.expert
+                ):
                     self.counts.ahead_used += 1  # it was being read when the router chose it
                 else:
                     state.reads.append(_Read(use.expert, self._memory(use.expert)))
@@ -231,7 +251,9 @@ class ExpertStore:
             except EdgeShardError as error:
                 self._fail(error)
             except Exception as error:
-                self._fail(InternalError(f"reading experts failed: {type(error).__name__}: {error}"))
+                self._fail(
+                    InternalError(f"reading experts failed: {type(error).__name__}: {error}")
+                )
             with self._changed:
                 self._state.in_flight = None
                 if not read.is_done:
@@ -255,7 +277,9 @@ class ExpertStore:
         layer, expert = read.expert
         unit, began = self.units[layer][expert], time.monotonic()
         is_wanted = (lambda: read.is_wanted) if self._state.in_flight is read else None
-        unit.file.read_large(self.reader, read.memory.numpy().data, cached=False, is_wanted=is_wanted)
+        unit.file.read_large(
+            self.reader, read.memory.numpy().data, cached=False, is_wanted=is_wanted
+        )
         if (observer := self.observer) is not None:
             observer.read(self.layers[layer], unit.large_bytes, began, time.monotonic(), expert)
         with self._changed:

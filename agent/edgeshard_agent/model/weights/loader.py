@@ -9,8 +9,19 @@ from typing import Protocol
 
 import torch
 
-from edgeshard.architectures import ExpectedTensor, canonical_name, is_transposed, keeps_float32, matrix_size
-from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.architectures import (
+    ExpectedTensor,
+    canonical_name,
+    is_transposed,
+    keeps_float32,
+    matrix_size,
+)
+from edgeshard.domain.errors import (
+    DataLossError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.models.dtypes import DType
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.ops.block_formats import BlockWeight, Weight
@@ -24,7 +35,8 @@ class TensorSource(Protocol):
         """The checkpoint's own names of all its tensors."""
 
     def read(self, name: str) -> Weight:
-        """One tensor on the CPU as it is stored, possibly mapped from a file. Raises DataLossError."""
+        """One tensor on the CPU as it is stored, possibly mapped from a file. Raises
+        DataLossError."""
 
 
 def check_filled(modules: StageModules) -> None:
@@ -35,26 +47,33 @@ def check_filled(modules: StageModules) -> None:
 
 
 class ParameterLoader:
-    """Gives parameters their tensors, in the stage's dtype on its device; `arrived` gets the bytes of each."""
+    """Gives parameters their tensors, in the stage's dtype on its device; `arrived` gets the bytes
+    of each."""
 
     def __init__(
-        self, modules: StageModules, source: TensorSource, arrived: Callable[[int], None] = lambda size: None
+        self,
+        modules: StageModules,
+        source: TensorSource,
+        arrived: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._modules = modules
         self._source = source
         self._arrived = arrived
         context = modules.context
-        self._stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
+        self._stored = {
+            canonical_name(context.shape.architecture, name): name for name in source.names()
+        }
 
     def total_bytes(self, expected: Mapping[str, ExpectedTensor]) -> int:
         """Bytes of these tensors, as `arrived` gets them."""
         return sum(self._held_bytes(name, tensor) for name, tensor in expected.items())
 
     def load(self, expected: Mapping[str, ExpectedTensor]) -> None:
-        """Load these tensors, by canonical name; no others are read. At most one is in memory besides the stage.
+        """Load these tensors, by canonical name; no others are read. At most one is in memory
+        besides the stage.
 
-        Raises DataLossError for a tensor that is missing, InvalidArgumentError for one of the wrong shape, both with
-        its name as field, and ResourceExhaustedError.
+        Raises DataLossError for a tensor that is missing, InvalidArgumentError for one of the wrong
+        shape, both with its name as field, and ResourceExhaustedError.
         """
         for name, tensor in expected.items():
             self._load_one(name, tensor)
@@ -69,7 +88,9 @@ class ParameterLoader:
             )
         value = source.read(stored[name])
         shape = modules.context.shape
-        if isinstance(value, QuantizedWeight | BlockWeight):  # stored by rows of outputs in any family
+        if isinstance(
+            value, QuantizedWeight | BlockWeight
+        ):  # stored by rows of outputs in any family
             size = matrix = tuple(value.shape)
         else:
             size = matrix = tuple(value.shape)
@@ -78,7 +99,8 @@ class ParameterLoader:
                 matrix = size[::-1]
         if matrix != matrix_size(shape, name, tensor.shape):
             raise InvalidArgumentError(
-                f"tensor {stored[name]} has shape {list(size)}, but config.json requires {list(tensor.shape)}",
+                f"tensor {stored[name]} has shape {list(size)}, but config.json requires "
+                f"{list(tensor.shape)}",
                 field=stored[name],
                 reason="WRONG_TENSOR_SHAPE",
             )
@@ -87,7 +109,9 @@ class ParameterLoader:
         except (RuntimeError, OSError, MemoryError) as error:
             if not _is_want_of_memory(error):
                 raise
-            raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
+            raise ResourceExhaustedError(
+                f"no memory for tensor {stored[name]}: {error}", field=stored[name]
+            ) from error
         self._arrived(self._held_bytes(name, tensor))
 
     def _held_bytes(self, name: str, tensor: ExpectedTensor) -> int:
@@ -97,7 +121,10 @@ class ParameterLoader:
 
 
 def _is_want_of_memory(error: Exception) -> bool:
-    """Mappings, Python and accelerators have an error for it; torch's own allocator for the CPU has words."""
+    """Mappings, Python and accelerators have an error for it; torch's own allocator for the CPU has
+    words."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
+        error
+    )

@@ -15,7 +15,13 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, SMALL_WEIGHTS, mapped
 from edgeshard_agent.ops.linear import PackedForm, PackedLinear
 from edgeshard_agent.ops.native import crc32c
-from edgeshard_agent.store.packed_files import PackedEntry, PackedFile, UnitBytes, checksum, laid_out
+from edgeshard_agent.store.packed_files import (
+    PackedEntry,
+    PackedFile,
+    UnitBytes,
+    checksum,
+    laid_out,
+)
 
 SMALL_TENSOR_BYTES = 64 << 10
 """Plain tensors up to this size stay in memory if a unit is streamed, as biases do."""
@@ -24,7 +30,8 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelUnit:
-    """A unit of a stage: its modules, each with what begins its entries' names; those below `without` are not in it."""
+    """A unit of a stage: its modules, each with what begins its entries' names; those below
+    `without` are not in it."""
 
     name: str
     parts: tuple[tuple[str, nn.Module], ...]
@@ -73,7 +80,9 @@ def unit_bytes(unit: ModelUnit) -> UnitBytes | None:
         if form is None or memory is None:
             return None
         shape, dtype = (form.out_features, form.in_features), _dtype_name(projection.dtype)
-        entry = PackedEntry(name, 0, memory.numel(), shape, dtype, form.scheme, form.group, form.half_scales)
+        entry = PackedEntry(
+            name, 0, memory.numel(), shape, dtype, form.scheme, form.group, form.half_scales
+        )
         large.append((entry, memory))
     for name, _, _, tensor in unit.tensors():
         data = tensor.detach()
@@ -106,13 +115,20 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise DataLossError(f"packed tensors of dtype {name!r} are unknown", field="packed", reason="PACKED_DAMAGED")
+        raise DataLossError(
+            f"packed tensors of dtype {name!r} are unknown", field="packed", reason="PACKED_DAMAGED"
+        )
     return dtype
 
 
 def unit_memory(size: int) -> torch.Tensor:
-    """Memory for `size` bytes of a unit, aligned to whole blocks; in huge pages of its own if there are any."""
-    return mapped((size,), torch.uint8) if size >= HUGE_PAGE else SMALL_WEIGHTS.take((size,), torch.uint8, 4096)
+    """Memory for `size` bytes of a unit, aligned to whole blocks; in huge pages of its own if there
+    are any."""
+    return (
+        mapped((size,), torch.uint8)
+        if size >= HUGE_PAGE
+        else SMALL_WEIGHTS.take((size,), torch.uint8, 4096)
+    )
 
 
 def unit_checksum(data: memoryview) -> int:
@@ -122,7 +138,8 @@ def unit_checksum(data: memoryview) -> int:
 
 
 class AdoptedUnit:
-    """A unit whose modules read bytes as a packed file has them: wherever its large tensors are placed."""
+    """A unit whose modules read bytes as a packed file has them: wherever its large tensors are
+    placed."""
 
     def __init__(self, unit: ModelUnit, file: PackedFile, small: torch.Tensor) -> None:
         """`small` has the data of the file's small tensors. Raises DataLossError if the file
@@ -147,7 +164,9 @@ class AdoptedUnit:
         if entries:
             raise _other_unit(file, next(iter(entries)))
 
-    def _adopt_tensor(self, owner: nn.Module, leaf: str, entry: PackedEntry, small: torch.Tensor) -> None:
+    def _adopt_tensor(
+        self, owner: nn.Module, leaf: str, entry: PackedEntry, small: torch.Tensor
+    ) -> None:
         offset = entry.offset - self.file.header.small_bytes
         if offset >= 0:
             self._tensors.append((owner, leaf, entry, offset))
@@ -173,12 +192,15 @@ class AdoptedUnit:
         return self.file.header.large_bytes
 
     def place(self, memory: torch.Tensor | None) -> None:
-        """Use the large tensors' data in `memory`, [large_bytes] uint8; None: they are in no memory now."""
+        """Use the large tensors' data in `memory`, [large_bytes] uint8; None: they are in no memory
+        now."""
         for packed, offset, size in self._matrices:
             packed.place(None if memory is None else memory[offset : offset + size])
         for owner, leaf, entry, offset in self._tensors:
             if memory is None:
-                _set(owner, leaf, torch.empty(entry.shape, dtype=_dtype(entry.dtype), device="meta"))
+                _set(
+                    owner, leaf, torch.empty(entry.shape, dtype=_dtype(entry.dtype), device="meta")
+                )
             else:
                 _set(owner, leaf, _viewed(memory, offset, entry))
 
@@ -194,5 +216,7 @@ def _set(owner: nn.Module, leaf: str, data: torch.Tensor) -> None:
 
 def _other_unit(file: PackedFile, name: str) -> DataLossError:
     return DataLossError(
-        f"packed file {file.path.name} does not fit {name}; it is made again", field="packed", reason="PACKED_DAMAGED"
+        f"packed file {file.path.name} does not fit {name}; it is made again",
+        field="packed",
+        reason="PACKED_DAMAGED",
     )

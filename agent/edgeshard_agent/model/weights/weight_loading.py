@@ -1,4 +1,5 @@
-"""Filling a stage: each unit from its packed file or from the checkpoint's tensors, as was chosen before.
+"""Filling a stage: each unit from its packed file or from the checkpoint's tensors, as was chosen
+before.
 
 Units from the checkpoint are packed while they load, if there is room. A stage whose weights exceed
 its budget keeps some layers on the disk. A meter reports the progress, and the time that the rest
@@ -20,7 +21,13 @@ import torch
 from torch import nn
 
 from edgeshard.architectures.tensors import ExpectedTensor
-from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
+from edgeshard.architectures.units import (
+    EMBEDDING_UNIT,
+    HEAD_UNIT,
+    expert_unit,
+    layer_unit,
+    tensors_of_units,
+)
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.models.residency import (
@@ -38,7 +45,13 @@ from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.loader import ParameterLoader, TensorSource, check_filled
-from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
+from edgeshard_agent.model.weights.packed_modules import (
+    AdoptedUnit,
+    ModelUnit,
+    unit_bytes,
+    unit_checksum,
+    unit_memory,
+)
 from edgeshard_agent.model.weights.weight_store import WeightStore
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.native import native_available
@@ -58,7 +71,8 @@ class Share:
 
 
 def seconds_left(shares: Iterable[Share]) -> float | None:
-    """Seconds that the rest takes if each kind continues at its rate so far; None while one has no rate yet."""
+    """Seconds that the rest takes if each kind continues at its rate so far; None while one has no
+    rate yet."""
     left = 0.0
     for share in shares:
         rest = max(0, share.total_bytes - share.done_bytes)
@@ -69,9 +83,12 @@ def seconds_left(shares: Iterable[Share]) -> float | None:
 
 
 class WeightLoadingMeter:
-    """Tells `tell` how far it is. Reads from packed files have a rate of their own: they are many times as fast."""
+    """Tells `tell` how far it is. Reads from packed files have a rate of their own: they are many
+    times as fast."""
 
-    def __init__(self, tell: Callable[[StageFilling], None], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, tell: Callable[[StageFilling], None], now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._tell = tell
         self._now = now
         self._since = now()
@@ -89,7 +106,10 @@ class WeightLoadingMeter:
 
     def done(self, size: int) -> None:
         """Count `size` bytes of the present work as done."""
-        share, now = self._read if self._work is WeightLoadingWork.READING else self._made, self._now()
+        share, now = (
+            self._read if self._work is WeightLoadingWork.READING else self._made,
+            self._now(),
+        )
         share.done_bytes += size
         share.seconds += now - self._since
         self._since = now
@@ -97,7 +117,10 @@ class WeightLoadingMeter:
 
     def say(self) -> None:
         shares = (self._read, self._made)
-        done, total = sum(share.done_bytes for share in shares), sum(share.total_bytes for share in shares)
+        done, total = (
+            sum(share.done_bytes for share in shares),
+            sum(share.total_bytes for share in shares),
+        )
         self._tell(StageFilling(self._work, done, total, seconds_left(shares) or 0.0))
 
 
@@ -144,15 +167,19 @@ def fill(
     packing: Packing | None,
     progress: Callable[[StageFilling], None] = lambda filling: None,
 ) -> Filled:
-    """Give every parameter of `modules`, made from `config`, its numbers; `missing_tensors` are the tensors that no
-    other stage shares.
+    """Give every parameter of `modules`, made from `config`, its numbers; `missing_tensors` are the
+    tensors that no other stage shares.
 
-    `progress` is called after every tensor and every unit, by this thread.
-    Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
-    DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
+    `progress` is called after every tensor and every unit, by this thread. Raises as
+    `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too
+    small, and DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
     """
     meter = WeightLoadingMeter(progress)
-    if packing is None or not isinstance(modules, DecoderModules) or not reads_packed(modules.context.device):
+    if (
+        packing is None
+        or not isinstance(modules, DecoderModules)
+        or not reads_packed(modules.context.device)
+    ):
         if packing is not None and packing.budget is not None:
             _refuse_streaming(modules)
         loader = ParameterLoader(modules, source, meter.done)
@@ -182,7 +209,9 @@ def _refuse_streaming(modules: StageModules) -> None:
         why = "weights stream from the disk to native kernels only, which are missing here"
     else:
         why = f"layers of {context.shape.architecture} cannot be streamed"
-    raise FailedPreconditionError(f"weight_budget: {why}; give all of them memory", field="weight_budget")
+    raise FailedPreconditionError(
+        f"weight_budget: {why}; give all of them memory", field="weight_budget"
+    )
 
 
 class _UnitRead(NamedTuple):
@@ -196,7 +225,8 @@ class _UnitRead(NamedTuple):
 
 @dataclass(eq=False)
 class _WeightLoading:
-    """One load with packed files: units with a file are read, the rest is loaded by `loader` and packed."""
+    """One load with packed files: units with a file are read, the rest is loaded by `loader` and
+    packed."""
 
     modules: DecoderModules
     config: Mapping[str, Any]
@@ -246,7 +276,8 @@ class _WeightLoading:
         for unit in ends:
             self._fill_unit(unit)
         streamed = []
-        # Units that leave memory again come first, and leave nothing of theirs in the chunks of units that stay.
+        # Units that leave memory again come first, and leave nothing of theirs in the chunks of
+        # units that stay.
         WEIGHTS.part()
         for place, group in enumerate(layers):
             if not residency.resident[place]:
@@ -286,16 +317,26 @@ class _WeightLoading:
         others += sum(_held_bytes(group[0], itemsize) for group in layers)
         return room_for_experts(others, experts, budget)
 
-    def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], room: int) -> None:
+    def _fill_with_cache(
+        self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], room: int
+    ) -> None:
         for unit in (*ends, *(group[0] for group in layers)):
             self._fill_unit(unit)
         WEIGHTS.part()
-        adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
+        adopted = [
+            [self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1
+        ]
         WEIGHTS.part()
         self._settle(0)
         self.loader.load(self._left)
-        sizes = np.array([[in_disk_blocks(unit.large_bytes) for unit in group] for group in adopted], np.int64)
-        mixtures = [self.modules.context.layers.first + place for place, group in enumerate(layers) if len(group) > 1]
+        sizes = np.array(
+            [[in_disk_blocks(unit.large_bytes) for unit in group] for group in adopted], np.int64
+        )
+        mixtures = [
+            self.modules.context.layers.first + place
+            for place, group in enumerate(layers)
+            if len(group) > 1
+        ]
         cache = ForecastCache(room, sizes, *self._forecasts(sizes))
         store = self._filled.experts = ExpertStore(adopted, mixtures, cache)
         self.modules.has_all = False
@@ -304,7 +345,8 @@ class _WeightLoading:
             experts.source = partial(store.use, number)
 
     def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
-        """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
+        """The table of this stage's mixtures, and how many experts of a layer are read ahead by
+        it."""
         values, context = self.packing.expert_table, self.modules.context
         if values is None:
             return ExpertTable.even(*sizes.shape), 0
@@ -318,7 +360,10 @@ class _WeightLoading:
     def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
         """The units of each layer, in order."""
         layers = range(self.modules.context.layers.first, self.modules.context.layers.end)
-        return [[unit for name, unit in units.items() if f"{name}-".startswith(f"layer-{layer}-")] for layer in layers]
+        return [
+            [unit for name, unit in units.items() if f"{name}-".startswith(f"layer-{layer}-")]
+            for layer in layers
+        ]
 
     def _fill_unit(self, unit: ModelUnit) -> None:
         if unit.name not in self._lacking:
@@ -327,7 +372,9 @@ class _WeightLoading:
             self._read(unit, file)
             return
         self._settle(0)
-        self.meter.begin(WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING)
+        self.meter.begin(
+            WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING
+        )
         self._load(unit)
         if self.packing.writes:
             self._write(unit)
@@ -342,13 +389,15 @@ class _WeightLoading:
             file = self._write(unit)
             if file is None:
                 raise ResourceExhaustedError(
-                    f"cache-limit: the disk has no room to pack {unit.name}, which this node must stream; raise "
+                    f"cache-limit: the disk has no room to pack {unit.name}, which this node must "
+                    "stream; raise "
                     "--cache-limit, or free disk space",
                     field="cache-limit",
                     reason=CACHE_LIMIT,
                 )
         else:
-            # Damage is found now, not in the middle of an answer; it takes as long as one step's reads.
+            # Damage is found now, not in the middle of an answer; it takes as long as one step's
+            # reads.
             file.read_large(self.reader, unit_memory(file.header.large_bytes).numpy().data)
         self._done(unit)
         small = unit_memory(file.header.small_bytes)
@@ -365,7 +414,8 @@ class _WeightLoading:
         return None if data is None else self._sources.write(unit.name, data)
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
-        """Begin to read a unit; it is placed after the next read has begun, so that the disk is never idle."""
+        """Begin to read a unit; it is placed after the next read has begun, so that the disk is
+        never idle."""
         self.meter.begin(WeightLoadingWork.READING)
         memory = unit_memory(file.header.data_bytes)
         done = self._reads.submit(file.read_whole, self.reader, memory.numpy().data)
@@ -377,7 +427,9 @@ class _WeightLoading:
         while len(self._reading) > left:
             read = self._reading.popleft()
             read.done.result()
-            AdoptedUnit(read.unit, read.file, read.memory).place(read.memory[read.file.header.small_bytes :])
+            AdoptedUnit(read.unit, read.file, read.memory).place(
+                read.memory[read.file.header.small_bytes :]
+            )
             self._done(read.unit)
 
 

@@ -1,4 +1,5 @@
-"""Weights of a stage that does not fit into memory: layers pass through a few slots while others compute.
+"""Weights of a stage that does not fit into memory: layers pass through a few slots while others
+compute.
 
 The slots are a ring, because layers are always used in the same order (ZeRO-Inference).
 """
@@ -22,7 +23,8 @@ from edgeshard_agent.store.direct import ChunkReader
 
 @dataclass(slots=True)
 class StoreCounts:
-    """Counts of a weight store since it began: bytes read, reads, and seconds that steps waited for them.
+    """Counts of a weight store since it began: bytes read, reads, and seconds that steps waited for
+    them.
 
     Read n is for layer n % layers, into slot n % slots; reads below `layers_read` are finished.
     """
@@ -33,13 +35,16 @@ class StoreCounts:
 
 
 class ReadObserver(Protocol):
-    """Told of every read, one after the other, on a thread that reads; times are monotonic seconds of this machine.
+    """Told of every read, one after the other, on a thread that reads; times are monotonic seconds
+    of this machine.
 
     `expert` is the expert of the layer that was read, None if the read has all streamed data of the
     layer.
     """
 
-    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None: ...
+    def read(
+        self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None
+    ) -> None: ...
 
 
 UNITS_AT_ONCE = 2
@@ -58,12 +63,17 @@ class WeightStore:
         self._layers = [(index, tuple(units)) for index, units in layers]
         self._places = {index: place for place, (index, _) in enumerate(self._layers)}
         size = max(sum(unit.large_bytes for unit in units) for _, units in self._layers)
-        self._slots = [mapped((in_disk_blocks(size),), torch.uint8) for _ in range(min(slots, len(self._layers)))]
+        self._slots = [
+            mapped((in_disk_blocks(size),), torch.uint8)
+            for _ in range(min(slots, len(self._layers)))
+        ]
         self._changed = threading.Condition()
         self._begun = 0
-        """Reads begun. Some may be finished before an earlier one: they count once that one has finished."""
+        """Reads begun. Some may be finished before an earlier one: they count once that one has
+        finished."""
         self._used = 0
-        """Reads that were used or passed over; those from here up to `counts.layers_read` are in memory."""
+        """Reads that were used or passed over; those from here up to `counts.layers_read` are in
+        memory."""
         self.failure: EdgeShardError | None = None
         """Why nothing can be read any more."""
         self._closed = False
@@ -73,7 +83,9 @@ class WeightStore:
         self.observer: ReadObserver | None = None
         self._reader = ChunkReader(unit_checksum)
         names = [f"weights-{index}" for index in range(UNITS_AT_ONCE)]
-        self._threads = [threading.Thread(target=self._read_ahead, name=name, daemon=True) for name in names]
+        self._threads = [
+            threading.Thread(target=self._read_ahead, name=name, daemon=True) for name in names
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -108,7 +120,8 @@ class WeightStore:
             offset += unit.large_bytes
 
     def release(self, layer: int) -> None:
-        """Free the layer's slot, which the next layer is read into: it is not needed any more in this round."""
+        """Free the layer's slot, which the next layer is read into: it is not needed any more in
+        this round."""
         for unit in self._layers[self._places[layer]][1]:
             unit.place(None)
         with self._changed:
@@ -145,7 +158,8 @@ class WeightStore:
             self._end(number, size, began, failure)
 
     def _next(self) -> int | None:
-        """The number of the next read, once there is a slot for it; None if there will be no more."""
+        """The number of the next read, once there is a slot for it; None if there will be no
+        more."""
         with self._changed:
             while not self._is_over and self._begun - self._used >= len(self._slots):
                 self._changed.wait()
@@ -167,7 +181,9 @@ class WeightStore:
                 if (observer := self.observer) is not None:
                     # Until the one before it had ended, the disk was that one's.
                     began, self._ended_s = max(began, self._ended_s), time.monotonic()
-                    observer.read(self._layers[number % len(self._layers)][0], size, began, self._ended_s)
+                    observer.read(
+                        self._layers[number % len(self._layers)][0], size, began, self._ended_s
+                    )
             self._changed.notify_all()
 
     @property
@@ -179,6 +195,8 @@ class WeightStore:
         slot, offset = self._slots[number % len(self._slots)].numpy().data, 0
         for unit in units:
             # Past the page cache: the data of every step's reads would evict everything else.
-            unit.file.read_large(self._reader, slot[offset : offset + unit.large_bytes], cached=False)
+            unit.file.read_large(
+                self._reader, slot[offset : offset + unit.large_bytes], cached=False
+            )
             offset += unit.large_bytes
         return offset

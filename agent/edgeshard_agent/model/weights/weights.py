@@ -1,4 +1,5 @@
-"""Weights of some layers without memory for keys and values: of a running stage, or kept for a later one."""
+"""Weights of some layers without memory for keys and values: of a running stage, or kept for a
+later one."""
 
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ from edgeshard_agent.model.weights.weight_loading import Filled, Packing, fill
 
 
 def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | None) -> None:
-    """Raise UnsupportedModelError for a model, InvalidArgumentError for a device, that cannot run small integers."""
+    """Raise UnsupportedModelError for a model, InvalidArgumentError for a device, that cannot run
+    small integers."""
     if quantisation is None:
         return
     check_quantisation(shape, quantisation)
     if torch.device(device).type != "cpu":
         raise InvalidArgumentError(
-            f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this node from it",
+            f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this "
+            "node from it",
             field="quantisation",
             reason="UNSUPPORTED_QUANTISATION",
         )
@@ -69,12 +72,15 @@ class StageWeights:
         check_weights(shape, device, quantisation)
         if not 0 <= layers.first < layers.end <= shape.layer_count:
             raise InvalidArgumentError(
-                f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
+                f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}",
+                field="layers",
             )
         modules = build_modules(config, layers, dtype, device, quantisation)
         shared = frozenset[str]().union(*(modules.share(weights.modules) for weights in reuse))
         expected = expected_tensors(config, layers)
-        missing_tensors = {name: tensor for name, tensor in expected.items() if not modules.has(name, shared)}
+        missing_tensors = {
+            name: tensor for name, tensor in expected.items() if not modules.has(name, shared)
+        }
         filled = fill(modules, config, source, missing_tensors, packing, progress)
         if filled.store is not None:
             assert isinstance(modules, DecoderModules)
@@ -82,13 +88,15 @@ class StageWeights:
         return cls(shape, layers, modules, filled)
 
     def close(self) -> None:
-        """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""
+        """Stop reading from the disk and give the slots back. Nothing can run in the modules any
+        more."""
         for store in self.filled.stores:
             store.close()
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all parameters on the device; a tied embedding counts once, what others share too."""
+        """Bytes of all parameters on the device; a tied embedding counts once, what others share
+        too."""
         return self.modules.parameter_bytes
 
     def shareable(self, layers: LayerRange) -> frozenset[int]:
@@ -96,6 +104,7 @@ class StageWeights:
         return frozenset(self.modules.shareable_blocks) & frozenset(range(layers.first, layers.end))
 
     def keep(self, layers: LayerRange) -> None:
-        """Give back the memory of blocks of other layers. Nothing can run in the modules any more."""
+        """Give back the memory of blocks of other layers. Nothing can run in the modules any
+        more."""
         self.close()
         self.modules.drop_blocks(layers)

@@ -1,4 +1,5 @@
-"""The audit log on disk: each change of the site and each refusal. A thread writes it, so no caller waits for it.
+"""The audit log on disk: each change of the site and each refusal. A thread writes it, so no caller
+waits for it.
 
 Operators' actions have files of their own, and so have all others'. A caller who is refused
 arbitrarily often thus displaces neither. Each kind of refusal has its own rate limit: many of one
@@ -34,8 +35,9 @@ REFUSALS_PER_S = 1.0
 REFUSALS_HELD = 10
 """Refusals of one kind that are written at once."""
 REPEATS_HELD = 60
-"""Calls of one method by one member other than an operator that are written at once, and then one a second; more are
-counted. An honest member renews its certificate or changes its address now and then."""
+"""Calls of one method by one member other than an operator that are written at once, and then one a
+second; more are counted. An honest member renews its certificate or changes its address now and
+then."""
 MOST_KINDS = 1024
 TOLD_EVERY_S = 60.0
 """Seconds between two entries that count the unwritten ones."""
@@ -52,7 +54,8 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A query to the files, which `work` answers in their thread, after all entries that were added before it."""
+    """A query to the files, which `work` answers in their thread, after all entries that were added
+    before it."""
 
     work: Callable[[], Any]
     answer: Future[Any] = field(default_factory=Future)
@@ -60,7 +63,8 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """Entries that are counted together if they are not written: of `what`, with this result, by `who` or all."""
+    """Entries that are counted together if they are not written: of `what`, with this result, by
+    `who` or all."""
 
     file: RotatedLines
     what: str = ""
@@ -120,8 +124,8 @@ class AuditLog:
     ) -> None:
         """Add an entry; returns at once.
 
-        Deeds are written, of operators and of others. Refusals of others are written at a bounded rate for each result
-        and `kind` (else `what`), and counted beyond it.
+        Deeds are written, of operators and of others. Refusals of others are written at a bounded
+        rate for each result and `kind` (else `what`), and counted beyond it.
         """
         if not self._keeps:
             return
@@ -129,14 +133,21 @@ class AuditLog:
         if now - self._told_at >= TOLD_EVERY_S:
             self._told_at = now
             self._tell_suppressed()
-        entry_kind = self._of_operators if by_operator else self._kind(kind or what, result, who, now)
+        entry_kind = (
+            self._of_operators if by_operator else self._kind(kind or what, result, who, now)
+        )
         if entry_kind.pace is not None:
             if entry_kind.pace.debt_s(now) > 0:
                 entry_kind.suppressed += 1
                 return
             entry_kind.pace = entry_kind.pace.charged(1, now)
-        who, what, target, result, address = (text[:_LONGEST] for text in (who, what, target, result, address))
-        self._put_entry(AuditEntry(_time(), who, what, target, result, address, entry_kind.suppressed), entry_kind)
+        who, what, target, result, address = (
+            text[:_LONGEST] for text in (who, what, target, result, address)
+        )
+        self._put_entry(
+            AuditEntry(_time(), who, what, target, result, address, entry_kind.suppressed),
+            entry_kind,
+        )
 
     def _kind(self, what: str, result: str, who: str, now: float) -> _Kind:
         is_done = result == OK
@@ -177,7 +188,8 @@ class AuditLog:
         """
         if self._key is None:
             raise FailedPreconditionError(
-                "the audit log of this coordinator is not sealed: it has no --ca-key, the key of the site's authority",
+                "the audit log of this coordinator is not sealed: it has no --ca-key, the key of "
+                "the site's authority",
                 field="ca-key",
                 reason="NO_SEALS",
             )
@@ -193,10 +205,13 @@ class AuditLog:
                 return await asyncio.wrap_future(question.answer)
         except TimeoutError:
             raise DeadlineError(
-                f"the disk of --state-dir has not answered for {_ANSWER_LIMIT_S:g} s", field="state-dir"
+                f"the disk of --state-dir has not answered for {_ANSWER_LIMIT_S:g} s",
+                field="state-dir",
             ) from None
         except OSError as error:
-            raise InternalError(f"the audit log cannot be read: {error.strerror}", field="state-dir") from None
+            raise InternalError(
+                f"the audit log cannot be read: {error.strerror}", field="state-dir"
+            ) from None
 
     def _put(self, item: _Item) -> bool:
         try:
@@ -214,7 +229,9 @@ class AuditLog:
     def _tell_suppressed(self) -> None:
         for kind in (self._of_operators, *self._kinds.values()):
             if kind.suppressed:
-                entry = AuditEntry(_time(), kind.who, kind.what, kind.result, SUPPRESSED, "", kind.suppressed)
+                entry = AuditEntry(
+                    _time(), kind.who, kind.what, kind.result, SUPPRESSED, "", kind.suppressed
+                )
                 self._put_entry(entry, kind)
 
     # The thread that has the files
@@ -224,12 +241,16 @@ class AuditLog:
         while None not in items:
             items = self._next_items()
             for file in self._files:
-                self._write(file, [item[0] for item in items if isinstance(item, tuple) and item[1] is file])
+                self._write(
+                    file, [item[0] for item in items if isinstance(item, tuple) and item[1] is file]
+                )
             for item in items:
                 if isinstance(item, _Question) and item.answer.set_running_or_notify_cancel():
                     _answer(item)
         for file in self._files:
-            with suppress(OSError):  # the last seal: what it would seal is sealed by the next process
+            with suppress(
+                OSError
+            ):  # the last seal: what it would seal is sealed by the next process
                 file.close()
 
     def _write(self, file: RotatedLines, entries: list[AuditEntry]) -> None:

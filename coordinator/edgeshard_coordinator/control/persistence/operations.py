@@ -21,7 +21,8 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Operations:
-    """A repeat gets the first outcome, also after a restart; a call that failed changed nothing and may run again."""
+    """A repeat gets the first outcome, also after a restart; a call that failed changed nothing and
+    may run again."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -60,7 +61,8 @@ class Operations:
     def _forget(self, key: OperationId, task: asyncio.Task[bytes]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # Read the exception: asyncio would report it as unread when every caller has hung up.
+            # Read the exception: asyncio would report it as unread when every caller has hung up.
+            task.exception()
 
 
 async def answered(disk: Awaitable[AnswerT]) -> AnswerT:
@@ -70,7 +72,8 @@ async def answered(disk: Awaitable[AnswerT]) -> AnswerT:
             return await disk
     except TimeoutError:
         raise DeadlineError(
-            f"the disk of --state-dir has not answered for {DISK_LIMIT_S:g} s; a call takes effect when it does, "
+            f"the disk of --state-dir has not answered for {DISK_LIMIT_S:g} s; a call takes effect "
+            "when it does, "
             "unless the coordinator ends before: make the same call again",
             field="state-dir",
             reason="NOT_SAVED_YET",
@@ -87,5 +90,6 @@ def check_same(key: OperationId, former_fingerprint: str, fingerprint: str) -> N
     """Raise InvalidArgumentError naming operation_id unless both requests are the same."""
     if former_fingerprint != fingerprint:
         raise InvalidArgumentError(
-            f"operation_id {key} was used for another request; use a new one for each", field="operation_id"
+            f"operation_id {key} was used for another request; use a new one for each",
+            field="operation_id",
         )

@@ -17,13 +17,31 @@ import structlog
 from edgeshard.domain.control.commands import Term
 from edgeshard.domain.deployments.traffic import Traffic
 from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPreconditionError
-from edgeshard.domain.ids import COUNTED_EPOCHS, DeploymentName, Epoch, ModelName, NodeId, OperationId
+from edgeshard.domain.ids import (
+    COUNTED_EPOCHS,
+    DeploymentName,
+    Epoch,
+    ModelName,
+    NodeId,
+    OperationId,
+)
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
 from edgeshard.forms import Forms
 from edgeshard.profiles.report import ProfileT, parse_profile, profile_text
 from edgeshard_coordinator.core.deployments.deployments import restored_record
-from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, key_of
-from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
+from edgeshard_coordinator.core.values.measurements import (
+    Measurements,
+    ProfileKey,
+    Reported,
+    key_of,
+)
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    KnownNode,
+    ServedOperation,
+    State,
+    Timings,
+)
 from edgeshard_coordinator.sqlite_store import SqliteStore, in_own_thread
 
 log = structlog.get_logger()
@@ -68,9 +86,19 @@ CREATE TABLE traffic (
 """
 _TERM = "CREATE TABLE term (site TEXT NOT NULL, number INTEGER NOT NULL);"
 _MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS, _TRAFFIC, _TERM)
-"""The migration from version n to n + 1. Times in the file are of the wall clock, which outlives the monotonic one."""
+"""The migration from version n to n + 1. Times in the file are of the wall clock, which outlives
+the monotonic one."""
 
-_DEPLOYMENT_KEYS = ("uid", "spec", "manifest_digest", "placement", "epoch", "phase", "ever_ready", "failure")
+_DEPLOYMENT_KEYS = (
+    "uid",
+    "spec",
+    "manifest_digest",
+    "placement",
+    "epoch",
+    "phase",
+    "ever_ready",
+    "failure",
+)
 _NODE_KEYS = ("node_id", "name", "address", "wire_version", "facts", "own_labels", "set_labels")
 _STATE = Forms(
     "state",
@@ -88,13 +116,15 @@ class StateStore(SqliteStore):
 
     @in_own_thread
     def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
-        """The state as it was saved, deployments waiting for their nodes; `now` is in monotonic seconds.
+        """The state as it was saved, deployments waiting for their nodes; `now` is in monotonic
+        seconds.
 
-        Raises FailedPreconditionError when another coordinator has the file, or a newer version wrote it.
+        Raises FailedPreconditionError when another coordinator has the file, or a newer version
+        wrote it.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is held until the end: two coordinators with one state would hand out the same epochs. It is not
-        # SQLite's own, which would keep `edgectl backup` from reading.
+        # The lock is held until the end: two coordinators with one state would hand out the same
+        # epochs. It is not SQLite's own, which would keep `edgectl backup` from reading.
         lock = hold_state(self._path)
         try:
             self._database = self._current_database()
@@ -116,7 +146,9 @@ class StateStore(SqliteStore):
             database.close()
             if "locked" not in str(error):
                 raise
-            raise _in_use(self._path) from None  # by an earlier version, which locked the file itself
+            raise _in_use(
+                self._path
+            ) from None  # by an earlier version, which locked the file itself
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version > len(_MIGRATIONS):
             database.close()
@@ -153,12 +185,21 @@ class StateStore(SqliteStore):
             database.execute("INSERT INTO term VALUES (?, ?)", (site, number + 1))
         return Term(site, number + 1)
 
-    def _load_measurements(self, nodes: Collection[NodeId], offset: float) -> dict[NodeId, Measurements]:
-        """The measurements of known nodes; `offset` takes a monotonic time to the wall clock's, in seconds."""
+    def _load_measurements(
+        self, nodes: Collection[NodeId], offset: float
+    ) -> dict[NodeId, Measurements]:
+        """The measurements of known nodes; `offset` takes a monotonic time to the wall clock's, in
+        seconds."""
         database = self._open_database
-        profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {node_id: {} for node_id in nodes}
-        links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {node_id: {} for node_id in nodes}
-        for node_id, reported_at, body in database.execute("SELECT node_id, reported_at, body FROM profiles"):
+        profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {
+            node_id: {} for node_id in nodes
+        }
+        links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {
+            node_id: {} for node_id in nodes
+        }
+        for node_id, reported_at, body in database.execute(
+            "SELECT node_id, reported_at, body FROM profiles"
+        ):
             profile = _readable(ComputeProfile, body, node_id)
             if profile is not None and node_id in profiles:
                 profiles[node_id][key_of(profile)] = Reported(profile, reported_at - offset)
@@ -181,7 +222,9 @@ class StateStore(SqliteStore):
     @in_own_thread
     def save(self, *records: DeploymentRecord) -> None:
         """Write records and the operations that they carry in one transaction."""
-        rows = [(record.name, _STATE.to_text(DeploymentRecord, record.on_disk)) for record in records]
+        rows = [
+            (record.name, _STATE.to_text(DeploymentRecord, record.on_disk)) for record in records
+        ]
         with _transaction(self._open_database) as database:
             database.executemany("INSERT OR REPLACE INTO deployments VALUES (?, ?)", rows)
             for record in records:
@@ -193,9 +236,12 @@ class StateStore(SqliteStore):
         """Remove the deployment and keep its last epoch, in one transaction."""
         with _transaction(self._open_database) as database:
             database.execute("DELETE FROM deployments WHERE name = ?", (record.name,))
-            database.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.name, record.epoch))
             database.execute(
-                "DELETE FROM operations WHERE number <= (SELECT MAX(number) FROM operations) - ?", (OPERATIONS_KEPT,)
+                "INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.name, record.epoch)
+            )
+            database.execute(
+                "DELETE FROM operations WHERE number <= (SELECT MAX(number) FROM operations) - ?",
+                (OPERATIONS_KEPT,),
             )
 
     @in_own_thread
@@ -211,13 +257,18 @@ class StateStore(SqliteStore):
         with _transaction(self._open_database) as database:
             database.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
-            database.execute("DELETE FROM links WHERE sender = ? OR receiver = ?", (node_id, node_id))
+            database.execute(
+                "DELETE FROM links WHERE sender = ? OR receiver = ?", (node_id, node_id)
+            )
 
     @in_own_thread
     def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
         """Replace a node's measurements; `now` is in monotonic seconds."""
         offset = time.time() - now
-        profiles = [(node_id, p.reported_at + offset, profile_text(p.value)) for p in measurements.profiles.values()]
+        profiles = [
+            (node_id, p.reported_at + offset, profile_text(p.value))
+            for p in measurements.profiles.values()
+        ]
         links = [
             (node_id, to, link.reported_at + offset, profile_text(link.value))
             for to, link in measurements.links.items()
@@ -232,16 +283,22 @@ class StateStore(SqliteStore):
     def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
         """The traffic of deployments, by their name and model."""
         rows = self._open_database.execute("SELECT name, model, body FROM traffic ORDER BY rowid")
-        return {(DeploymentName(name), ModelName(model)): _STATE.from_text(Traffic, body) for name, model, body in rows}
+        return {
+            (DeploymentName(name), ModelName(model)): _STATE.from_text(Traffic, body)
+            for name, model, body in rows
+        }
 
     @in_own_thread
     def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
         """Write the traffic of these deployments; that of others stays."""
-        rows = [(name, model, _STATE.to_text(Traffic, item)) for (name, model), item in traffic.items()]
+        rows = [
+            (name, model, _STATE.to_text(Traffic, item)) for (name, model), item in traffic.items()
+        ]
         with _transaction(self._open_database) as database:
             database.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", rows)
             database.execute(
-                "DELETE FROM traffic WHERE rowid NOT IN (SELECT rowid FROM traffic ORDER BY rowid DESC LIMIT ?)",
+                "DELETE FROM traffic WHERE rowid NOT IN (SELECT rowid FROM traffic ORDER BY rowid "
+                "DESC LIMIT ?)",
                 (TRAFFIC_KEPT,),
             )
 
@@ -277,11 +334,11 @@ def hold_state(path: Path) -> TextIO:
 
 
 def prepare_restored(path: Path, least_term: int) -> None:
-    """Change the state in file `path`, a copy of an earlier time, so that nodes follow it. Its next term is above
-    `least_term`, which is above all terms that the site had after the copy.
+    """Change the state in file `path`, a copy of an earlier time, so that nodes follow it. Its next
+    term is above `least_term`, which is above all terms that the site had after the copy.
 
-    Raises FailedPreconditionError (STATE_VERSION) for a file of a newer version, DataLossError for one that is no
-    state.
+    Raises FailedPreconditionError (STATE_VERSION) for a file of a newer version, DataLossError for
+    one that is no state.
     """
     database = sqlite3.connect(path, isolation_level=None)
     try:
@@ -291,7 +348,9 @@ def prepare_restored(path: Path, least_term: int) -> None:
         if version > _MIGRATIONS.index(_TERM):
             database.execute("UPDATE term SET number = MAX(number + 1, ?)", (least_term,))
     except sqlite3.Error as error:
-        raise DataLossError(f"{path.name} of the backup is not a coordinator's state: {error}", field="file") from None
+        raise DataLossError(
+            f"{path.name} of the backup is not a coordinator's state: {error}", field="file"
+        ) from None
     finally:
         database.close()
 
@@ -320,7 +379,8 @@ def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         yield database
         database.execute("COMMIT")
     finally:
-        # Also after a commit that the disk refused: while its transaction is open, no other can begin.
+        # Also after a commit that the disk refused: while its transaction is open, no other can
+        # begin.
         if database.in_transaction:
             database.execute("ROLLBACK")
 
@@ -333,7 +393,8 @@ def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) 
 
 
 def _record_of(name: str, body: str, floor: Epoch) -> DeploymentRecord:
-    """A deployment of the disk. Raises InvalidArgumentError naming the field that cannot be read."""
+    """A deployment of the disk. Raises InvalidArgumentError naming the field that cannot be
+    read."""
     plain = _STATE.parse(body)
     if isinstance(plain, dict) and isinstance(plain.get("epoch"), int):
         plain["epoch"] = _counted(name, plain["epoch"], Epoch(floor + 1))
@@ -341,8 +402,8 @@ def _record_of(name: str, body: str, floor: Epoch) -> DeploymentRecord:
 
 
 def _counted(name: str, epoch: int, floor: Epoch) -> Epoch:
-    """An epoch of the disk. Earlier versions took epochs from nodes' heartbeats: one that no coordinator has counted to
-    becomes `floor`, which is above all that this site issued before."""
+    """An epoch of the disk. Earlier versions took epochs from nodes' heartbeats: one that no
+    coordinator has counted to becomes `floor`, which is above all that this site issued before."""
     if 0 <= epoch <= COUNTED_EPOCHS:
         return Epoch(epoch)
     log.warning("false_epoch_replaced", deployment=name, epoch=str(epoch), by=floor)
@@ -350,7 +411,8 @@ def _counted(name: str, epoch: int, floor: Epoch) -> Epoch:
 
 
 def _readable(kind: type[ProfileT], body: str, node_id: str) -> ProfileT | None:
-    """A measurement; None if its form is of an earlier version and no longer known: it is measured again."""
+    """A measurement; None if its form is of an earlier version and no longer known: it is measured
+    again."""
     try:
         return parse_profile(kind, body)
     except EdgeShardError as error:

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgeshard.domain.audit import AuditCheck
-from edgeshard_coordinator.core.values.seals import LINES_PER_SEAL, SEAL_BYTES, Chain, SealKey, check_files, seal_of
+from edgeshard_coordinator.core.values.seals import (
+    LINES_PER_SEAL,
+    SEAL_BYTES,
+    Chain,
+    SealKey,
+    check_files,
+    seal_of,
+)
 
 LIMIT_BYTES = 8 << 20
 KEPT = 4
@@ -15,8 +22,8 @@ KEPT = 4
 
 
 class RotatedLines:
-    """A log in files: `NAME.jsonl`, before it `NAME.1.jsonl` and so on, the oldest with the highest number. It is for
-    one thread at a time.
+    """A log in files: `NAME.jsonl`, before it `NAME.1.jsonl` and so on, the oldest with the highest
+    number. It is for one thread at a time.
 
     Only their owner can read the files. A disk that refuses raises OSError; the next `append`
     begins afresh. With `key` the files hold seals of their lines (`seals.py`).
@@ -44,8 +51,8 @@ class RotatedLines:
         self._size_bytes = 0
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Write lines, each with a newline at its end and none longer than a file may be. They are on disk when this
-        returns."""
+        """Write lines, each with a newline at its end and none longer than a file may be. They are
+        on disk when this returns."""
         try:
             for line in lines:
                 self._open_with_room(len(line))
@@ -58,17 +65,19 @@ class RotatedLines:
             raise
 
     def newest(self, count: int) -> list[bytes]:
-        """The newest `count` lines at most, the oldest first and no seals. A line that the end of a process cut off is
-        left out."""
+        """The newest `count` lines at most, the oldest first and no seals. A line that the end of a
+        process cut off is left out."""
         newest_lines: list[bytes] = []
         for _, content in self._files():
             lines = [line for line in content.splitlines(keepends=True) if seal_of(line) is None]
-            newest_lines[:0] = lines[-(count - len(newest_lines)) :] if count > len(newest_lines) else []
+            newest_lines[:0] = (
+                lines[-(count - len(newest_lines)) :] if count > len(newest_lines) else []
+            )
         return newest_lines
 
     def check(self) -> tuple[AuditCheck, ...]:
-        """The verdict of the seals on each file, the oldest first; all lines until now are sealed first. () without a
-        key."""
+        """The verdict of the seals on each file, the oldest first; all lines until now are sealed
+        first. () without a key."""
         if self._key is None:
             return ()
         if self._file < 0 and self._paths[0].exists():
@@ -112,7 +121,9 @@ class RotatedLines:
         room_bytes = self._limit_bytes - (0 if self._key is None else SEAL_BYTES)
         if self._size_bytes > 0 and self._size_bytes + size_bytes > room_bytes:
             self.close()
-            for older, newer in zip(reversed(self._paths[1:]), reversed(self._paths[:-1]), strict=True):
+            for older, newer in zip(
+                reversed(self._paths[1:]), reversed(self._paths[:-1]), strict=True
+            ):
                 if newer.exists():
                     newer.replace(older)
             self._open()
@@ -132,8 +143,12 @@ class RotatedLines:
         the file; a new file continues from the last seal of the previous file."""
         own, *older = [content for _, content in self._files()]
         if self._head is None:
-            lines = [line for content in (*older[:1], own) for line in content.splitlines(keepends=True)]
-            self._head = next((seal.code for seal in map(seal_of, reversed(lines)) if seal is not None), "")
+            lines = [
+                line for content in (*older[:1], own) for line in content.splitlines(keepends=True)
+            ]
+            self._head = next(
+                (seal.code for seal in map(seal_of, reversed(lines)) if seal is not None), ""
+            )
         return Chain(key, self._name, self._head, own)
 
     def _write(self, line: bytes) -> None:

@@ -1,4 +1,5 @@
-"""Admission of requests: by the identity's quota, the deployment's limit, and the book of resumable requests."""
+"""Admission of requests: by the identity's quota, the deployment's limit, and the book of resumable
+requests."""
 
 from __future__ import annotations
 
@@ -22,19 +23,24 @@ class Admission:
     _quotas: QuotaBook
     _resumptions: ResumptionBook
 
-    def let_in(self, request: RunningRequest, replicas: Sequence[DeploymentRecord]) -> RunningRequest | None:
+    def let_in(
+        self, request: RunningRequest, replicas: Sequence[DeploymentRecord]
+    ) -> RunningRequest | None:
         """Enter the resumption status of a request for one of the `replicas` of a name. Returns the
         former call of the same request, which must end, if there is one.
 
-        Raises for a request that may not run, changing nothing: AlreadyExistsError naming `request_id`, and as
-        `QuotaBook.check`, `QuotaBook.check_debt` and `ResumptionBook.standing_of` do.
+        Raises for a request that may not run, changing nothing: AlreadyExistsError naming
+        `request_id`, and as `QuotaBook.check`, `QuotaBook.check_debt` and
+        `ResumptionBook.standing_of` do.
         """
         former = self._requests.get(request.request_id)
         standing, is_charged, is_back = Standing.NEW, False, False
         if former is not None:
             if not former.goes_on_as(request):
                 raise _taken("is running")
-            standing = Standing.AWAITING if former.standing is Standing.AWAITING else Standing.BELIEVED
+            standing = (
+                Standing.AWAITING if former.standing is Standing.AWAITING else Standing.BELIEVED
+            )
             is_charged, is_back = former.is_charged, former.is_back
         elif request.resumed:
             standing, is_charged, is_back = self._known(request)
@@ -66,7 +72,8 @@ class Admission:
         standing: Standing,
         itself: RunningRequest | None,
     ) -> None:
-        """Raise for a request that finds no place by its standing or by its identity; `itself` is not counted.
+        """Raise for a request that finds no place by its standing or by its identity; `itself` is
+        not counted.
 
         A resumed request passes a full deployment, since its place may have been given to another,
         but not beyond twice the limit. A request that waits for its head's report is counted only
@@ -83,12 +90,15 @@ class Admission:
         if standing is Standing.AWAITING:
             crowd = own_deployments
         else:
-            crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
+            crowd = [
+                other.deployment for other in others if other.standing is not Standing.AWAITING
+            ]
             crowd += [claim.deployment for claim in claims]
         limit = most_requests(replicas[0].running_requests)
         if crowd.count(request.deployment) >= (limit if standing is Standing.NEW else 2 * limit):
             raise ResourceExhaustedError(
-                f"deployment {request.deployment} has {limit} requests running or waiting, its limit; try again",
+                f"deployment {request.deployment} has {limit} requests running or waiting, its "
+                "limit; try again",
                 reason="OVERLOADED",
                 retry_after_s=1.0,
             )
@@ -96,5 +106,6 @@ class Admission:
 
 def _taken(why: str) -> AlreadyExistsError:
     return AlreadyExistsError(
-        f"request_id: a request with this id {why}; choose another or leave it empty", field="request_id"
+        f"request_id: a request with this id {why}; choose another or leave it empty",
+        field="request_id",
     )

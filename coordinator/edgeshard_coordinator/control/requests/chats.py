@@ -1,6 +1,7 @@
 """Conversations with the site's models: their prompts, and the models' tokenizers.
 
-Every `identity` gets a fair share. Tokens are counted of texts of bounded length only, and are charged.
+Every `identity` gets a fair share. Tokens are counted of texts of bounded length only, and are
+charged.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Chats:
         self._process = ChatProcess()
 
     async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        """The conversation as tokens, with the room that is left for an answer. Raises as `ServedDeployments.record_of`
-        and `ChatProcess.prompt` do."""
+        """The conversation as tokens, with the room that is left for an answer. Raises as
+        `ServedDeployments.record_of` and `ChatProcess.prompt` do."""
         record = self._record_of(model)
         files = self._files(record)
         prompt = await self._process.prompt(files, conversation, identity)
@@ -41,10 +42,15 @@ class Chats:
         left = context - len(prompt.tokens)
         return replace(prompt, room=min(record.spec.most_new_tokens(context), left) or -1)
 
-    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
-        """Raises InvalidArgumentError naming `prompt` for a text that is too long, and as `prompt` does."""
+    async def tokenize(
+        self, model: str, text: str, special: bool, identity: str
+    ) -> tuple[int, ...]:
+        """Raises InvalidArgumentError naming `prompt` for a text that is too long, and as `prompt`
+        does."""
         check_counted(text, "prompt")
-        return await self._process.tokenize(self._files(self._record_of(model)), text, special, identity)
+        return await self._process.tokenize(
+            self._files(self._record_of(model)), text, special, identity
+        )
 
     async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str:
         return await self._process.detokenize(self._files(self._record_of(model)), tokens, identity)
@@ -70,10 +76,12 @@ class Chats:
 
 
 def check_counted(text: str, field: str) -> None:
-    """Raise InvalidArgumentError naming `field` for a text that is too long to have its tokens counted."""
+    """Raise InvalidArgumentError naming `field` for a text that is too long to have its tokens
+    counted."""
     if text_bytes(text) > COUNTED_LIMIT_BYTES:
         raise InvalidArgumentError(
-            f"{field}: at most {COUNTED_LIMIT_BYTES} bytes are tokenised at once; send it in pieces",
+            f"{field}: at most {COUNTED_LIMIT_BYTES} bytes are tokenised at once; send it in "
+            "pieces",
             field=field,
             reason="PROMPT_TOO_LONG",
         )

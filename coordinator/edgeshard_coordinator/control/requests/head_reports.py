@@ -13,7 +13,13 @@ from math import isfinite
 import structlog
 
 from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError, UnavailableError
-from edgeshard.domain.requests.generation import Prompt, PromptLogprobs, Started, Token, TokenLogprob
+from edgeshard.domain.requests.generation import (
+    Prompt,
+    PromptLogprobs,
+    Started,
+    Token,
+    TokenLogprob,
+)
 from edgeshard.domain.requests.head import (
     ForgetRequest,
     HeadEvents,
@@ -49,7 +55,9 @@ def _wrong_prompt(prompt: Prompt, tokens: tuple[int, ...], record: DeploymentRec
     # If only the model limits a context, the KV memory of all requests does, too.
     context = record.spec.max_context or placement.kv_blocks * placement.kv_block_tokens
     most = min(context, TOKENS_OF_A_BYTE * len(prompt.encode("utf-8", "replace")) + ADDED_TOKENS)
-    return None if len(tokens) <= most else f"a prompt of {len(tokens)} tokens, more than it can have"
+    return (
+        None if len(tokens) <= most else f"a prompt of {len(tokens)} tokens, more than it can have"
+    )
 
 
 def _are_finite(top: Iterable[TokenLogprob]) -> bool:
@@ -78,22 +86,31 @@ class HeadReports:
         """Process a head's messages from its stream. A message of another epoch than the stream's
         does not count."""
         for item in message.events:
-            request = attachment.requests.get(item.request_id) if message.epoch == attachment.epoch else None
+            request = (
+                attachment.requests.get(item.request_id)
+                if message.epoch == attachment.epoch
+                else None
+            )
             if request is None or not self._on_event(attachment, request, item.event):
                 self.dropped_messages += 1
 
     def _refuse(self, attachment: Attachment, request: RunningRequest, why: str) -> None:
         """End a request whose head reports what cannot be. The head computes it no further."""
-        log.warning("report_refused", deployment=attachment.deployment, node_id=attachment.node_id, why=why)
+        log.warning(
+            "report_refused", deployment=attachment.deployment, node_id=attachment.node_id, why=why
+        )
         error = UnavailableError(
-            f"node {attachment.node_name}, the head of deployment {attachment.deployment}, reported {why}; send the "
+            f"node {attachment.node_name}, the head of deployment {attachment.deployment}, "
+            f"reported {why}; send the "
             "request again, and look at the node's log",
             reason="WRONG_REPORT",
         )
         request.cancel()
         self._requests.end(request, error)
 
-    def _on_event(self, attachment: Attachment, request: RunningRequest, event: RequestEvent) -> bool:
+    def _on_event(
+        self, attachment: Attachment, request: RunningRequest, event: RequestEvent
+    ) -> bool:
         """Take an event of a request that runs here; whether it counts."""
         match event:
             case Token():
@@ -115,7 +132,9 @@ class HeadReports:
                 self._requests.end(request, event)
         return True
 
-    def _on_accepted(self, attachment: Attachment, request: RunningRequest, prompt_tokens: tuple[int, ...]) -> None:
+    def _on_accepted(
+        self, attachment: Attachment, request: RunningRequest, prompt_tokens: tuple[int, ...]
+    ) -> None:
         record = self._state().deployments.get(attachment.deployment)
         if request.prompt_tokens is not None or record is None:
             return  # It continues: its client knows that it has started.
@@ -128,7 +147,9 @@ class HeadReports:
             request.is_charged = True
             # If a client resumes with tokens, the head reads them, as it does a prompt.
             self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
-        request.deliver(Started(request.request_id, record.served_name, prompt_tokens, record.placement))
+        request.deliver(
+            Started(request.request_id, record.served_name, prompt_tokens, record.placement)
+        )
 
     def _on_prompt_logprobs(
         self, attachment: Attachment, request: RunningRequest, prompt_logprobs: PromptLogprobs
@@ -155,8 +176,8 @@ class HeadReports:
         return True
 
     def _on_token(self, attachment: Attachment, request: RunningRequest, token: Token) -> bool:
-        """A token counts once: at the position that follows the request's journal. It must be within the
-        bounds of its request."""
+        """A token counts once: at the position that follows the request's journal. It must be
+        within the bounds of its request."""
         if token.position != request.next_position:
             return False
         generation = request.generation
@@ -172,7 +193,9 @@ class HeadReports:
             self._refuse(attachment, request, "more tokens than were requested")
             return False
         if len(token.timings) > attachment.stages:
-            token = replace(token, timings=())  # They are figures only, of another placement or false.
+            token = replace(
+                token, timings=()
+            )  # They are figures only, of another placement or false.
         request.emitted.append(token.token)
         request.times.token(self._now())
         self._quotas.charge(request.client, 1)
@@ -181,7 +204,8 @@ class HeadReports:
         return True
 
     def _on_end(self, attachment: Attachment, request: RunningRequest, end: RequestEnd) -> bool:
-        """The end of a request, with the rest of its text; whether it is within the bounds of its request."""
+        """The end of a request, with the rest of its text; whether it is within the bounds of its
+        request."""
         request.characters += len(end.text)
         if request.characters > FIRST_CHARACTERS + TOKEN_CHARACTERS * len(request.emitted):
             self._refuse(attachment, request, "text after the requested end")
@@ -192,7 +216,9 @@ class HeadReports:
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
             prompt_tokens = len(request.prompt_tokens or ())
             new_tokens = len(request.emitted)
-            self._traffic.count(record.served_name, record.model, prompt_tokens, new_tokens, at_once, end.guesses)
+            self._traffic.count(
+                record.served_name, record.model, prompt_tokens, new_tokens, at_once, end.guesses
+            )
         request.finish(end.reason, end.text, self._now())
         return True
 
@@ -202,7 +228,8 @@ class HeadReports:
             request.deliver(token)
             return
         slow = ResourceExhaustedError(
-            f"the client has not read {request.backlog} tokens; read the stream faster or request fewer tokens",
+            f"the client has not read {request.backlog} tokens; read the stream faster or request "
+            "fewer tokens",
             reason="SLOW_READER",
         )
         request.fail(slow, drop_unread=True)

@@ -1,4 +1,5 @@
-"""Clients' listeners: the tokens of all requests of a client that are there together go in one message.
+"""Clients' listeners: the tokens of all requests of a client that are there together go in one
+message.
 
 Nothing waits to be joined. Messages that arrive during a write are gathered. A request's tokens
 beyond those that its client has read (`UNREAD_TOKENS`) stay with the request, whose own limit then
@@ -13,7 +14,11 @@ from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, UnavailableError
 from edgeshard.domain.requests.generation import UNREAD_TOKENS, Finished, Heard, Listener, Token
-from edgeshard_coordinator.control.requests.running_request import MESSAGE_CHARACTERS, RunningRequest, characters_of
+from edgeshard_coordinator.control.requests.running_request import (
+    MESSAGE_CHARACTERS,
+    RunningRequest,
+    characters_of,
+)
 
 MOST_TOKENS = 512
 """Tokens of one message, which then stays far below gRPC's limit, with logprobs too."""
@@ -42,9 +47,12 @@ class ListenerFeed:
         self._finishing = False
 
     def follow(self, number: int, request: RunningRequest) -> Followed:
-        """Send the request's events from now on. Raises AlreadyExistsError for a number that is in use."""
+        """Send the request's events from now on. Raises AlreadyExistsError for a number that is in
+        use."""
         if number in self._followed:
-            raise AlreadyExistsError(f"listener.number {number} has a request running", field="listener.number")
+            raise AlreadyExistsError(
+                f"listener.number {number} has a request running", field="listener.number"
+            )
         followed = self._followed[number] = Followed(number, request)
         request.on_news = lambda: self._has_news(followed)
         self._has_news(followed)
@@ -57,7 +65,8 @@ class ListenerFeed:
         self._news.pop(followed.number, None)
 
     def read(self, number: int, count: int) -> None:
-        """The client has read `count` more tokens. A number that is not in use is a request that has ended."""
+        """The client has read `count` more tokens. A number that is not in use is a request that
+        has ended."""
         followed = self._followed.get(number)
         if followed is not None:
             followed.sent_more = max(0, followed.sent_more - count)
@@ -122,8 +131,8 @@ class ListenerFeed:
 class Listeners:
     """The open Listen streams, each by whose it is and the id that it was given.
 
-    A request finds only listeners of its own client (in plaintext, of its own connection), so no client can have
-    another's tokens sent anywhere.
+    A request finds only listeners of its own client (in plaintext, of its own connection), so no
+    client can have another's tokens sent anywhere.
     """
 
     def __init__(self) -> None:
@@ -151,5 +160,7 @@ class Listeners:
 
 def listener_lost() -> UnavailableError:
     return UnavailableError(
-        "the listener of this request ended before it; send it again", reason="LISTENER_LOST", retry_after_s=0.1
+        "the listener of this request ended before it; send it again",
+        reason="LISTENER_LOST",
+        retry_after_s=0.1,
     )

@@ -1,4 +1,5 @@
-"""The replicas of a name for each request: the one that it goes to, and the one that continues it after a loss.
+"""The replicas of a name for each request: the one that it goes to, and the one that continues it
+after a loss.
 
 Replicas have one model and one spec, so any of them may take a request. A request that has tokens
 continues only on nodes that compute the same bits. Its client then gets the same tokens as without
@@ -41,9 +42,14 @@ class PrefixBook:
         self._key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, DeploymentName] = OrderedDict()
 
-    def marks(self, name: DeploymentName, client: str, prompt: str | tuple[int, ...]) -> list[bytes]:
-        """A mark for each whole block of a prompt and the preceding blocks. Replicas are of one `name`."""
-        mark = blake2b(f"{name}\0{client}\0{type(prompt).__name__}".encode(), key=self._key, digest_size=16).digest()
+    def marks(
+        self, name: DeploymentName, client: str, prompt: str | tuple[int, ...]
+    ) -> list[bytes]:
+        """A mark for each whole block of a prompt and the preceding blocks. Replicas are of one
+        `name`."""
+        mark = blake2b(
+            f"{name}\0{client}\0{type(prompt).__name__}".encode(), key=self._key, digest_size=16
+        ).digest()
         marks = []
         for block in _blocks(prompt):
             mark = blake2b(mark + block, key=self._key, digest_size=16).digest()
@@ -67,10 +73,19 @@ def _blocks(prompt: str | tuple[int, ...]) -> Iterator[bytes]:
     size = TEXT_BLOCK if isinstance(prompt, str) else TOKEN_BLOCK
     for end in range(size, min(len(prompt), size * MOST_BLOCKS) + 1, size):
         block = prompt[end - size : end]
-        yield block.encode("utf-8", "surrogatepass") if isinstance(block, str) else array("q", block).tobytes()
+        yield (
+            block.encode("utf-8", "surrogatepass")
+            if isinstance(block, str)
+            else array("q", block).tobytes()
+        )
 
 
-_LOST = (DeploymentPhase.WAITING, DeploymentPhase.LOADING, DeploymentPhase.FAILED, DeploymentPhase.DELETING)
+_LOST = (
+    DeploymentPhase.WAITING,
+    DeploymentPhase.LOADING,
+    DeploymentPhase.FAILED,
+    DeploymentPhase.DELETING,
+)
 
 
 @dataclass(eq=False)
@@ -111,13 +126,18 @@ class Replicas:
         ready = [record for record in replicas if self._served.is_ready(record)]
         if not ready:
             return replicas[0]
-        marks = self._prefixes.marks(ready[0].served_name, client, prompt) if ready[0].spec.prefix_cache else []
+        marks = (
+            self._prefixes.marks(ready[0].served_name, client, prompt)
+            if ready[0].spec.prefix_cache
+            else []
+        )
         replica = self._least_wait(ready, self._prefixes.holder(marks))
         self._prefixes.went_to(marks, replica.name)
         return replica
 
     def heir_of(self, request: RunningRequest) -> DeploymentRecord | None:
-        """The replica that is to continue a parked request whose own one is lost; None if it has to wait."""
+        """The replica that is to continue a parked request whose own one is lost; None if it has to
+        wait."""
         state = self._state()
         record = state.deployments.get(request.deployment)
         if record is None or request.standing is Standing.AWAITING:
@@ -128,7 +148,8 @@ class Replicas:
         ready = [
             other
             for other in state.siblings_of(record.spec)
-            if self._served.is_ready(other) and (not begun or computes_the_same(state, record, other))
+            if self._served.is_ready(other)
+            and (not begun or computes_the_same(state, record, other))
         ]
         return self._least_wait(ready) if ready else None
 
@@ -153,16 +174,29 @@ class Replicas:
             yield request
 
     def _unheard(self, replicas: Sequence[DeploymentRecord]) -> list[DeploymentName]:
-        """Deployments that may have requests of a former run, and whose heads have not reported them yet."""
-        return [one.name for one in replicas if one.ever_ready and not self._resumptions.has_heard(one.name)]
+        """Deployments that may have requests of a former run, and whose heads have not reported
+        them yet."""
+        return [
+            one.name
+            for one in replicas
+            if one.ever_ready and not self._resumptions.has_heard(one.name)
+        ]
 
-    def _least_wait(self, ready: Sequence[DeploymentRecord], holder: DeploymentName | None = None) -> DeploymentRecord:
+    def _least_wait(
+        self, ready: Sequence[DeploymentRecord], holder: DeploymentName | None = None
+    ) -> DeploymentRecord:
         """The replica that would serve one request more soonest, among those with a free place if
         there are any. `holder` is taken instead if it has at most one request too many."""
         names = self._state().deployments.keys()
-        self._request_counts = Counter({name: count for name, count in self._request_counts.items() if name in names})
+        self._request_counts = Counter(
+            {name: count for name, count in self._request_counts.items() if name in names}
+        )
         active = {record.name: len(self._requests.of(record.name)) for record in ready}
-        roomy = [record for record in ready if active[record.name] < most_requests(record.running_requests)]
+        roomy = [
+            record
+            for record in ready
+            if active[record.name] < most_requests(record.running_requests)
+        ]
         rates = _rates_of(ready)
 
         def wait(record: DeploymentRecord) -> tuple[float, int, int]:
@@ -181,8 +215,13 @@ class Replicas:
 
 
 def _rates_of(records: Sequence[DeploymentRecord]) -> dict[DeploymentName, float]:
-    """The weight of each replica: its predicted tokens/s, or the same for all if one has no prediction."""
+    """The weight of each replica: its predicted tokens/s, or the same for all if one has no
+    prediction."""
     rates = [
-        0.0 if (prediction := record.placement.predicted) is None else prediction.throughput_tps for record in records
+        0.0 if (prediction := record.placement.predicted) is None else prediction.throughput_tps
+        for record in records
     ]
-    return {record.name: rate if min(rates) > 0 else 1.0 for record, rate in zip(records, rates, strict=True)}
+    return {
+        record.name: rate if min(rates) > 0 else 1.0
+        for record, rate in zip(records, rates, strict=True)
+    }

@@ -33,7 +33,8 @@ PARKED_LIMIT_S = 30.0
 DEADLINE_MARGIN_S = 0.25
 """Seconds before its client leaves, at which a parked request gets the reason of its delay."""
 FAILED_HEADS_LIMIT = 8
-"""Heads in a row that may be lost before a request has a token of them: after those it is taken for the cause."""
+"""Heads in a row that may be lost before a request has a token of them: after those it is taken for
+the cause."""
 
 
 class RequestFront:
@@ -71,7 +72,11 @@ class RequestFront:
 
     def restore(self, deployments: Iterable[DeploymentRecord]) -> None:
         """The deployments on disk, at the start: clients of a former run may resume there."""
-        heads = {record.name: (record.epoch, record.head.node_id) for record in deployments if record.was_ready}
+        heads = {
+            record.name: (record.epoch, record.head.node_id)
+            for record in deployments
+            if record.was_ready
+        }
         self._resumptions.restore({record.name: heads.get(record.name) for record in deployments})
 
     # Heads
@@ -85,9 +90,9 @@ class RequestFront:
         held_requests: Sequence[HeldRequest] = (),
         head_for_s: float | None = None,
     ) -> Attachment:
-        """Take a head's new stream; an older one of the deployment ends. The head continues all requests of the
-        deployment in their old order. It forgets a request of `held_requests` that ended here or has no client any
-        more.
+        """Take a head's new stream; an older one of the deployment ends. The head continues all
+        requests of the deployment in their old order. It forgets a request of `held_requests` that
+        ended here or has no client any more.
 
         Requests of an earlier run of the coordinator wait at the head for their clients. Requests
         whose clients reconnected before the head continue, or end with a typed error. `head_for_s`
@@ -108,7 +113,11 @@ class RequestFront:
             if not item.over and self._is_over_here(item, deployment, instance):
                 attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
         former = [item for item in held_requests if item.instance != instance]
-        settled_ids = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
+        settled_ids = {
+            id
+            for id, request in self._requests.items()
+            if request.standing is not Standing.AWAITING
+        }
         self._resumptions.reported(deployment, epoch, node_id, former, settled_ids, head_for_s)
         for request in () if record is None else self._replicas.told_of(record):
             self._awaited(request)
@@ -131,7 +140,9 @@ class RequestFront:
         attachment.requests.clear()
         attachment.close()
 
-    def end_service(self, deployment: DeploymentName, epoch: Epoch, failure: EdgeShardError, *, final: bool) -> None:
+    def end_service(
+        self, deployment: DeploymentName, epoch: Epoch, failure: EdgeShardError, *, final: bool
+    ) -> None:
         """An epoch has ended: its head's stream ends, and requests are parked or continue at
         another replica. The others fail if the end is `final`."""
         attachment = self._attachments.get(deployment)
@@ -166,7 +177,8 @@ class RequestFront:
             self.abandon(request)
 
     def close(self, failure: EdgeShardError) -> None:
-        """Refuse new requests and end the running ones here; their heads keep them for the next coordinator."""
+        """Refuse new requests and end the running ones here; their heads keep them for the next
+        coordinator."""
         self._closed = failure
         for attachment in list(self._attachments.values()):
             self.detach(attachment)
@@ -186,7 +198,8 @@ class RequestFront:
         emitted: tuple[int, ...] | None = None,
         scored: int = 1,
     ) -> RunningRequest:
-        """Hand a request of `client` to the head of the deployment that serves `model`, or of one of its replicas.
+        """Hand a request of `client` to the head of the deployment that serves `model`, or of one
+        of its replicas.
 
         `deadline` is when the client leaves, in seconds of the steady clock. A client that lost its
         stream sends its request again with the tokens that it has (`emitted`). The request
@@ -204,13 +217,21 @@ class RequestFront:
                 raise self._closed
             generation.validate()
             replicas = self.served.replicas_of(model)
-            record = self._replicas.of_request(replicas, request_id, generation.prompt, client, resumed=resumed)
-            attachment = self.served.attachment_of(record, may_wait=resumed or record.former is not None)
+            record = self._replicas.of_request(
+                replicas, request_id, generation.prompt, client, resumed=resumed
+            )
+            attachment = self.served.attachment_of(
+                record, may_wait=resumed or record.former is not None
+            )
             _check_length(record, generation)
-            request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
+            request = RunningRequest(
+                request_id, record.name, generation, client, emitted, deadline, scored
+            )
             former = self._admission.let_in(request, replicas)
         if former is not None:
-            elsewhere = UnavailableError("the request continues in another call", reason="RESUMED_ELSEWHERE")
+            elsewhere = UnavailableError(
+                "the request continues in another call", reason="RESUMED_ELSEWHERE"
+            )
             self._requests.end(former, elsewhere)
         if request.standing is not Standing.AWAITING:
             self._resumptions.take(request_id)
@@ -283,7 +304,8 @@ class RequestFront:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
     def _is_over_here(self, item: HeldRequest, deployment: DeploymentName, instance: str) -> bool:
-        """Whether a request of a head ended in this run, runs at another replica, or has no client any more."""
+        """Whether a request of a head ended in this run, runs at another replica, or has no client
+        any more."""
         request = self._requests.get(item.request_id)
         if request is None:
             return item.instance == instance or self._resumptions.is_unwanted(item)
@@ -314,9 +336,14 @@ class RequestFront:
 
     def _not_recovered(self, request: RunningRequest) -> UnavailableError:
         record = self._state().deployments.get(request.deployment)
-        why = record.failure.message if record is not None and record.failure is not None else "its head was lost"
+        why = (
+            record.failure.message
+            if record is not None and record.failure is not None
+            else "its head was lost"
+        )
         return UnavailableError(
-            f"deployment {request.deployment} could not continue the request after {len(request.emitted)} "
+            f"deployment {request.deployment} could not continue the request after "
+            f"{len(request.emitted)} "
             f"tokens: {why}; send it again later",
             field="model",
             reason="NOT_RECOVERED",
@@ -325,14 +352,16 @@ class RequestFront:
 
 
 def _check_length(record: DeploymentRecord, generation: Generation) -> None:
-    """Raise InvalidArgumentError for more new tokens than the deployment allows, unless they may be clipped.
+    """Raise InvalidArgumentError for more new tokens than the deployment allows, unless they may be
+    clipped.
 
     The head checks them against the context.
     """
     limit = record.spec.most_new_tokens(generation.max_new_tokens)
     if generation.max_new_tokens > limit and not generation.clip_new_tokens:
         raise InvalidArgumentError(
-            f"max_new_tokens {generation.max_new_tokens} is beyond the {limit} that deployment {record.name} allows",
+            f"max_new_tokens {generation.max_new_tokens} is beyond the {limit} that deployment "
+            f"{record.name} allows",
             field="max_new_tokens",
             reason="TOO_MANY_NEW_TOKENS",
         )

@@ -1,4 +1,5 @@
-"""Counts of requests for the metrics: their number, the times of their parts, and the losses of their service.
+"""Counts of requests for the metrics: their number, the times of their parts, and the losses of
+their service.
 
 A token costs a reading of the clock and an addition to a histogram. Labels are bounded: they hold
 no request's id, no text, and only the role of a client. The usage of each API key is counted
@@ -39,8 +40,9 @@ def _zeros(words: Iterable[str]) -> Counter[str]:
 class DeploymentCounts:
     """The counts of one deployment, since the coordinator began. Histograms are of seconds.
 
-    `begun` is by the role of the caller, `finished` by the reason, `failed` by the error's code; `recovered` by whether
-    another epoch took the service up or the same head attached again, after the `pauses`.
+    `begun` is by the role of the caller, `finished` by the reason, `failed` by the error's code;
+    `recovered` by whether another epoch took the service up or the same head attached again, after
+    the `pauses`.
     """
 
     begun: Counter[str] = field(default_factory=Counter)
@@ -69,12 +71,22 @@ class KeyCounts:
 
 
 class RequestTimes:
-    """The times of one request's parts, in seconds of a steady clock. Of a request that its client `resumed`, only the
-    times between its tokens are taken."""
+    """The times of one request's parts, in seconds of a steady clock. Of a request that its client
+    `resumed`, only the times between its tokens are taken."""
 
-    __slots__ = ("_admitted_at", "_counts", "_first_at", "_key", "_newest_at", "_resumed", "began_at")
+    __slots__ = (
+        "_admitted_at",
+        "_counts",
+        "_first_at",
+        "_key",
+        "_newest_at",
+        "_resumed",
+        "began_at",
+    )
 
-    def __init__(self, counts: DeploymentCounts, now: float, *, resumed: bool, key: KeyCounts | None = None) -> None:
+    def __init__(
+        self, counts: DeploymentCounts, now: float, *, resumed: bool, key: KeyCounts | None = None
+    ) -> None:
         self._counts = counts
         self._key = KeyCounts() if key is None else key
         self.began_at = now
@@ -132,7 +144,8 @@ class RequestTimes:
 
 
 class RequestMeter:
-    """The counts of all deployments. `refused` are requests that never began, by the error's code."""
+    """The counts of all deployments. `refused` are requests that never began, by the error's
+    code."""
 
     def __init__(self) -> None:
         self.refused = _zeros(CODES)
@@ -155,7 +168,9 @@ class RequestMeter:
             counts = self._counts[deployment] = DeploymentCounts()
         return counts
 
-    def began(self, deployment: DeploymentName, client: str, now: float, *, resumed: bool) -> RequestTimes:
+    def began(
+        self, deployment: DeploymentName, client: str, now: float, *, resumed: bool
+    ) -> RequestTimes:
         """`client` is ROLE/ID, or '' in plaintext; only the role is kept, except for API keys."""
         counts, role = self.of(deployment), client.partition("/")[0] or NO_ROLE
         key = self._of_keys.setdefault(client, KeyCounts()) if role == KEY_ROLE else None
@@ -185,7 +200,9 @@ class RequestMeter:
             counts.last_pause_s = now - loss[1]
             counts.pauses.add(counts.last_pause_s)
 
-    def kept(self, deployments: Collection[DeploymentName]) -> dict[DeploymentName, DeploymentCounts]:
+    def kept(
+        self, deployments: Collection[DeploymentName]
+    ) -> dict[DeploymentName, DeploymentCounts]:
         """The counts of these deployments. The counts of others are dropped from now on: names
         change, and memory must not grow with them."""
         self._counts = {name: self.of(name) for name in deployments}

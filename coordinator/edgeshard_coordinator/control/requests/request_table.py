@@ -13,7 +13,8 @@ from edgeshard_coordinator.control.requests.running_request import RunningReques
 
 
 class RequestTable(dict[RequestId, RunningRequest]):
-    """The requests by id, in the order of their arrival. `now` returns seconds of a steady clock."""
+    """The requests by id, in the order of their arrival. `now` returns seconds of a steady
+    clock."""
 
     def __init__(self, resumptions: ResumptionBook, now: Callable[[], float]) -> None:
         super().__init__()
@@ -55,7 +56,10 @@ class RequestTable(dict[RequestId, RunningRequest]):
             # A request that no head confirmed gains nothing by having waited here.
             if request.standing is not Standing.AWAITING:
                 self._resumptions.ended(
-                    request.request_id, request.claim, is_charged=request.is_charged, is_spent=request.is_back
+                    request.request_id,
+                    request.claim,
+                    is_charged=request.is_charged,
+                    is_spent=request.is_back,
                 )
             elif left:
                 self._resumptions.left(request.request_id, request.claim)

@@ -50,10 +50,11 @@ class Standing(Enum):
     NEW = auto()
     """All limits count."""
     BELIEVED = auto()
-    """The request was admitted before: neither its identity's debt nor a full deployment refuses it."""
-    REPLAYED = auto()
-    """Another head may have had the request: it counts as a new one, but passes a full deployment, and the head takes
+    """The request was admitted before: neither its identity's debt nor a full deployment refuses
     it."""
+    REPLAYED = auto()
+    """Another head may have had the request: it counts as a new one, but passes a full deployment,
+    and the head takes it."""
     AWAITING = auto()
     """Its deployment's head has not named its requests of a former run yet."""
 
@@ -71,7 +72,11 @@ class Claim:
 
     def is_of_one(self, other: Claim) -> bool:
         """Whether the other is of the same request, with more or less of it."""
-        return (other.deployment, other.client, other.digest) == (self.deployment, self.client, self.digest)
+        return (other.deployment, other.client, other.digest) == (
+            self.deployment,
+            self.client,
+            self.digest,
+        )
 
     def covers(self, other: Claim) -> bool:
         """Whether the other is of the same request, with no more of it."""
@@ -99,14 +104,14 @@ class ResumptionBook:
     began_at: float = field(init=False)
     _ended: OrderedDict[RequestId, _Ended] = field(default_factory=OrderedDict)
     _held_claims: dict[RequestId, tuple[Claim, float]] = field(default_factory=dict)
-    """The requests that heads have of a former run, and since when that is known; without a digest from an older
-    head."""
+    """The requests that heads have of a former run, and since when that is known; without a digest
+    from an older head."""
     _left: OrderedDict[RequestId, Claim] = field(default_factory=OrderedDict)
     """Claims of clients that resumed and left again before a head reported their requests."""
     _served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None] = field(default_factory=dict)
     _lost_heads: dict[DeploymentName, bool] = field(default_factory=dict)
-    """Whether another head had requests that this one cannot know, of each deployment whose head attached in this
-    run."""
+    """Whether another head had requests that this one cannot know, of each deployment whose head
+    attached in this run."""
 
     def __post_init__(self) -> None:
         self.began_at = self.now()
@@ -116,12 +121,16 @@ class ResumptionBook:
         the head's node."""
         self._served = served
 
-    def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
-        """Note the end of a request whose client may resume it, if the client does not know of the end."""
+    def ended(
+        self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool
+    ) -> None:
+        """Note the end of a request whose client may resume it, if the client does not know of the
+        end."""
         self._remember(request_id, _Ended(claim, self.now(), is_charged, is_spent))
 
     def left(self, request_id: RequestId, claim: Claim) -> None:
-        """Note that a client left which waited for the word of a head: the head need not finish its request."""
+        """Note that a client left which waited for the word of a head: the head need not finish its
+        request."""
         self._left[request_id] = claim
         while len(self._left) > MOST_ENDED:
             self._left.popitem(last=False)
@@ -131,7 +140,8 @@ class ResumptionBook:
         self._left.pop(request_id, None)
 
     def is_unwanted(self, item: HeldRequest) -> bool:
-        """Whether a request of a former run that a head has, and that does not run here, has no client any more.
+        """Whether a request of a former run that a head has, and that does not run here, has no
+        client any more.
 
         Its client left in this run, or can no longer resume. Claims of other clients, and of other
         requests by the same id, do not count.
@@ -139,13 +149,19 @@ class ResumptionBook:
         if self._is_late:
             return True
         ended = self._ended.get(item.request_id)
-        here = ended.claim if ended is not None and not ended.is_told else self._left.get(item.request_id)
+        here = (
+            ended.claim
+            if ended is not None and not ended.is_told
+            else self._left.get(item.request_id)
+        )
         return here is not None and (here.client, here.digest) == (item.client, item.digest)
 
     def _remember(self, request_id: RequestId, ended: _Ended) -> None:
         now, self._ended[request_id] = ended.at, ended
         self._ended.move_to_end(request_id)
-        while len(self._ended) > MOST_ENDED or next(iter(self._ended.values())).at + COME_BACK_S < now:
+        while (
+            len(self._ended) > MOST_ENDED or next(iter(self._ended.values())).at + COME_BACK_S < now
+        ):
             self._ended.popitem(last=False)
 
     def reported(
@@ -157,23 +173,30 @@ class ResumptionBook:
         settled_ids: Collection[RequestId],
         head_for_s: float | None = None,
     ) -> None:
-        """Note the requests of former runs that a head has as it attaches, at most `MAX_HELD` of a deployment.
+        """Note the requests of former runs that a head has as it attaches, at most `MAX_HELD` of a
+        deployment.
 
-        `settled_ids` are the requests here that wait for no word, and `head_for_s` the seconds that it has been the
-        head, None if it did not report them.
+        `settled_ids` are the requests here that wait for no word, and `head_for_s` the seconds that
+        it has been the head, None if it did not report them.
         """
         is_new = head_for_s is not None and head_for_s < COME_BACK_S and epoch > FIRST_EPOCH
-        self._lost_heads.setdefault(deployment, is_new or self._served.get(deployment) != (epoch, node_id))
+        self._lost_heads.setdefault(
+            deployment, is_new or self._served.get(deployment) != (epoch, node_id)
+        )
         if self._is_late:
             return
-        left = MAX_HELD - sum(claim.deployment == deployment for claim, _ in self._held_claims.values())
+        left = MAX_HELD - sum(
+            claim.deployment == deployment for claim, _ in self._held_claims.values()
+        )
         for item in held_requests:
             if item.request_id in self._ended or item.request_id in settled_ids:
                 continue
             claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
             if not item.over and self.is_unwanted(item):
                 # The head forgets it. If its client is back after all, its claim is accepted once.
-                self._remember(item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False))
+                self._remember(
+                    item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False)
+                )
             elif not item.over:
                 # If two replicas have it, one continued it when the other was lost.
                 known_of = self._held_claims.get(item.request_id)
@@ -183,20 +206,26 @@ class ResumptionBook:
                     self._held_claims[item.request_id] = (claim, self.now())
             elif item.digest:
                 self._remember(
-                    item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False, is_told=True)
+                    item.request_id,
+                    _Ended(claim, self.now(), is_charged=True, is_spent=False, is_told=True),
                 )
 
     def standing_of(self, request_id: RequestId, claim: Claim) -> tuple[Standing, bool]:
-        """The status of a request whose client tries to resume it, and whether its prompt was counted.
+        """The status of a request whose client tries to resume it, and whether its prompt was
+        counted.
 
         Raises FailedPreconditionError naming `resume` for an unknown request.
         """
-        if (ended := self._ended.get(request_id)) is not None and self.now() <= ended.at + COME_BACK_S:
+        if (
+            ended := self._ended.get(request_id)
+        ) is not None and self.now() <= ended.at + COME_BACK_S:
             if not ended.claim.covers(claim):
                 if ended.is_told and self._went_on_elsewhere(ended.claim, claim):
                     return Standing.REPLAYED, False
                 raise _refused(request_id)
-            return (Standing.NEW, False) if ended.is_spent else (Standing.BELIEVED, ended.is_charged)
+            return (
+                (Standing.NEW, False) if ended.is_spent else (Standing.BELIEVED, ended.is_charged)
+            )
         # No client waits for that long.
         if self._is_late or claim.deployment not in self._served:
             raise _refused(request_id)
@@ -216,7 +245,8 @@ class ResumptionBook:
         return Standing.REPLAYED, False
 
     def _went_on_elsewhere(self, reported_claim: Claim, claim: Claim) -> bool:
-        """Whether the head that reported a request may have been its head before the one that was lost."""
+        """Whether the head that reported a request may have been its head before the one that was
+        lost."""
         return reported_claim.is_of_one(claim) and self._lost_heads.get(claim.deployment, False)
 
     def take(self, request_id: RequestId) -> None:
@@ -230,7 +260,9 @@ class ResumptionBook:
             self._held_claims.clear()
         since = self.now() - RESERVED_S
         return [
-            claim for id, (claim, at) in self._held_claims.items() if at >= since and id != but and _can_return(claim)
+            claim
+            for id, (claim, at) in self._held_claims.items()
+            if at >= since and id != but and _can_return(claim)
         ]
 
     def deployment_of(self, request_id: RequestId) -> DeploymentName | None:
@@ -266,7 +298,8 @@ def digest_of(generation: Generation) -> bytes:
 
 
 def _put(update: Callable[[bytes], None], value: Any) -> None:
-    """Put the bytes of a value, which differ for any two values: each part begins with its kind and size."""
+    """Put the bytes of a value, which differ for any two values: each part begins with its kind and
+    size."""
     if is_dataclass(value) and not isinstance(value, type):
         for item in fields(value):
             if (part := getattr(value, item.name)) != _default_of(item):
@@ -291,13 +324,15 @@ def _default_of(item: Any) -> Any:
 
 
 def _can_return(claim: Claim) -> bool:
-    """Whether a client can resume. By HTTP it cannot: there a broken answer is requested again from the start."""
+    """Whether a client can resume. By HTTP it cannot: there a broken answer is requested again from
+    the start."""
     return not claim.client.startswith(f"{KEY_ROLE}/")
 
 
 def _refused(request_id: RequestId) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"resume: there is no request {request_id} of yours that can resume with these tokens; send it as a new one",
+        f"resume: there is no request {request_id} of yours that can resume with these tokens; "
+        "send it as a new one",
         field="resume",
         reason="NOT_RESUMABLE",
     )

@@ -1,4 +1,5 @@
-"""A request in the coordinator: its journal, its unread events, and the stream of the head that runs it."""
+"""A request in the coordinator: its journal, its unread events, and the stream of the head that
+runs it."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ from edgeshard_coordinator.control.requests.request_meter import RequestTimes
 from edgeshard_coordinator.control.requests.resumptions import Claim, Standing, digest_of
 
 MESSAGE_CHARACTERS = 1 << 20
-"""Characters of text in one message, with the events of several requests or of one, since gRPC bounds the bytes. A
-token has a few characters; a token that completes many others may have any number."""
+"""Characters of text in one message, with the events of several requests or of one, since gRPC
+bounds the bytes. A token has a few characters; a token that completes many others may have any
+number."""
 
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One head's Attach stream, and the requests that it runs. `stages` counts its pipeline's stages.
+    """One head's Attach stream, and the requests that it runs. `stages` counts its pipeline's
+    stages.
 
     `outgoing` ends with None, or with the error that ends the stream; admission bounds it.
     """
@@ -40,7 +43,9 @@ class Attachment:
     node_name: NodeName
     number: int
     stages: int = 1
-    outgoing: asyncio.Queue[HeadCommand | EdgeShardError | None] = field(default_factory=asyncio.Queue)
+    outgoing: asyncio.Queue[HeadCommand | EdgeShardError | None] = field(
+        default_factory=asyncio.Queue
+    )
     requests: dict[RequestId, RunningRequest] = field(default_factory=dict)
 
     def close(self) -> None:
@@ -53,7 +58,8 @@ class Attachment:
 
 @dataclass(eq=False)
 class RunningRequest:
-    """A request that runs or waits, with its journal: the prompt and the tokens that its client has or will have.
+    """A request that runs or waits, with its journal: the prompt and the tokens that its client has
+    or will have.
 
     Without an `attachment` it is parked: its deployment has no head, and the next one continues it.
     A client that resumes brings the tokens that it `had`; None if the request is new. `deadline` is
@@ -98,7 +104,11 @@ class RunningRequest:
     _error: EdgeShardError | None = None
 
     def __post_init__(self, had: tuple[int, ...] | None) -> None:
-        self.emitted, self.resumed, self.digest = list(had or ()), had is not None, digest_of(self.generation)
+        self.emitted, self.resumed, self.digest = (
+            list(had or ()),
+            had is not None,
+            digest_of(self.generation),
+        )
 
     @property
     def next_position(self) -> int | None:
@@ -130,7 +140,14 @@ class RunningRequest:
             generation = replace(generation, prompt=self.prompt_tokens)
         emitted = tuple(self.emitted)
         return StartRequest(
-            self.request_id, generation, emitted, self.client, resumed, instance, self.scored, self.digest
+            self.request_id,
+            generation,
+            emitted,
+            self.client,
+            resumed,
+            instance,
+            self.scored,
+            self.digest,
         )
 
     def cancel(self) -> None:
@@ -141,7 +158,8 @@ class RunningRequest:
                 self.attachment.outgoing.put_nowait(CancelRequest(self.request_id))
 
     def finish(self, reason: FinishReason, text: str, now: float) -> None:
-        """Give the client its last event, with `text` after the last token; `now` as in its `times`."""
+        """Give the client its last event, with `text` after the last token; `now` as in its
+        `times`."""
         self.times.finished(reason, now)
         self.deliver(Finished(reason, text, len(self.prompt_tokens or ()), len(self.emitted)))
 
@@ -152,7 +170,8 @@ class RunningRequest:
         self.on_news()
 
     def fail(self, error: EdgeShardError, *, drop_unread: bool = False) -> None:
-        """End the client's stream with `error`, after its unread events unless these are dropped."""
+        """End the client's stream with `error`, after its unread events unless these are
+        dropped."""
         if drop_unread:
             self._unread.clear()
         self._error = self._error or error
@@ -178,7 +197,8 @@ class RunningRequest:
         return characters_of(self._unread[0]) if self._unread else 0
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """The client's events, ending after Finished; raises the error that the request ended with."""
+        """The client's events, ending after Finished; raises the error that the request ended
+        with."""
         wake = asyncio.Event()
         self.on_news = wake.set
         while True:
@@ -201,4 +221,8 @@ class RunningRequest:
 def characters_of(event: GenerationEvent) -> int:
     """The characters of an event's text, up to those that an empty message holds: a longer one is
     sent in its own message."""
-    return 0 if isinstance(event, Started | PromptLogprobs) else min(len(event.text), MESSAGE_CHARACTERS)
+    return (
+        0
+        if isinstance(event, Started | PromptLogprobs)
+        else min(len(event.text), MESSAGE_CHARACTERS)
+    )

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import DeploymentName
 from edgeshard_coordinator.control.requests.running_request import Attachment
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
@@ -15,7 +20,9 @@ class ServedDeployments:
     """`state` returns the newest state; `attachments` are the streams of the heads that are
     attached, as they change."""
 
-    def __init__(self, state: Callable[[], State], attachments: Mapping[DeploymentName, Attachment]) -> None:
+    def __init__(
+        self, state: Callable[[], State], attachments: Mapping[DeploymentName, Attachment]
+    ) -> None:
         self._state = state
         self._attachments = attachments
 
@@ -31,7 +38,8 @@ class ServedDeployments:
         """The deployment that serves `model`, by its name or its model's, and can take requests
         now. With `only`, only deployments count whose name or model is among these names.
 
-        Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
+        Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError
+        naming `model`.
         """
         record = self.record_of(model, only)
         self.attachment_of(record, may_wait=False)
@@ -43,10 +51,14 @@ class ServedDeployments:
         records = self.replicas_of(model, only)
         return next((record for record in records if self.is_ready(record)), records[0])
 
-    def replicas_of(self, model: str, only: frozenset[str] | None = None) -> tuple[DeploymentRecord, ...]:
-        """The deployment that serves under this name, or all of its replicas. Raises NotFoundError or
-        InvalidArgumentError naming `model`."""
-        records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]
+    def replicas_of(
+        self, model: str, only: frozenset[str] | None = None
+    ) -> tuple[DeploymentRecord, ...]:
+        """The deployment that serves under this name, or all of its replicas. Raises NotFoundError
+        or InvalidArgumentError naming `model`."""
+        records = [
+            r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING
+        ]
         if only is not None:
             records = [r for r in records if not only.isdisjoint((r.name, r.served_name, r.model))]
         for serving in (
@@ -57,13 +69,17 @@ class ServedDeployments:
             names = sorted({record.served_name for record in serving})
             if len(names) > 1:
                 raise InvalidArgumentError(
-                    f"model {model} is served by several deployments; name one of {', '.join(names)}", field="model"
+                    f"model {model} is served by several deployments; name one of "
+                    f"{', '.join(names)}",
+                    field="model",
                 )
             if serving:
                 return tuple(sorted(serving, key=lambda record: record.spec.replica))
         served = ", ".join(sorted({record.served_name for record in records})) or "nothing"
         raise NotFoundError(
-            f"model {model[:80]!r} is not served here; served: {served}", field="model", reason="MODEL_NOT_SERVED"
+            f"model {model[:80]!r} is not served here; served: {served}",
+            field="model",
+            reason="MODEL_NOT_SERVED",
         )
 
     def is_ready(self, record: DeploymentRecord) -> bool:

@@ -1,4 +1,5 @@
-"""The part of the model store that the coordinator's services need, and views of stored and served models."""
+"""The part of the model store that the coordinator's services need, and views of stored and served
+models."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Models(Protocol):
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]: ...
 
     def added_at(self, digest: Digest) -> float:
-        """When the model was added, in seconds since 1970. Raises OSError for one that is not there."""
+        """When the model was added, in seconds since 1970. Raises OSError for one that is not
+        there."""
 
     def weights_files(self, manifest: ModelManifest) -> tuple[WeightsFile, ...]:
         """The files outside of the store that have weights of a model."""
@@ -36,7 +38,9 @@ class Models(Protocol):
 def served_model(record: DeploymentRecord, models: Models) -> ServedModel:
     """A deployment as applications see it."""
     context = max_context(record, models)
-    return ServedModel(record.served_name, record.model, context, record.spec.most_new_tokens(context))
+    return ServedModel(
+        record.served_name, record.model, context, record.spec.most_new_tokens(context)
+    )
 
 
 def max_context(record: DeploymentRecord, models: Models) -> int:
@@ -50,7 +54,9 @@ def max_context(record: DeploymentRecord, models: Models) -> int:
     return parse_config(manifest.config).max_context
 
 
-def stored_model(manifest: ModelManifest, digest: Digest, weights_files: tuple[WeightsFile, ...] = ()) -> StoredModel:
+def stored_model(
+    manifest: ModelManifest, digest: Digest, weights_files: tuple[WeightsFile, ...] = ()
+) -> StoredModel:
     """A model as operators see it."""
     shape = parse_config(manifest.config)
     return StoredModel(

@@ -47,7 +47,9 @@ class TrafficBook:
             key = name, model
             # Accepted draft tokens after the answer's end are dropped.
             believed = guesses if guesses.tokens <= new_tokens + MOST_GUESSES else NO_GUESSES
-            self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens, at_once, believed)
+            self._known[key] = self._known.get(key, NO_TRAFFIC).after(
+                prompt_tokens, new_tokens, at_once, believed
+            )
             self._changed.add(key)
 
     def of(self, name: DeploymentName, model: ModelName) -> Traffic:
@@ -55,7 +57,11 @@ class TrafficBook:
 
     def of_model(self, model: ModelName) -> Traffic:
         """The traffic of all deployments of a model, those that are gone included."""
-        return Traffic.of_all(traffic for (_, served), traffic in self._known.items() if served == model)
+        return Traffic.of_all(
+            traffic for (_, served), traffic in self._known.items() if served == model
+        )
 
     def guesses_of_model(self, model: ModelName) -> GuessCounts:
-        return GuessCounts.of_all(traffic.guesses for (_, served), traffic in self._known.items() if served == model)
+        return GuessCounts.of_all(
+            traffic.guesses for (_, served), traffic in self._known.items() if served == model
+        )

@@ -1,4 +1,5 @@
-"""The nodes' reports on their machines. They decide nothing, so they are kept apart from the state."""
+"""The nodes' reports on their machines. They decide nothing, so they are kept apart from the
+state."""
 
 from __future__ import annotations
 
@@ -25,9 +26,12 @@ class _Twin:
 
 
 class Conditions:
-    """The newest of each node that is connected. `own` reads the coordinator's; `utc` is its wall clock, in seconds."""
+    """The newest of each node that is connected. `own` reads the coordinator's; `utc` is its wall
+    clock, in seconds."""
 
-    def __init__(self, own: Callable[[], Condition | None], utc: Callable[[], float] = utc_s) -> None:
+    def __init__(
+        self, own: Callable[[], Condition | None], utc: Callable[[], float] = utc_s
+    ) -> None:
         self.own = own
         self._utc = utc
         self._twins: dict[NodeId, _Twin] = {}
@@ -49,7 +53,9 @@ class Conditions:
     def twin_came(self, node_id: NodeId, address: str) -> bool:
         """A second process with the identity of a node was refused. Return whether to log it."""
         now = self._utc()
-        self._twins = {other: twin for other, twin in self._twins.items() if now - twin.tried_at < TWIN_KEPT_S}
+        self._twins = {
+            other: twin for other, twin in self._twins.items() if now - twin.tried_at < TWIN_KEPT_S
+        }
         twin = self._twins.get(node_id)
         if twin is None:
             self._twins[node_id] = _Twin(address, now, now)
@@ -62,9 +68,12 @@ class Conditions:
         return True
 
     def twin_of(self, node_id: NodeId) -> str:
-        """The address of a recent second process with the identity of a node; "" if there was none."""
+        """The address of a recent second process with the identity of a node; "" if there was
+        none."""
         twin = self._twins.get(node_id)
-        return twin.address if twin is not None and self._utc() - twin.tried_at < TWIN_KEPT_S else ""
+        return (
+            twin.address if twin is not None and self._utc() - twin.tried_at < TWIN_KEPT_S else ""
+        )
 
     def with_condition(self, node: Node) -> Node:
         """The node with its condition and its twin."""

@@ -12,7 +12,12 @@ from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.forms import TOKENIZER
 from edgeshard_coordinator.control.requests.chats import Chats
 from edgeshard_coordinator.control.requests.site_models import Models
-from edgeshard_coordinator.core.placement.drafts import check_draft, check_same_tokens, may_draft, placed_draft
+from edgeshard_coordinator.core.placement.drafts import (
+    check_draft,
+    check_same_tokens,
+    may_draft,
+    placed_draft,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +27,11 @@ class Drafts:
     models: Models
     chats: Chats
 
-    async def of(self, spec: DeploymentSpec, model: ModelManifest) -> tuple[DeploymentSpec, PlacedDraft | None]:
-        """The spec with the draft that is used, and that draft as it is placed; None if there is none.
+    async def of(
+        self, spec: DeploymentSpec, model: ModelManifest
+    ) -> tuple[DeploymentSpec, PlacedDraft | None]:
+        """The spec with the draft that is used, and that draft as it is placed; None if there is
+        none.
 
         Raises NotFoundError or InvalidArgumentError naming `draft`, FailedPreconditionError if a
         model has no tokenizer.
@@ -47,15 +55,23 @@ class Drafts:
         try:
             return self.models.get(name)
         except NotFoundError as error:
-            raise NotFoundError(f"draft: {error.message}", field="draft", reason=error.reason) from None
+            raise NotFoundError(
+                f"draft: {error.message}", field="draft", reason=error.reason
+            ) from None
 
     async def _check_tokens(self, model: ModelManifest, draft: ModelManifest) -> None:
-        """Raise InvalidArgumentError if ids do not mean the same to both; equal files are not opened."""
-        files = [next((file.sha256 for file in one.files if file.name == TOKENIZER), None) for one in (model, draft)]
+        """Raise InvalidArgumentError if ids do not mean the same to both; equal files are not
+        opened."""
+        files = [
+            next((file.sha256 for file in one.files if file.name == TOKENIZER), None)
+            for one in (model, draft)
+        ]
         if files[0] is not None and files[0] == files[1]:
             return
         try:
             ours, its = [await self.chats.vocabulary(one.digest()) for one in (model, draft)]
         except EdgeShardError as error:
-            raise type(error)(f"draft: {error.message}", field="draft", reason=error.reason) from None
+            raise type(error)(
+                f"draft: {error.message}", field="draft", reason=error.reason
+            ) from None
         check_same_tokens(model.name, ours, draft.name, its)

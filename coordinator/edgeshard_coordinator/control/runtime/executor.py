@@ -49,15 +49,22 @@ class ActionExecutor:
         match action:
             case actions.SendCommand():
                 log.info("command_sent", node_id=action.node_id, **_described(action.command))
-                self._hub.send(action.node_id, action.connection, action.operation_id, action.command)
+                self._hub.send(
+                    action.node_id, action.connection, action.operation_id, action.command
+                )
             case actions.ReleaseOrphans():
                 log.info("orphans_released", node_id=action.node_id, stages=len(action.stages))
                 for each in action.commands:
                     self._hub.send(each.node_id, each.connection, each.operation_id, each.command)
             case actions.TellUnknownStages():
-                named = ", ".join(sorted({deployment for deployment, _ in action.stages})[:UNKNOWN_STAGES_NAMED])
+                named = ", ".join(
+                    sorted({deployment for deployment, _ in action.stages})[:UNKNOWN_STAGES_NAMED]
+                )
                 log.warning(
-                    "unknown_stages_ignored", node=action.node_name, stages=len(action.stages), deployments=named
+                    "unknown_stages_ignored",
+                    node=action.node_name,
+                    stages=len(action.stages),
+                    deployments=named,
                 )
             case actions.SaveDeployment():
                 self._spawn(self._save(action.records))
@@ -67,15 +74,22 @@ class ActionExecutor:
                 write = self._store.save_node(action.node)
                 self._spawn(self._save_of_node(action.node.node_id, write, "node_not_saved"))
             case actions.SaveMeasurements():
-                write = self._store.save_measurements(action.node_id, action.measurements, self._loop.now())
+                write = self._store.save_measurements(
+                    action.node_id, action.measurements, self._loop.now()
+                )
                 self._spawn(self._save_of_node(action.node_id, write, "measurements_not_saved"))
             case actions.TellMeasured():
                 self._calls.finished(action.measured)
             case actions.EndService():
                 log.warning(
-                    "service_ended", deployment=action.deployment, epoch=action.epoch, reason=action.failure.reason
+                    "service_ended",
+                    deployment=action.deployment,
+                    epoch=action.epoch,
+                    reason=action.failure.reason,
                 )
-                self._front.end_service(action.deployment, action.epoch, action.failure, final=action.final)
+                self._front.end_service(
+                    action.deployment, action.epoch, action.failure, final=action.final
+                )
             case actions.Replan():
                 self._spawn(self._replan(action))
             case actions.PlanStandby():
@@ -87,8 +101,8 @@ class ActionExecutor:
                 assert_never(action)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        # Each coroutine hands its write to the store's thread before it first waits, and tasks begin in the order they
-        # were made: writes keep the order of the actions.
+        # Each coroutine hands its write to the store's thread before it first waits, and tasks
+        # begin in the order they were made: writes keep the order of the actions.
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -101,9 +115,13 @@ class ActionExecutor:
             return
         for record in records:
             there = record.on_disk
-            log.info("deployment_saved", deployment=record.name, phase=there.phase, epoch=there.epoch)
+            log.info(
+                "deployment_saved", deployment=record.name, phase=there.phase, epoch=there.epoch
+            )
             self._loop.post(
-                events.DeploymentSaved(record.name, record.uid, record.revision, there.epoch, self._loop.now())
+                events.DeploymentSaved(
+                    record.name, record.uid, record.revision, there.epoch, self._loop.now()
+                )
             )
 
     async def _replan(self, action: actions.Replan) -> None:
@@ -115,7 +133,9 @@ class ActionExecutor:
         try:
             outcome = await self._planner.repair(state, record)
         except EdgeShardError as error:
-            log.warning("replan_failed", deployment=record.name, reason=error.reason, why=error.message)
+            log.warning(
+                "replan_failed", deployment=record.name, reason=error.reason, why=error.message
+            )
             outcome = error
         except Exception as error:
             log.exception("replan_crashed", deployment=record.name)
@@ -123,7 +143,9 @@ class ActionExecutor:
         else:
             stages = ",".join(f"{stage.node_name}={stage.layers}" for stage in outcome.stages)
             log.info("replanned", deployment=record.name, epoch=record.epoch, layers=stages)
-        self._loop.post(events.Replanned(record.name, record.uid, state.version, outcome, self._loop.now()))
+        self._loop.post(
+            events.Replanned(record.name, record.uid, state.version, outcome, self._loop.now())
+        )
 
     async def _plan_standby(self, action: actions.PlanStandby) -> None:
         state = self._loop.state
@@ -134,14 +156,25 @@ class ActionExecutor:
         try:
             choices = await self._planner.standbys(state, record)
         except EdgeShardError as error:
-            log.warning("standby_not_planned", deployment=record.name, reason=error.reason, why=error.message)
+            log.warning(
+                "standby_not_planned",
+                deployment=record.name,
+                reason=error.reason,
+                why=error.message,
+            )
         except Exception:
             log.exception("standby_plan_crashed", deployment=record.name)
         else:
             layers = ",".join(f"{choice.node_name}={choice.layers}" for choice in choices)
-            if {(entry.node_id, entry.layers) for entry in record.standbys} != {(c.node_id, c.layers) for c in choices}:
-                log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=layers)
-        self._loop.post(events.StandbyPlanned(record.name, record.uid, state.version, choices, self._loop.now()))
+            if {(entry.node_id, entry.layers) for entry in record.standbys} != {
+                (c.node_id, c.layers) for c in choices
+            }:
+                log.info(
+                    "standby_planned", deployment=record.name, epoch=record.epoch, layers=layers
+                )
+        self._loop.post(
+            events.StandbyPlanned(record.name, record.uid, state.version, choices, self._loop.now())
+        )
 
     async def _forget(self, record: DeploymentRecord) -> None:
         failure = await _failure_of(self._store.forget(record))
@@ -155,18 +188,22 @@ class ActionExecutor:
         """Wait for a write that may fail; `refused` is the log's event if it does."""
         failure = await _failure_of(write)
         if failure is not None:
-            # Nothing is missing before a restart. After it the node registers again, and is measured again.
+            # Nothing is missing before a restart. After it the node registers again, and is
+            # measured again.
             log.error(refused, node_id=node_id, error=failure.message)
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
         log.error("deployment_not_saved", deployment=record.name, error=error.message)
         self._loop.post(
-            events.SaveFailed(record.name, record.uid, record.revision, error, SAVE_RETRY_S, self._loop.now())
+            events.SaveFailed(
+                record.name, record.uid, record.revision, error, SAVE_RETRY_S, self._loop.now()
+            )
         )
 
 
 async def _failure_of(write: Awaitable[None]) -> EdgeShardError | None:
-    """The error of a write, of whatever kind, since the state waits for an answer; None if the disk has it."""
+    """The error of a write, of whatever kind, since the state waits for an answer; None if the disk
+    has it."""
     try:
         await write
     except EdgeShardError as error:

@@ -1,4 +1,5 @@
-"""The watch over heads that have requests: they get beacons, and their answers are watched as on a link between nodes.
+"""The watch over heads that have requests: they get beacons, and their answers are watched as on a
+link between nodes.
 
 Nothing is sent to a head without requests, and nothing is expected of it.
 """
@@ -30,7 +31,8 @@ class WatchedHead:
         self._beacon_at = 0.0
 
     def tick(self, now: float) -> tuple[str, bool] | None:
-        """Send a beacon that is due. If the head is silent: why it is suspect, and whether that is new."""
+        """Send a beacon that is due. If the head is silent: why it is suspect, and whether that is
+        new."""
         outgoing, watch = self.attachment.outgoing, self._watch
         if not self.attachment.requests:
             if watch is not None:
@@ -60,7 +62,9 @@ class HeadWatch:
     `occupied` is set while there are requests, so that an idle coordinator need not check.
     """
 
-    def __init__(self, loop: StateLoop, occupied: asyncio.Event, suspicions: Counter[DeploymentName]) -> None:
+    def __init__(
+        self, loop: StateLoop, occupied: asyncio.Event, suspicions: Counter[DeploymentName]
+    ) -> None:
         self._loop = loop
         self._occupied = occupied
         self._suspicions = suspicions
@@ -92,5 +96,11 @@ class HeadWatch:
 
     def _tell(self, of: Attachment, why: str, *, recovered: bool) -> None:
         log_method = log.info if recovered else log.warning
-        log_method("head_reported", deployment=of.deployment, node=of.node_name, recovered=recovered, why=why)
+        log_method(
+            "head_reported",
+            deployment=of.deployment,
+            node=of.node_name,
+            recovered=recovered,
+            why=why,
+        )
         self._loop.post(HeadReported(of.deployment, of.epoch, recovered, why, self._loop.now()))

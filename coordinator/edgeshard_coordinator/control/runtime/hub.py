@@ -1,4 +1,5 @@
-"""The control streams of connected nodes, and requests over them whose answers do not change the state."""
+"""The control streams of connected nodes, and requests over them whose answers do not change the
+state."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from edgeshard.domain.control.commands import ControlMessage, Heartbeat
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    DeadlineError,
+    EdgeShardError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.state import KnownNode
@@ -32,15 +38,16 @@ class ControlStream:
     heartbeat: Heartbeat | None = None
 
     def send(self, operation_id: OperationId, command: ControlMessage) -> None:
-        """Put a command on the stream. A stream that its node does not read ends; the node gets on the next one what
-        counts then."""
+        """Put a command on the stream. A stream that its node does not read ends; the node gets on
+        the next one what counts then."""
         unread = self.outgoing.qsize()
         if unread < MAX_UNREAD:
             self.outgoing.put_nowait((operation_id, command))
         elif unread == MAX_UNREAD:
             self.fail(
                 ResourceExhaustedError(
-                    f"the node left {unread} commands unread on its stream; connect again, and look at the node's load",
+                    f"the node left {unread} commands unread on its stream; connect again, and "
+                    "look at the node's load",
                     reason="SLOW_READER",
                 )
             )
@@ -68,7 +75,9 @@ class ControlHub:
         older = self._connections.get(node_id)
         if older is not None:
             older.close()
-        connection = self._connections[node_id] = ControlStream(node_id, incarnation, self._last_number)
+        connection = self._connections[node_id] = ControlStream(
+            node_id, incarnation, self._last_number
+        )
         return connection
 
     def discard(self, connection: ControlStream) -> None:
@@ -76,8 +85,11 @@ class ControlHub:
         if self._connections.get(connection.node_id) is connection:
             del self._connections[connection.node_id]
 
-    def send(self, node_id: NodeId, number: int, operation_id: OperationId, command: ControlMessage) -> None:
-        """Put a command on the stream numbered `number`; when it is gone the command is sent again on the next."""
+    def send(
+        self, node_id: NodeId, number: int, operation_id: OperationId, command: ControlMessage
+    ) -> None:
+        """Put a command on the stream numbered `number`; when it is gone the command is sent again
+        on the next."""
         connection = self._connections.get(node_id)
         if connection is not None and connection.number == number:
             connection.send(operation_id, command)
@@ -106,7 +118,8 @@ AnswerT = TypeVar("AnswerT")
 
 
 class NodeRequests:
-    """Sends a node a command over the control stream that it has now. `what` names an answer in errors."""
+    """Sends a node a command over the control stream that it has now. `what` names an answer in
+    errors."""
 
     def __init__(self, loop: StateLoop, hub: ControlHub, limit_s: float, what: str) -> None:
         self._loop = loop
@@ -115,16 +128,22 @@ class NodeRequests:
         self._what = what
 
     def check_there(self, node: KnownNode) -> None:
-        """Raise UnavailableError for a node that is not connected, or not any more as `node` has it."""
+        """Raise UnavailableError for a node that is not connected, or not any more as `node` has
+        it."""
         if self._is_gone(node):
             raise UnavailableError("the node is not connected", reason="NODE_AWAY")
 
     async def answer(
-        self, node: KnownNode, operation_id: OperationId, command: ControlMessage, answer: asyncio.Future[AnswerT]
+        self,
+        node: KnownNode,
+        operation_id: OperationId,
+        command: ControlMessage,
+        answer: asyncio.Future[AnswerT],
     ) -> AnswerT:
         """The result of `answer`, which the listener to the node resolves.
 
-        Raises UnavailableError when the node goes away, DeadlineError when it stays silent, and the error of `answer`.
+        Raises UnavailableError when the node goes away, DeadlineError when it stays silent, and the
+        error of `answer`.
         """
         self.check_there(node)
         self._hub.send(node.node_id, node.connection, operation_id, command)
@@ -135,8 +154,12 @@ class NodeRequests:
             if answer.done():
                 return answer.result()
             if departure.done():
-                raise UnavailableError("the node disconnected before it answered", reason="NODE_LOST")
-            raise DeadlineError(f"no {self._what} arrived within {self._limit_s:g} s", reason="NO_ANSWER")
+                raise UnavailableError(
+                    "the node disconnected before it answered", reason="NODE_LOST"
+                )
+            raise DeadlineError(
+                f"no {self._what} arrived within {self._limit_s:g} s", reason="NO_ANSWER"
+            )
         finally:
             answer.cancel()
             departure.cancel()

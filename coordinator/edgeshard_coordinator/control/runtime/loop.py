@@ -1,4 +1,5 @@
-"""The only task that owns the state: inbox -> apply -> reconcile -> executor, whose results return as events."""
+"""The only task that owns the state: inbox -> apply -> reconcile -> executor, whose results return
+as events."""
 
 from __future__ import annotations
 
@@ -31,16 +32,20 @@ _PASSES = 20
 
 class Executor(Protocol):
     def perform(self, action: Action) -> None:
-        """Begin the action and return at once; its outcome is posted as an event. Must not raise."""
+        """Begin the action and return at once; its outcome is posted as an event. Must not
+        raise."""
 
 
 class StateLoop:
-    """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest state.
+    """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest
+    state.
 
     `on_change` receives every state, with the one before it.
     """
 
-    def __init__(self, state: State, clock: Clock, on_change: Callable[[State, State], None]) -> None:
+    def __init__(
+        self, state: State, clock: Clock, on_change: Callable[[State, State], None]
+    ) -> None:
         self.state = state
         self._clock = clock
         self._on_change = on_change
@@ -63,9 +68,12 @@ class StateLoop:
         return self._ring.view(self.state)
 
     def start(self, executor: Executor, active_requests: Callable[[], int]) -> None:
-        """Begin with the events of the inbox. `executor` gets the actions that the state calls for, and each tick has
-        the number of active requests."""
-        self._tasks = [asyncio.create_task(self._run(executor)), asyncio.create_task(self._tick(active_requests))]
+        """Begin with the events of the inbox. `executor` gets the actions that the state calls for,
+        and each tick has the number of active requests."""
+        self._tasks = [
+            asyncio.create_task(self._run(executor)),
+            asyncio.create_task(self._tick(active_requests)),
+        ]
 
     async def stop(self) -> None:
         self._stopped = True
@@ -86,7 +94,8 @@ class StateLoop:
         self._inbox.put_nowait((event, None))
 
     async def ask(self, event: Event) -> None:
-        """Put a request in the inbox; returns once it is part of the state, raises the error that refused it."""
+        """Put a request in the inbox; returns once it is part of the state, raises the error that
+        refused it."""
         if self._stopped:
             raise _shutting_down()
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,7 +133,9 @@ class StateLoop:
                 refused = error
             except Exception:
                 log.exception("event_failed", kind=type(event).__name__)
-                refused = InternalError("the coordinator failed unexpectedly; its log has the details")
+                refused = InternalError(
+                    "the coordinator failed unexpectedly; its log has the details"
+                )
             self._answer(event, answer, refused)
             for condition, future in self._waiting:
                 if not future.done() and condition(self.state):
@@ -144,10 +155,17 @@ class StateLoop:
         if debug_logged():
             _say(event)
 
-    def _answer(self, event: Event, answer: asyncio.Future[None] | None, refused: EdgeShardError | None) -> None:
+    def _answer(
+        self, event: Event, answer: asyncio.Future[None] | None, refused: EdgeShardError | None
+    ) -> None:
         if answer is None:
             if refused is not None:
-                log.warning("event_refused", kind=type(event).__name__, reason=refused.reason, error=refused.message)
+                log.warning(
+                    "event_refused",
+                    kind=type(event).__name__,
+                    reason=refused.reason,
+                    error=refused.message,
+                )
         elif not answer.done():
             if refused is None:
                 answer.set_result(None)
@@ -175,4 +193,6 @@ def _say(event: Event) -> None:
 
 
 def _shutting_down() -> UnavailableError:
-    return UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
+    return UnavailableError(
+        "the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0
+    )

@@ -30,7 +30,8 @@ class _Listener:
 
 @dataclass(slots=True, eq=False)
 class MeasureCall:
-    """One call, and the newest message of every node it has measured. `uid` begins the ids of its commands."""
+    """One call, and the newest message of every node it has measured. `uid` begins the ids of its
+    commands."""
 
     uid: str
     fingerprint: str
@@ -59,7 +60,11 @@ class MeasureCalls:
         return self._calls.get(operation_id)
 
     def begin(
-        self, operation_id: OperationId, uid: str, fingerprint: str, nodes: Mapping[NodeId, NodeName]
+        self,
+        operation_id: OperationId,
+        uid: str,
+        fingerprint: str,
+        nodes: Mapping[NodeId, NodeName],
     ) -> MeasureCall:
         """Keep a call before its nodes are queried: their answers may be quick. The oldest finished
         calls are dropped.
@@ -75,7 +80,9 @@ class MeasureCalls:
             )
         for key in finished[: max(0, len(self._calls) + 1 - MOST_CALLS)]:
             del self._calls[key]
-        call = MeasureCall(uid, fingerprint, {node_id: NodeProgress(name) for node_id, name in nodes.items()})
+        call = MeasureCall(
+            uid, fingerprint, {node_id: NodeProgress(name) for node_id, name in nodes.items()}
+        )
         self._calls[operation_id] = call
         return call
 
@@ -84,12 +91,14 @@ class MeasureCalls:
         self._calls.pop(operation_id, None)
 
     def progress(self, node_id: NodeId, progress: CommandProgress) -> None:
-        """A node's word on a command under way. Raises InvalidArgumentError for an operation id that is no
-        command's."""
+        """A node's word on a command under way. Raises InvalidArgumentError for an operation id
+        that is no command's."""
         call = self._of(CommandKey.parse(progress.operation_id).uid)
         node = call.nodes.get(node_id) if call is not None else None
         if call is not None and node is not None and not node.finished:
-            call.tell(node_id, replace(node, done=progress.done, total=progress.total, what=progress.what))
+            call.tell(
+                node_id, replace(node, done=progress.done, total=progress.total, what=progress.what)
+            )
 
     def finished(self, measured: Measured) -> None:
         call = self._of(measured.uid)
@@ -97,7 +106,9 @@ class MeasureCalls:
             node = call.nodes[measured.node_id]
             done = node.total if measured.failure is None else node.done
             what = "measured" if measured.failure is None else node.what
-            last = NodeProgress(node.node, done, node.total, what, True, measured.failure, measured.missed)
+            last = NodeProgress(
+                node.node, done, node.total, what, True, measured.failure, measured.missed
+            )
             call.tell(measured.node_id, last)
 
     async def follow(self, call: MeasureCall) -> AsyncGenerator[NodeProgress, None]:

@@ -1,4 +1,5 @@
-"""The placer, called in a thread: a planner may take seconds, and it reads the state itself, which is frozen."""
+"""The placer, called in a thread: a planner may take seconds, and it reads the state itself, which
+is frozen."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from edgeshard_coordinator.core.deployments.standby import choose
 from edgeshard_coordinator.core.placement.by_memory import checked_shape, sizes_of
 from edgeshard_coordinator.core.placement.fresh_plan import planned_again
 from edgeshard_coordinator.core.placement.nearest_placement import with_held
-from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer, of_nodes_there, typical_request
+from edgeshard_coordinator.core.placement.problem import (
+    PlacementProblem,
+    Placer,
+    of_nodes_there,
+    typical_request,
+)
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
 from edgeshard_coordinator.core.placement.replicated import place_replicas, without_siblings
 from edgeshard_coordinator.core.placement.source_choice import place_from_any
@@ -29,9 +35,12 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyCho
 
 
 class Planner:
-    """Plans and repairs placements. `state` returns the newest state. Every call raises as the placer does."""
+    """Plans and repairs placements. `state` returns the newest state. Every call raises as the
+    placer does."""
 
-    def __init__(self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook) -> None:
+    def __init__(
+        self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook
+    ) -> None:
         self._state = state
         self._models = models
         self._placer = placer
@@ -51,11 +60,17 @@ class Planner:
         traffic = self._traffic.of(DeploymentName(spec.served_name), ModelName(spec.model))
 
         def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
-            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic, draft))
+            return self._placer.place(
+                PlacementProblem(sourced, manifest, nodes, state.measured, traffic, draft)
+            )
 
         def placed() -> Placement:
-            candidates = with_held(without_siblings(state, spec, state.candidates()), spec, manifest, digest)
-            return place(spec, candidates) if spec.source else place_from_any(spec, candidates, place)
+            candidates = with_held(
+                without_siblings(state, spec, state.candidates()), spec, manifest, digest
+            )
+            return (
+                place(spec, candidates) if spec.source else place_from_any(spec, candidates, place)
+            )
 
         return await self._solver.run(placed)
 
@@ -74,18 +89,24 @@ class Planner:
         traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
 
         def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
-            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic, draft))
+            return self._placer.place(
+                PlacementProblem(sourced, manifest, nodes, state.measured, traffic, draft)
+            )
 
         def placed() -> tuple[Placement, ...]:
             candidates = with_held(state.candidates(), spec, manifest, digest)
-            return place_replicas(spec, candidates, lambda nodes: place_from_any(spec, nodes, place))
+            return place_replicas(
+                spec, candidates, lambda nodes: place_from_any(spec, nodes, place)
+            )
 
         return await self._solver.run(placed)
 
     async def replan(self, state: State, record: DeploymentRecord) -> ReplanResult:
         """The placement of a deployment compared with the best one for the nodes of `state`."""
         problem = self._problem(state, record)
-        return await self._solver.run(lambda: planned_again(self._placer, problem(), record.placement))
+        return await self._solver.run(
+            lambda: planned_again(self._placer, problem(), record.placement)
+        )
 
     async def outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
         problem = self._problem(self._state(), record, traffic)
@@ -95,7 +116,9 @@ class Planner:
         """The cost of each node's death. Each is planned for as if it had happened."""
         state, spec, placement = self._state(), record.spec, record.placement
         manifest, _ = self._models.get(record.manifest_digest)
-        typical = typical_request(spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic)
+        typical = typical_request(
+            spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic
+        )
         problem_factory = self._problem(state, record, traffic)
 
         def repaired(node_id: NodeId, name: NodeName, problem: PlacementProblem) -> Repaired:
@@ -111,7 +134,13 @@ class Planner:
         def weighed() -> tuple[Loss, ...]:
             problem = problem_factory()
             return tuple(
-                loss_of(state, record, repaired(stage.node_id, stage.node_name, problem), problem.candidates, typical)
+                loss_of(
+                    state,
+                    record,
+                    repaired(stage.node_id, stage.node_name, problem),
+                    problem.candidates,
+                    typical,
+                )
                 for stage in placement.stages
             )
 
@@ -131,9 +160,11 @@ class Planner:
         return await self._solver.run(chosen)
 
     async def repair(self, state: State, record: DeploymentRecord) -> Placement:
-        """A placement without the nodes that are away or failed the deployment, and over no bad link.
+        """A placement without the nodes that are away or failed the deployment, and over no bad
+        link.
 
-        One that could not move goes back to what it had, whose nodes failed it only with other layers.
+        One that could not move goes back to what it had, whose nodes failed it only with other
+        layers.
         """
         problem_factory = self._problem(state, record)
         broken, avoided = record.placement, record.avoided
@@ -144,7 +175,8 @@ class Planner:
         def repaired() -> Placement:
             problem = problem_factory()
             return without_most(
-                lambda links: self._placer.repair(problem, broken, Lost(avoided, frozenset(links))), state.bad_links
+                lambda links: self._placer.repair(problem, broken, Lost(avoided, frozenset(links))),
+                state.bad_links,
             )
 
         return await self._solver.run(repaired)
@@ -162,6 +194,8 @@ class Planner:
             there = without_siblings(state, record.spec, state.candidates(record.name))
             spec = of_nodes_there(record.spec, there)
             nodes = with_held(there, spec, manifest, record.manifest_digest)
-            return PlacementProblem(spec, manifest, nodes, state.measured, served, record.placement.draft)
+            return PlacementProblem(
+                spec, manifest, nodes, state.measured, served, record.placement.draft
+            )
 
         return made

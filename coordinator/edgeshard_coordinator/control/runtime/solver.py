@@ -15,7 +15,8 @@ SOLVES_AT_ONCE = 4
 
 
 class Solver:
-    """Pure work in daemon threads: the process ends without waiting for them, as it would for asyncio's own."""
+    """Pure work in daemon threads: the process ends without waiting for them, as it would for
+    asyncio's own."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(SOLVES_AT_ONCE)

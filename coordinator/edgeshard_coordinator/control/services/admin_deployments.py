@@ -12,7 +12,12 @@ from typing import Any
 import structlog
 
 from edgeshard.architectures import parse_config
-from edgeshard.domain.deployments.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.deployment import (
+    EVERY_NODE,
+    Deployment,
+    DeploymentPhase,
+    DeploymentSpec,
+)
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError
@@ -28,8 +33,16 @@ from edgeshard_coordinator.control.services.admin_replans import on_newest_state
 from edgeshard_coordinator.core.deployments.deployments import new_record
 from edgeshard_coordinator.core.placement.replicated import check_joins
 from edgeshard_coordinator.core.placement.source_choice import with_source
-from edgeshard_coordinator.core.profiling.missing_profiles import first_jobs, still_measuring, usable
-from edgeshard_coordinator.core.values.events import DeleteRequested, DeployRequested, MeasureRequested
+from edgeshard_coordinator.core.profiling.missing_profiles import (
+    first_jobs,
+    still_measuring,
+    usable,
+)
+from edgeshard_coordinator.core.values.events import (
+    DeleteRequested,
+    DeployRequested,
+    MeasureRequested,
+)
 from edgeshard_coordinator.core.values.state import (
     NO_EPOCH,
     DeploymentRecord,
@@ -41,13 +54,22 @@ from edgeshard_coordinator.core.values.state import (
 log = structlog.get_logger()
 
 
-def lacks_measurements(state: State, spec: DeploymentSpec, config: Mapping[str, Any], active_requests: int) -> bool:
+def lacks_measurements(
+    state: State, spec: DeploymentSpec, config: Mapping[str, Any], active_requests: int
+) -> bool:
     """Whether `measure_first` has anything to request, or to wait for."""
-    return bool(still_measuring(state, usable(state, spec)) or first_jobs(state, spec, config, active_requests))
+    return bool(
+        still_measuring(state, usable(state, spec))
+        or first_jobs(state, spec, config, active_requests)
+    )
 
 
 async def measure_first(
-    loop: StateLoop, spec: DeploymentSpec, config: Mapping[str, Any], limit_s: float, active_requests: int
+    loop: StateLoop,
+    spec: DeploymentSpec,
+    config: Mapping[str, Any],
+    limit_s: float,
+    active_requests: int,
 ) -> None:
     """Have nodes that a deployment may use measure the missing figures of a plan. Returns when that
     is over, or after `limit_s`. While requests are active, nodes that serve are left out.
@@ -68,12 +90,16 @@ async def measure_first(
                     queried_nodes.update(new)
                     if new:
                         with suppress(EdgeShardError):  # a node went away meanwhile
-                            await loop.ask(MeasureRequested(uuid.uuid4().hex, new, compute, False, loop.now()))
+                            await loop.ask(
+                                MeasureRequested(uuid.uuid4().hex, new, compute, False, loop.now())
+                            )
                 await loop.until(lambda state: not still_measuring(state, usable_nodes))
                 if at_it <= queried_nodes:
                     return
     except TimeoutError:
-        late = sorted(loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, usable_nodes))
+        late = sorted(
+            loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, usable_nodes)
+        )
         log.info("placed_without_measurements", deployment=spec.name, nodes=late)
 
 
@@ -85,8 +111,12 @@ class DeploymentAdminCalls(AdminCalls):
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
         spec, draft = await self._drafts.of(spec, manifest)
-        placements = await self._planner.place_replicas(self._loop.state, spec, manifest, digest, draft)
-        first, *further = [wire.placement_to_wire(self._told(one, spec.model)) for one in placements]
+        placements = await self._planner.place_replicas(
+            self._loop.state, spec, manifest, digest, draft
+        )
+        first, *further = [
+            wire.placement_to_wire(self._told(one, spec.model)) for one in placements
+        ]
         return pb.PlanResponse(placement=first, further=further)
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
@@ -99,24 +129,33 @@ class DeploymentAdminCalls(AdminCalls):
             async with self._model_lock:
                 return await on_newest_state(lambda: self._deploy(spec, operation))
 
-        return pb.DeployResponse.FromString(await self._once(request, DeploymentName(spec.name), deploy))
+        return pb.DeployResponse.FromString(
+            await self._once(request, DeploymentName(spec.name), deploy)
+        )
 
-    async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Any) -> pb.ListDeploymentsResponse:
+    async def ListDeployments(
+        self, request: pb.ListDeploymentsRequest, context: Any
+    ) -> pb.ListDeploymentsResponse:
         records = sorted(self._loop.state.deployments.values(), key=lambda record: record.name)
         return pb.ListDeploymentsResponse(
             deployments=[wire.deployment_to_wire(self._view(record)) for record in records]
         )
 
-    async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
+    async def GetDeployment(
+        self, request: pb.GetDeploymentRequest, context: Any
+    ) -> pb.GetDeploymentResponse:
         record = self._loop.state.deployment_named(request.name)
         view = self._view(record)
         if request.outlook:
             view = replace(view, outlook=await self._outlook(record, view.traffic))
         return pb.GetDeploymentResponse(deployment=wire.deployment_to_wire(view))
 
-    async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
-        """Returns once the deletion is on disk. The deployment is listed as deleting until its nodes have released it,
-        with `force` only until the disk has forgotten it. The name of replicas is that of all of them."""
+    async def DeleteDeployment(
+        self, request: pb.DeleteDeploymentRequest, context: Any
+    ) -> pb.DeleteDeploymentResponse:
+        """Returns once the deletion is on disk. The deployment is listed as deleting until its
+        nodes have released it, with `force` only until the disk has forgotten it. The name of
+        replicas is that of all of them."""
         call = wire.delete_call_from_wire(request)
         name = DeploymentName(call.name)
 
@@ -140,7 +179,10 @@ class DeploymentAdminCalls(AdminCalls):
         return pb.ReplanResponse.FromString(await self._once(request, name, move))
 
     async def _once(
-        self, request: Any, name: DeploymentName, act: Callable[[ServedOperation], Awaitable[ServedOperation]]
+        self,
+        request: Any,
+        name: DeploymentName,
+        act: Callable[[ServedOperation], Awaitable[ServedOperation]],
     ) -> bytes:
         """The outcome of a call on a deployment, once the disk has it. `act` returns the operation
         with its outcome; a call that is repeated before the disk has answered is not done again."""
@@ -188,25 +230,30 @@ class DeploymentAdminCalls(AdminCalls):
         # The last one carries the call: the state receives their saves in this order.
         *others, record = records
         await self._loop.ask(
-            DeployRequested(record, state.version, done, self._loop.now(), manifest.config, tuple(others))
+            DeployRequested(
+                record, state.version, done, self._loop.now(), manifest.config, tuple(others)
+            )
         )
         for record in records:
             self._replans.placed(state, record)
         return done
 
     def _check_new(self, spec: DeploymentSpec, digest: Digest) -> None:
-        """Raise AlreadyExistsError for a name that is there. Of a spec that is one of several replicas the others must
-        be there, and like it."""
+        """Raise AlreadyExistsError for a name that is there. Of a spec that is one of several
+        replicas the others must be there, and like it."""
         state = self._loop.state
         if state.replicas_of(DeploymentName(spec.name)):
             raise AlreadyExistsError(
-                f"name: there is a deployment {spec.name} already; delete it first or choose another name", field="name"
+                f"name: there is a deployment {spec.name} already; delete it first or choose "
+                "another name",
+                field="name",
             )
         if spec.replica:
             check_joins(spec, digest, state.siblings_of(spec))
 
     def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
-        """Weights that are stored as small integers stay so on nodes that compute with them, which are CPUs."""
+        """Weights that are stored as small integers stay so on nodes that compute with them, which
+        are CPUs."""
         nodes = self._loop.state.nodes.values()
         cpus = [node.name for node in nodes if node.facts.kind == "cpu"]
         which = (EVERY_NODE,) if len(cpus) == len(nodes) else cpus
@@ -224,7 +271,8 @@ class DeploymentAdminCalls(AdminCalls):
         return replace(view, placement=self._told(view.placement, record.model), traffic=traffic)
 
     def _told(self, placement: Placement, model: str) -> Placement:
-        """A placement as operators see it: with the worth of its draft tokens, from the model's requests."""
+        """A placement as operators see it: with the worth of its draft tokens, from the model's
+        requests."""
         return with_expected(placement, self._traffic.guesses_of_model(ModelName(model)))
 
     def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:
@@ -235,18 +283,26 @@ class DeploymentAdminCalls(AdminCalls):
         return pending_operation
 
     async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
-        """Wait until the call is on disk. Raises the error with which the disk refused it; the call has changed nothing
-        then."""
+        """Wait until the call is on disk. Raises the error with which the disk refused it; the call
+        has changed nothing then."""
         operation_id = operation.operation_id
-        await answered(self._loop.until(lambda state: state.pending_operation(name, operation_id) is None))
+        await answered(
+            self._loop.until(lambda state: state.pending_operation(name, operation_id) is None)
+        )
         refused = self._loop.state.refusal(operation_id)
         if refused is not None:
             raise type(refused)(
-                f"deployment {name} is as it was: {refused.message}", field=refused.field, reason=refused.reason
+                f"deployment {name} is as it was: {refused.message}",
+                field=refused.field,
+                reason=refused.reason,
             )
 
 
 def _blank_record(spec: DeploymentSpec, digest: Digest, placement: Placement) -> DeploymentRecord:
     return DeploymentRecord(
-        uid=uuid.uuid4().hex, spec=spec, manifest_digest=digest, placement=placement, epoch=Epoch(NO_EPOCH)
+        uid=uuid.uuid4().hex,
+        spec=spec,
+        manifest_digest=digest,
+        placement=placement,
+        epoch=Epoch(NO_EPOCH),
     )

@@ -25,7 +25,11 @@ from edgeshard.wire.site import (
     packed_unit_to_wire,
     site_to_wire,
 )
-from edgeshard_coordinator.control.persistence.operations import answered, check_same, fingerprint_of
+from edgeshard_coordinator.control.persistence.operations import (
+    answered,
+    check_same,
+    fingerprint_of,
+)
 from edgeshard_coordinator.control.runtime.measure_calls import MeasureCall
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
@@ -40,13 +44,20 @@ class NodeCalls(AdminCalls):
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         state, now = self._loop.state, self._loop.now()
         return pb.ListNodesResponse(
-            nodes=[node_to_wire(self._conditions.with_condition(node)) for node in node_views(state, now)]
+            nodes=[
+                node_to_wire(self._conditions.with_condition(node))
+                for node in node_views(state, now)
+            ]
         )
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
         state = self._loop.state
-        details = node_details(state, state.node_named(request.node), self._models, self._loop.now())
-        return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
+        details = node_details(
+            state, state.node_named(request.node), self._models, self._loop.now()
+        )
+        return node_details_to_wire(
+            replace(details, node=self._conditions.with_condition(details.node))
+        )
 
     async def LabelNode(self, request: pb.LabelNodeRequest, context: Any) -> pb.LabelNodeResponse:
         """On disk before it holds, so that a disk that refuses changes nothing."""
@@ -54,11 +65,18 @@ class NodeCalls(AdminCalls):
         node = self._loop.state.node_named(call.node)
         if node.joined:
             await answered(self._store.save_node(node.relabelled(call.labels, call.removed)))
-        await self._loop.ask(NodeLabelled(node.node_id, call.labels, call.removed, self._loop.now()))
-        details = node_details(
-            self._loop.state, self._loop.state.node_named(node.node_id), self._models, self._loop.now()
+        await self._loop.ask(
+            NodeLabelled(node.node_id, call.labels, call.removed, self._loop.now())
         )
-        return pb.LabelNodeResponse(node=node_to_wire(self._conditions.with_condition(details.node)))
+        details = node_details(
+            self._loop.state,
+            self._loop.state.node_named(node.node_id),
+            self._models,
+            self._loop.now(),
+        )
+        return pb.LabelNodeResponse(
+            node=node_to_wire(self._conditions.with_condition(details.node))
+        )
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
         site = site_details(self._loop.state, self._models, request.model, self._loop.now())
@@ -70,11 +88,15 @@ class NodeCalls(AdminCalls):
         )
         return site_to_wire(whole)
 
-    async def ListPacked(self, request: pb.ListPackedRequest, context: Any) -> pb.ListPackedResponse:
+    async def ListPacked(
+        self, request: pb.ListPackedRequest, context: Any
+    ) -> pb.ListPackedResponse:
         units = await self._questions.packed.list(request.node)
         return pb.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
 
-    async def DropPacked(self, request: pb.DropPackedRequest, context: Any) -> pb.DropPackedResponse:
+    async def DropPacked(
+        self, request: pb.DropPackedRequest, context: Any
+    ) -> pb.DropPackedResponse:
         call = drop_call_from_wire(request)
 
         async def work(operation: ServedOperation) -> bytes:
@@ -87,8 +109,11 @@ class NodeCalls(AdminCalls):
         outcome = await self.operations.once(call.operation_id, request, work)
         return pb.DropPackedResponse.FromString(outcome)
 
-    async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
-        """Measure nodes. A caller that goes away changes nothing: nodes measure on, and their reports are kept."""
+    async def Profile(
+        self, request: pb.ProfileRequest, context: Any
+    ) -> AsyncIterator[pb.ProfileResponse]:
+        """Measure nodes. A caller that goes away changes nothing: nodes measure on, and their
+        reports are kept."""
         call = await self._measure(measure_request_from_wire(request), fingerprint_of(request))
         async with aclosing(self._questions.calls.follow(call)) as news:
             async for progress in news:
@@ -110,7 +135,9 @@ class NodeCalls(AdminCalls):
         # A caller who requests only links wants them measured, not remembered.
         every_link = request.again or compute is None
         try:
-            await self._loop.ask(MeasureRequested(uid, tuple(nodes), compute, every_link, self._loop.now()))
+            await self._loop.ask(
+                MeasureRequested(uid, tuple(nodes), compute, every_link, self._loop.now())
+            )
         except EdgeShardError:
             self._questions.calls.forget(operation_id)
             raise
@@ -121,4 +148,6 @@ class NodeCalls(AdminCalls):
         if request.quantisation is not None:
             check_quantisation(parse_config(manifest.config), request.quantisation)
         effort = Effort.QUICK if request.quick else Effort.FULL
-        return MeasureCompute(manifest.config, request.dtype, effort, request.again, request.quantisation)
+        return MeasureCompute(
+            manifest.config, request.dtype, effort, request.again, request.quantisation
+        )

@@ -1,4 +1,5 @@
-"""Deployments that are planned again while they run, for an operator, and the plans that were found before."""
+"""Deployments that are planned again while they run, for an operator, and the plans that were found
+before."""
 
 from __future__ import annotations
 
@@ -40,11 +41,16 @@ class _Planned:
     def holds(self, now: _Planned) -> bool:
         """Whether nodes, links, profiles and the deployment's placement are the same."""
         nodes = (self.uid, self.candidates) == (now.uid, now.candidates)
-        return nodes and is_same(self.plan.current, now.plan.current) and _same_figures(self.measured, now.measured)
+        return (
+            nodes
+            and is_same(self.plan.current, now.plan.current)
+            and _same_figures(self.measured, now.measured)
+        )
 
 
 class Replans:
-    """Plans deployments again. The last plan of each is kept, so that the question for something new costs nothing."""
+    """Plans deployments again. The last plan of each is kept, so that the question for something
+    new costs nothing."""
 
     def __init__(self, loop: StateLoop, planner: Planner, store: StateStore) -> None:
         self._loop = loop
@@ -66,14 +72,20 @@ class Replans:
             self._keep(record, replace(now, plan=plan))
             return judged(plan, force=force)
         again = judged(entry.plan, force=force)
-        return again if again.reason is ReplanReason.WOULD_MOVE else replace(again, reason=ReplanReason.NOTHING_NEW)
+        return (
+            again
+            if again.reason is ReplanReason.WOULD_MOVE
+            else replace(again, reason=ReplanReason.NOTHING_NEW)
+        )
 
-    async def move(self, name: DeploymentName, operation: ServedOperation, *, force: bool) -> ServedOperation:
+    async def move(
+        self, name: DeploymentName, operation: ServedOperation, *, force: bool
+    ) -> ServedOperation:
         """Plan on the newest state until nothing changed meanwhile, then move if it is worth it;
         returns the finished operation.
 
-        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
-        UnavailableError for one that is not ready, and as the placer does.
+        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or
+        has failed, UnavailableError for one that is not ready, and as the placer does.
         """
 
         async def moved() -> ServedOperation:
@@ -85,7 +97,9 @@ class Replans:
             done = replace(operation, outcome=answer.SerializeToString())
             if moves:
                 now = self._loop.now()
-                await self._loop.ask(ReplanRequested(name, record.uid, plan.found, state.version, done, now))
+                await self._loop.ask(
+                    ReplanRequested(name, record.uid, plan.found, state.version, done, now)
+                )
             else:
                 await answered(self._store.save_operation(done))
             self._keep(record, _planned(state, record, _as_it_is(plan.found) if moves else plan))
@@ -100,7 +114,8 @@ class Replans:
 
 
 async def on_newest_state(placed: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """The result of `placed` once nothing changed meanwhile. The last of `PLACING_ATTEMPTS` may raise AbortedError."""
+    """The result of `placed` once nothing changed meanwhile. The last of `PLACING_ATTEMPTS` may
+    raise AbortedError."""
     for _ in range(PLACING_ATTEMPTS - 1):
         with suppress(AbortedError):
             return await placed()
@@ -114,7 +129,8 @@ def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
 
 
 def _planned(state: State, record: DeploymentRecord, plan: ReplanResult) -> _Planned:
-    # Packed units decide where a deployment moves, not whether. A disk's figures always differ slightly.
+    # Packed units decide where a deployment moves, not whether. A disk's figures always differ
+    # slightly.
     nodes = tuple(replace(node, packed=(), disk=None) for node in state.candidates(record.name))
     return _Planned(record.uid, nodes, state.measured, plan)
 
@@ -123,8 +139,13 @@ def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Mea
     """Whether both have the same figures, whatever their times."""
     if one is other:
         return True
-    pairs = ((measurements, other[node_id]) for node_id, measurements in one.items() if node_id in other)
-    same = all(measurements is there or _figures(measurements) == _figures(there) for measurements, there in pairs)
+    pairs = (
+        (measurements, other[node_id]) for node_id, measurements in one.items() if node_id in other
+    )
+    same = all(
+        measurements is there or _figures(measurements) == _figures(there)
+        for measurements, there in pairs
+    )
     return one.keys() == other.keys() and same
 
 

@@ -35,17 +35,22 @@ from edgeshard_coordinator.core.values.state import ServedOperation
 class ModelCalls(AdminCalls):
     """Models that the site stores."""
 
-    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Any
+    ) -> pb.ListModelsResponse:
         def stored() -> list[StoredModel]:
             manifests = self._models.list()
             return [
-                stored_model(manifest, digest, self._models.weights_files(manifest)) for manifest, digest in manifests
+                stored_model(manifest, digest, self._models.weights_files(manifest))
+                for manifest, digest in manifests
             ]
 
         models = await asyncio.to_thread(stored)  # it looks at files, perhaps of a slow disk
         return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in models])
 
-    async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
+    async def DeleteModel(
+        self, request: pb.DeleteModelRequest, context: Any
+    ) -> pb.DeleteModelResponse:
         async def work(operation: ServedOperation) -> bytes:
             # Models are files, and not in one transaction with operations. If a repeat finds the
             # model gone, it must know that the first call began, and was not answered before the
@@ -58,7 +63,9 @@ class ModelCalls(AdminCalls):
                     if not repeated:
                         await answered(self._store.save_operation(begun))
                     await asyncio.to_thread(self._models.delete, request.name)
-                    if all(config_hash(manifest.config) != shape for manifest, _ in self._models.list()):
+                    if all(
+                        config_hash(manifest.config) != shape for manifest, _ in self._models.list()
+                    ):
                         self._loop.post(ModelDeleted(shape, self._loop.now()))
                 except NotFoundError:
                     if not repeated:
@@ -84,10 +91,15 @@ class ModelCalls(AdminCalls):
 
 
 class AdminServicer(NodeCalls, ModelCalls, DeploymentAdminCalls):
-    """The admin service: traces, dumps, the audit log and events here, the other subjects in its bases."""
+    """The admin service: traces, dumps, the audit log and events here, the other subjects in its
+    bases."""
 
-    async def Trace(self, request: pb.TraceRequest, context: Any) -> AsyncIterator[pb.TraceResponse]:
-        for trace in await self._questions.traces.take(DeploymentName(request.deployment), request.seconds):
+    async def Trace(
+        self, request: pb.TraceRequest, context: Any
+    ) -> AsyncIterator[pb.TraceResponse]:
+        for trace in await self._questions.traces.take(
+            DeploymentName(request.deployment), request.seconds
+        ):
             yield pb.TraceResponse(stage=trace_to_wire(trace))
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpResponse]:
@@ -98,14 +110,22 @@ class AdminServicer(NodeCalls, ModelCalls, DeploymentAdminCalls):
 
     async def ListAudit(self, request: pb.ListAuditRequest, context: Any) -> pb.ListAuditResponse:
         if not 1 <= request.limit <= MOST_ENTRIES:
-            raise InvalidArgumentError(f"limit must be 1 to {MOST_ENTRIES}, not {request.limit}", field="limit")
+            raise InvalidArgumentError(
+                f"limit must be 1 to {MOST_ENTRIES}, not {request.limit}", field="limit"
+            )
         checks = audit_checks_to_wire(await self._audit.check()) if request.verify else None
         entries = await self._audit.newest(request.limit)
-        return pb.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in entries], checks=checks)
+        return pb.ListAuditResponse(
+            entries=[audit_entry_to_wire(entry) for entry in entries], checks=checks
+        )
 
-    async def ListEvents(self, request: pb.ListEventsRequest, context: Any) -> AsyncIterator[pb.ListEventsResponse]:
+    async def ListEvents(
+        self, request: pb.ListEventsRequest, context: Any
+    ) -> AsyncIterator[pb.ListEventsResponse]:
         if request.limit > MOST_EVENTS:
-            raise InvalidArgumentError(f"limit must be at most {MOST_EVENTS}, not {request.limit}", field="limit")
+            raise InvalidArgumentError(
+                f"limit must be at most {MOST_EVENTS}, not {request.limit}", field="limit"
+            )
         if not request.follow:
             for event in self._events.newest(request.limit):
                 yield pb.ListEventsResponse(event=site_event_to_wire(event))

@@ -1,7 +1,8 @@
-"""The calls that the audit log has entries of, each with the caller, the method, its target and the result.
+"""The calls that the audit log has entries of, each with the caller, the method, its target and the
+result.
 
-Most entries are made around the call, by the server (`CallWatch`). A method that is in no table here is a mistake,
-which a test finds.
+Most entries are made around the call, by the server (`CallWatch`). A method that is in no table
+here is a mistake, which a test finds.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from edgeshard.rpc.access import AUTHORITIES, ENROLMENT, CallFrom
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 
 _PACKAGE = "edgeshard.proto.v1"
-_ADMIN, _STORE, _INFERENCE = (f"/{_PACKAGE}.{name}Service" for name in ("Admin", "ModelStore", "Inference"))
-_COORDINATOR, _HEAD, _STAGE = (f"/{_PACKAGE}.{name}Service" for name in ("Coordinator", "Head", "Stage"))
+_ADMIN, _STORE, _INFERENCE = (
+    f"/{_PACKAGE}.{name}Service" for name in ("Admin", "ModelStore", "Inference")
+)
+_COORDINATOR, _HEAD, _STAGE = (
+    f"/{_PACKAGE}.{name}Service" for name in ("Coordinator", "Head", "Stage")
+)
 _IDENTITY = f"/{_PACKAGE}.IdentityService"
 _HEALTH = "/grpc.health.v1.Health"
 
@@ -67,7 +72,8 @@ NOTED: Mapping[str, Mutation] = {
     f"{_COORDINATOR}/Register": Mutation("name"),
     f"{_INFERENCE}/Cancel": Mutation("request_id"),
 }
-"""The servicer logs these if needed: nodes register over and over, and clients cancel their own requests."""
+"""The servicer logs these if needed: nodes register over and over, and clients cancel their own
+requests."""
 
 READS = frozenset(
     {
@@ -75,10 +81,16 @@ READS = frozenset(
         f"{_IDENTITY}/FindWheels",
         f"{_IDENTITY}/ListTokens",
         f"{_IDENTITY}/ListKeys",
-        *(f"{_ADMIN}/List{what}" for what in ("Nodes", "Packed", "Models", "Deployments", "Audit", "Events")),
+        *(
+            f"{_ADMIN}/List{what}"
+            for what in ("Nodes", "Packed", "Models", "Deployments", "Audit", "Events")
+        ),
         *(f"{_ADMIN}/{name}" for name in ("GetNode", "GetSite", "GetDeployment", "Plan")),
         *(f"{_STORE}/{name}" for name in ("GetManifest", "ReadBlob")),
-        *(f"{_INFERENCE}/{name}" for name in ("ListModels", "RenderChat", "Tokenize", "Detokenize")),
+        *(
+            f"{_INFERENCE}/{name}"
+            for name in ("ListModels", "RenderChat", "Tokenize", "Detokenize")
+        ),
         *(f"{_HEALTH}/{name}" for name in ("Check", "Watch")),
     }
 )
@@ -106,11 +118,15 @@ class CallAudit:
         if mutation is not None:
             self.note(source, _name(method), mutation.target_of(request), BEGUN)
 
-    def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+    def ended(
+        self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None
+    ) -> None:
         mutation = MUTATIONS.get(method)
         if isinstance(error, DeniedError):
             mutation = mutation or NOTED.get(method)
-            self._note_refusal(source, method, "" if mutation is None else mutation.target_of(request), error)
+            self._note_refusal(
+                source, method, "" if mutation is None else mutation.target_of(request), error
+            )
         elif mutation is None or not mutation.asks(request):
             pass
         elif error is not None or answer is None or mutation.counts(answer):

@@ -28,7 +28,11 @@ from edgeshard.wire import control as wire
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
-from edgeshard_coordinator.control.runtime.node_reports import HeartbeatBatches, ProfileChecks, Registrations
+from edgeshard_coordinator.control.runtime.node_reports import (
+    HeartbeatBatches,
+    ProfileChecks,
+    Registrations,
+)
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.core.nodes.node_events import check_is_alone
@@ -44,7 +48,8 @@ DENIALS = OperationId("denials")
 
 @dataclass(eq=False)
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """An answer to a command goes to `questions` if it belongs to one of them, else to the state."""
+    """An answer to a command goes to `questions` if it belongs to one of them, else to the
+    state."""
 
     _loop: StateLoop
     _hub: ControlHub
@@ -86,14 +91,21 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         await self._loop.ask(events.HeartbeatsReceived((heartbeat,), self._loop.now()))
         return pb.HeartbeatResponse(known=True)
 
-    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
+    async def ReportProfile(
+        self, request: pb.ReportProfileRequest, context: Any
+    ) -> pb.ReportProfileResponse:
         report = wire.report_from_wire(request)
         self._owned(context, report.node_id)
         if report.compute:
             await self._profile_checks.run(report)
             self._owned(context, report.node_id)  # it may have left meanwhile
         await self._loop.ask(events.ProfileReported(report, self._loop.now()))
-        log.info("node_measured", node_id=report.node_id, profiles=len(report.compute), links=len(report.links))
+        log.info(
+            "node_measured",
+            node_id=report.node_id,
+            profiles=len(report.compute),
+            links=len(report.links),
+        )
         return pb.ReportProfileResponse()
 
     async def Control(
@@ -101,19 +113,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> AsyncIterator[pb.ControlResponse]:
         hello = await _hello(request_iterator)
         if self.closing:
-            raise errors.UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
+            raise errors.UnavailableError(
+                "the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0
+            )
         node_id = hello.node_id
         node = self._owned(context, node_id)
         if node is None or node.incarnation != hello.incarnation:
             # Before its stream can replace the real node's.
             raise errors.NotFoundError(
-                "node_id: this node is not registered; register, then connect again", field="node_id"
+                "node_id: this node is not registered; register, then connect again",
+                field="node_id",
             )
         connection = self._hub.open(node_id, hello.incarnation)
         reader: asyncio.Task[None] | None = None
 
         def ended(_: object = None) -> None:
-            # However the call ends; a generator's own `finally` may run late when the peer vanishes during a write.
+            # However the call ends; a generator's own `finally` may run late when the peer vanishes
+            # during a write.
             if reader is not None:
                 reader.cancel()
             self._hub.discard(connection)
@@ -121,8 +137,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self._loop.post(events.NodeDisconnected(node_id, connection.number, self._loop.now()))
 
         context.add_done_callback(ended)
-        await self._loop.ask(events.NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
-        # The agent reports that it is ready when it has these, since layers can be placed on it from then on.
+        await self._loop.ask(
+            events.NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now())
+        )
+        # The agent reports that it is ready when it has these, since layers can be placed on it
+        # from then on.
         await context.send_initial_metadata(())
         log.info("node_connected", node_id=node_id)
         if denials := self._denials.list():
@@ -130,13 +149,19 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
             if isinstance(item, errors.EdgeShardError):
-                log.warning("control_stream_refused", node_id=node_id, reason=item.reason, error=item.message)
+                log.warning(
+                    "control_stream_refused",
+                    node_id=node_id,
+                    reason=item.reason,
+                    error=item.message,
+                )
                 raise item
             if (message := self._message(connection, *item)) is not None:
                 yield message
 
     def _check_is_alone(self, context: Any, registration: commands.Registration) -> None:
-        """Raise UnavailableError for a second process with the identity of a node that is alive, and show it."""
+        """Raise UnavailableError for a second process with the identity of a node that is alive,
+        and show it."""
         node = self._loop.state.nodes.get(registration.node_id)
         if node is None:
             return
@@ -155,7 +180,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise
 
     def _owned(self, context: Any, node_id: NodeId) -> KnownNode | None:
-        """The node, None if it is unknown. Raises DeniedError naming `node_id` if another node calls."""
+        """The node, None if it is unknown. Raises DeniedError naming `node_id` if another node
+        calls."""
         node = self._loop.state.nodes.get(node_id)
         if node is not None:
             check_acts_for_itself(context, node.name, "node_id")
@@ -173,11 +199,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             why = f"has {message.ByteSize()} bytes, more than a message holds"
         except (TypeError, ValueError) as error:
             why = f"holds what no message can: {type(error).__name__}"
-        failure = errors.InternalError(f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT")
+        failure = errors.InternalError(
+            f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT"
+        )
         self._answered(connection.node_id, commands.CommandResult(operation_id, failure))
         return None
 
-    async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
+    async def _read(
+        self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]
+    ) -> None:
         try:
             async for message in messages:
                 if wire.is_heartbeat(message):
@@ -186,11 +216,18 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 try:
                     self._take(connection, message)
                 except errors.InvalidArgumentError as error:
-                    log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
+                    log.warning(
+                        "message_refused",
+                        node_id=connection.node_id,
+                        reason=error.reason,
+                        error=error.message,
+                    )
         except (grpc.aio.UsageError, grpc.aio.AbortError):
             pass  # The call ended while this was reading, or was ended with an error.
         except Exception as error:
-            log.warning("control_stream_broke", node_id=connection.node_id, error=type(error).__name__)
+            log.warning(
+                "control_stream_broke", node_id=connection.node_id, error=type(error).__name__
+            )
         finally:
             connection.close()
 
@@ -227,11 +264,18 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         try:
             self._questions.calls.progress(node_id, progress)
         except errors.InvalidArgumentError as error:
-            log.warning("progress_refused", node_id=node_id, reason=error.reason, error=error.message)
+            log.warning(
+                "progress_refused", node_id=node_id, reason=error.reason, error=error.message
+            )
 
     def _answered(self, node_id: NodeId, result: commands.CommandResult) -> None:
         if result.failure is not None:
-            log.warning("command_failed", node_id=node_id, reason=result.failure.reason, error=result.failure.message)
+            log.warning(
+                "command_failed",
+                node_id=node_id,
+                reason=result.failure.reason,
+                error=result.failure.message,
+            )
         if not self._questions.answered(node_id, result):
             self._loop.post(events.CommandAnswered(node_id, result, self._loop.now()))
 
@@ -241,7 +285,8 @@ def check_wire_version(version: int) -> None:
     if version != WIRE_VERSION:
         older = "agent" if version < WIRE_VERSION else "coordinator"
         raise errors.WireVersionError(
-            f"wire_version: the agent speaks version {version} and the coordinator {WIRE_VERSION} (edgeshard "
+            f"wire_version: the agent speaks version {version} and the coordinator {WIRE_VERSION} "
+            "(edgeshard "
             f"{__version__}); upgrade the {older} so that both run the same edgeshard",
             field="wire_version",
         )
@@ -251,5 +296,7 @@ async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> commands.Control
     message = await first_message(messages, "hello", "a control stream")
     hello = wire.agent_message_from_wire(message) if message is not None else None
     if not isinstance(hello, commands.ControlHello):
-        raise errors.InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
+        raise errors.InvalidArgumentError(
+            "hello: a control stream begins with a hello", field="hello"
+        )
     return hello

@@ -1,7 +1,7 @@
 """Dumps of the coordinator and of all connected nodes, for the search for a fault.
 
-As with traces, nothing in the state depends on them: commands go straight to the control streams, and the wait for
-their answers ends with the call.
+As with traces, nothing in the state depends on them: commands go straight to the control streams,
+and the wait for their answers ends with the call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import structlog
 
 from edgeshard.debugging.dump import ProcessDump, to_text
 from edgeshard.domain.control.commands import CommandResult, DumpPart, TakeDump
-from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard_coordinator.control.runtime.hub import ControlHub, NodeRequests
 from edgeshard_coordinator.control.runtime.loop import StateLoop
@@ -43,8 +48,8 @@ class _Asked:
 
 
 class Dumps:
-    """Dumps of all processes: `take` them; `came` and `refused` get the nodes' answers. `about` describes this
-    process."""
+    """Dumps of all processes: `take` them; `came` and `refused` get the nodes' answers. `about`
+    describes this process."""
 
     def __init__(
         self,
@@ -64,7 +69,8 @@ class Dumps:
         return len(self._asked)
 
     async def take(self) -> AsyncGenerator[ProcessDump, None]:
-        """The coordinator's, then one of each known node, by name, with a failure if a node sent none."""
+        """The coordinator's, then one of each known node, by name, with a failure if a node sent
+        none."""
         nodes = sorted(self._loop.state.nodes.values(), key=lambda node: (node.name, node.node_id))
         try:
             own = ProcessDump(NodeName(""), await self._own())
@@ -74,7 +80,9 @@ class Dumps:
             own = ProcessDump(NodeName(""), failure=failure)
         yield own
         for start in range(0, len(nodes), AT_ONCE):
-            for dump in await asyncio.gather(*(self._of(node) for node in nodes[start : start + AT_ONCE])):
+            for dump in await asyncio.gather(
+                *(self._of(node) for node in nodes[start : start + AT_ONCE])
+            ):
                 yield dump
 
     def came(self, node_id: NodeId, part: DumpPart) -> None:
@@ -85,7 +93,9 @@ class Dumps:
         query.parts.append(part.part)
         query.size_bytes += len(part.part) + _BYTES_OF_A_PART
         if query.size_bytes > MOST_BYTES:
-            query.answer.set_exception(ResourceExhaustedError(f"its dump is larger than {MOST_BYTES >> 20} MiB"))
+            query.answer.set_exception(
+                ResourceExhaustedError(f"its dump is larger than {MOST_BYTES >> 20} MiB")
+            )
         elif part.last:
             query.answer.set_result(b"".join(query.parts))
 
@@ -95,7 +105,9 @@ class Dumps:
         if query is None or query.node_id != node_id:
             return False
         if not query.answer.done():
-            query.answer.set_exception(result.failure or UnavailableError("it answered without a dump"))
+            query.answer.set_exception(
+                result.failure or UnavailableError("it answered without a dump")
+            )
         return True
 
     async def _own(self) -> bytes:
@@ -111,7 +123,9 @@ class Dumps:
 
     async def _ask(self, node: KnownNode) -> bytes:
         operation_id = OperationId(f"{uuid.uuid4().hex}/dump")
-        query = self._asked[operation_id] = _Asked(node.node_id, asyncio.get_running_loop().create_future())
+        query = self._asked[operation_id] = _Asked(
+            node.node_id, asyncio.get_running_loop().create_future()
+        )
         try:
             return await self._node_requests.answer(node, operation_id, TakeDump(), query.answer)
         finally:

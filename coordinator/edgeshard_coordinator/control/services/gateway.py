@@ -1,5 +1,5 @@
-"""The HTTP gateway in this process: the identity of a caller by its key, and a request's way straight
-to the way in for requests, under that identity."""
+"""The HTTP gateway in this process: the identity of a caller by its key, and a request's way
+straight to the way in for requests, under that identity."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class ApiKeyAuthenticator:
         try:
             return self._caller(key)
         except UnauthenticatedError as error:
-            self._audit.add("nobody", what, "", error.reason, address, by_operator=False, kind="HTTP")
+            self._audit.add(
+                "nobody", what, "", error.reason, address, by_operator=False, kind="HTTP"
+            )
             raise
 
     def _caller(self, key: str | None) -> Caller:
@@ -46,7 +48,8 @@ class ApiKeyAuthenticator:
             return Caller(ANYONE, metrics=True, check=unending)
         if key is None:
             raise UnauthenticatedError(
-                "the API key is missing in Authorization or x-api-key: send `Authorization: Bearer KEY`; an "
+                "the API key is missing in Authorization or x-api-key: send `Authorization: Bearer "
+                "KEY`; an "
                 "operator creates a key with edgectl key create NAME",
                 field="api_key",
                 reason="NO_API_KEY",
@@ -68,7 +71,9 @@ class SiteBackend:
         self.prompt, self.detokenize = chats.prompt, chats.detokenize
         self.check_place = front.check_place
 
-    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str, special: bool, identity: str
+    ) -> tuple[int, ...]:
         self._front.quotas.check_debt(identity)
         tokens = await self._chats.tokenize(model, text, special, identity)
         self._front.quotas.charge(identity, len(tokens))
@@ -115,7 +120,10 @@ class SiteBackend:
         # Asked for by the deployment's name: another one of the same model may go away.
         model_key = (record.served_name, record.manifest_digest)
         if model_key not in self._words:
-            served_keys = {(record.served_name, record.manifest_digest) for record in self._front.served.records()}
+            served_keys = {
+                (record.served_name, record.manifest_digest)
+                for record in self._front.served.records()
+            }
             self._words = {key: words for key, words in self._words.items() if key in served_keys}
             self._words[model_key] = Words(partial(self._chats.texts, record.served_name))
         return self._words[model_key]

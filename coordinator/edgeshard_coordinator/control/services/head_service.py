@@ -1,4 +1,5 @@
-"""The service that heads dial: requests and cancels down, tokens up. Tokens go straight to the request front."""
+"""The service that heads dial: requests and cancels down, tokens up. Tokens go straight to the
+request front."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from edgeshard_coordinator.core.values.events import HeadAttached, HeadDetached
 log = structlog.get_logger()
 
 BULK_BYTES = 64 << 10
-"""No keepalive passes a larger message before all of it has arrived, so the head does not wait for one."""
+"""No keepalive passes a larger message before all of it has arrived, so the head does not wait for
+one."""
 
 
 class HeadServicer(head_pb2_grpc.HeadServiceServicer):
@@ -39,7 +41,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
     async def Attach(
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: Any
     ) -> AsyncIterator[pb.AttachResponse]:
-        """Raises StaleEpochError when the deployment is not awaiting this head at this epoch (any more)."""
+        """Raises StaleEpochError when the deployment is not awaiting this head at this epoch (any
+        more)."""
         hello = await _hello(request_iterator)
         record = self._loop.state.deployments.get(hello.deployment)
         if record is not None:
@@ -54,15 +57,26 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             if watched is not None:
                 self._watch.close(watched)
             self._front.detach(attachment)
-            self._loop.post(HeadDetached(attachment.deployment, attachment.number, self._loop.now()))
+            self._loop.post(
+                HeadDetached(attachment.deployment, attachment.number, self._loop.now())
+            )
 
         context.add_done_callback(ended)
         await self._loop.ask(
             HeadAttached(
-                attachment.node_id, attachment.deployment, attachment.epoch, attachment.number, self._loop.now()
+                attachment.node_id,
+                attachment.deployment,
+                attachment.epoch,
+                attachment.number,
+                self._loop.now(),
             )
         )
-        log.info("head_attached", deployment=attachment.deployment, epoch=attachment.epoch, node=attachment.node_name)
+        log.info(
+            "head_attached",
+            deployment=attachment.deployment,
+            epoch=attachment.epoch,
+            node=attachment.node_name,
+        )
         # The head's sign that it is attached: it answers its activate command only then.
         await context.send_initial_metadata(())
         reader = asyncio.create_task(self._read(attachment, watched, request_iterator))
@@ -75,7 +89,9 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                 yield head_command_to_wire(head.HeadBeacon())
             yield message
 
-    def _message(self, attachment: Attachment, command: head.HeadCommand) -> pb.AttachResponse | None:
+    def _message(
+        self, attachment: Attachment, command: head.HeadCommand
+    ) -> pb.AttachResponse | None:
         """The message of a command; None if it cannot be sent. Then only this request fails, since
         a refused message would end the stream."""
         if isinstance(command, head.HeadBeacon):
@@ -92,7 +108,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             if not too_large:
                 return message
             failure = errors.InvalidArgumentError(
-                f"prompt: the request has {message.ByteSize()} bytes, more than a message to the head holds: "
+                f"prompt: the request has {message.ByteSize()} bytes, more than a message to the "
+                "head holds: "
                 "shorten it",
                 field="prompt",
                 reason="REQUEST_TOO_LARGE",
@@ -104,9 +121,14 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
     def _open(self, hello: head.HeadHello) -> Attachment:
         deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
         record = self._loop.state.deployments.get(deployment)
-        if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
+        if (
+            record is not None
+            and (record.epoch, record.head.node_id) == (epoch, node_id)
+            and record.adoptable
+        ):
             raise errors.UnavailableError(
-                f"the other nodes of deployment {deployment} have not confirmed epoch {epoch} yet; try again",
+                f"the other nodes of deployment {deployment} have not confirmed epoch {epoch} yet; "
+                "try again",
                 reason="NOT_YET",
                 retry_after_s=0.2,
             )
@@ -117,14 +139,20 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             or record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY)
         ):
             raise errors.StaleEpochError(
-                f"deployment {hello.deployment} does not await this head at epoch {epoch}; wait for the next activate",
+                f"deployment {hello.deployment} does not await this head at epoch {epoch}; wait "
+                "for the next activate",
                 field="epoch",
             )
         node_name = record.head.node_name
-        return self._front.attach(deployment, epoch, node_id, node_name, hello.held, hello.head_for_s)
+        return self._front.attach(
+            deployment, epoch, node_id, node_name, hello.held, hello.head_for_s
+        )
 
     async def _read(
-        self, attachment: Attachment, watched: WatchedHead | None, messages: AsyncIterator[pb.AttachRequest]
+        self,
+        attachment: Attachment,
+        watched: WatchedHead | None,
+        messages: AsyncIterator[pb.AttachRequest],
     ) -> None:
         try:
             async for message in messages:
@@ -138,12 +166,18 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         except errors.InvalidArgumentError as error:
             deployment, node_id = attachment.deployment, attachment.node_id
             log.warning(
-                "head_refused", deployment=deployment, node_id=node_id, reason=error.reason, error=error.message
+                "head_refused",
+                deployment=deployment,
+                node_id=node_id,
+                reason=error.reason,
+                error=error.message,
             )
             attachment.fail(error)
         except Exception as error:
             # Not its text: it could quote a message.
-            log.warning("attach_stream_broke", deployment=attachment.deployment, error=type(error).__name__)
+            log.warning(
+                "attach_stream_broke", deployment=attachment.deployment, error=type(error).__name__
+            )
         finally:
             attachment.close()
 
@@ -152,5 +186,7 @@ async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> head.HeadHello:
     message = await first_message(messages, "hello", "an attach stream")
     hello = head_message_from_wire(message) if message is not None else None
     if not isinstance(hello, head.HeadHello):
-        raise errors.InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
+        raise errors.InvalidArgumentError(
+            "hello: an attach stream begins with a hello", field="hello"
+        )
     return hello

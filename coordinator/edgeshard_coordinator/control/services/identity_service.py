@@ -9,7 +9,14 @@ from typing import Any
 import structlog
 
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError
-from edgeshard.domain.identity import DashboardLink, Principal, Role, WheelServer, check_token_id, parse_role
+from edgeshard.domain.identity import (
+    DashboardLink,
+    Principal,
+    Role,
+    WheelServer,
+    check_token_id,
+    parse_role,
+)
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
@@ -58,12 +65,15 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     links: Callable[[str], DashboardLink] | None = None
     """Makes a link to the dashboard for an operator; None if there is no dashboard."""
 
-    async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
+    async def CreateToken(
+        self, request: pb.CreateTokenRequest, context: Any
+    ) -> pb.CreateTokenResponse:
         token_request = token_request_from_wire(request)
         membership = self._checked()
         if self.addresses is None:
             raise FailedPreconditionError(
-                "this coordinator does not enrol processes: start it with --enrol-listen HOST:PORT and --ca-key FILE",
+                "this coordinator does not enrol processes: start it with --enrol-listen HOST:PORT "
+                "and --ca-key FILE",
                 field="enrol-listen",
                 reason="NO_ENROLMENT",
             )
@@ -96,13 +106,17 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()
         member = caller(context)
-        assert member is not None  # there is a membership only if every caller must have a certificate
+        assert (
+            member is not None
+        )  # there is a membership only if every caller must have a certificate
         certificate, authorities = await membership.renew(
             member, request.request, lambda: membership.denials.check(context, member)
         )
         return pb.RenewResponse(certificate=certificate, authorities=authorities)
 
-    async def FindWheels(self, request: pb.FindWheelsRequest, context: Any) -> pb.FindWheelsResponse:
+    async def FindWheels(
+        self, request: pb.FindWheelsRequest, context: Any
+    ) -> pb.FindWheelsResponse:
         server = WheelServer() if self.addresses is None else self.addresses.wheel_server()
         return wheel_server_to_wire(server)
 
@@ -110,7 +124,9 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         await self._checked().revoke(parse_role(request.role), check_name(request.id, "name"))
         return pb.RevokeResponse()
 
-    async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
+    async def RemoveNode(
+        self, request: pb.RemoveNodeRequest, context: Any
+    ) -> pb.RemoveNodeResponse:
         node = self._loop.state.node_named(request.node)
         if self._membership is None:
             await self.expel(node)
@@ -134,12 +150,15 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     ) -> pb.CreateDashboardLinkResponse:
         if self.links is None:
             raise FailedPreconditionError(
-                "this coordinator serves no dashboard: start it with --http-listen HOST:PORT and without "
+                "this coordinator serves no dashboard: start it with --http-listen HOST:PORT and "
+                "without "
                 "--no-dashboard",
                 field="http-listen",
                 reason="NO_DASHBOARD",
             )
-        return pb.CreateDashboardLinkResponse(link=dashboard_link_to_wire(self.links(operator_name(caller(context)))))
+        return pb.CreateDashboardLinkResponse(
+            link=dashboard_link_to_wire(self.links(operator_name(caller(context))))
+        )
 
     def _kept_keys(self) -> KeyBook:
         if self._keys is None:
@@ -147,9 +166,11 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         return self._keys
 
     async def expel(self, node: KnownNode) -> None:
-        """Forget a node, and have its agent stop. Deployments continue without it, in another epoch."""
+        """Forget a node, and have its agent stop. Deployments continue without it, in another
+        epoch."""
         denial = DeniedError(
-            f"node {node.name} was removed from the site; an operator can admit it again with edgectl token create",
+            f"node {node.name} was removed from the site; an operator can admit it again with "
+            "edgectl token create",
             field="node",
             reason="REMOVED",
         )
@@ -161,6 +182,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     def _checked(self) -> Membership:
         if self._membership is None:
             raise FailedPreconditionError(
-                "this site runs in plaintext, without certificates; see edgectl init", reason="NO_TLS"
+                "this site runs in plaintext, without certificates; see edgectl init",
+                reason="NO_TLS",
             )
         return self._membership

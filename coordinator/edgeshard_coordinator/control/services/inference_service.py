@@ -36,7 +36,9 @@ from edgeshard_coordinator.control.services.auditing import CallAudit
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit, chats: Chats) -> None:
+    def __init__(
+        self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit, chats: Chats
+    ) -> None:
         self._loop = loop
         self._front = front
         self._models = models
@@ -44,9 +46,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._chats = chats
         self._listeners = Listeners()
 
-    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateResponse]:
         generate_request = generate_request_from_wire(request)
-        request_id = RequestId(check_id(generate_request.request_id or uuid.uuid4().hex, "request_id"))
+        request_id = RequestId(
+            check_id(generate_request.request_id or uuid.uuid4().hex, "request_id")
+        )
         left_s = context.time_remaining()
         running = self._front.start(
             generate_request.model,
@@ -57,12 +63,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             emitted=generate_request.emitted,
             scored=generate_request.scored,
         )
-        # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
+        # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which
+        # changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         first = await running.first()
-        # Not before the head's answer: the listener's stream was opened at the same moment, and may arrive later.
+        # Not before the head's answer: the listener's stream was opened at the same moment, and may
+        # arrive later.
         listens = isinstance(first, Started) and not generate_request.generation.prompt_logprobs
-        stream = self._listeners.find(_owner(context), generate_request.listener) if listens else None
+        stream = (
+            self._listeners.find(_owner(context), generate_request.listener) if listens else None
+        )
         if stream is None or generate_request.listener is None or not isinstance(first, Started):
             yield event_to_wire(first)
             if not isinstance(first, Finished):  # cancelled before it started
@@ -108,16 +118,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         owner, client = self._front.owner_of(request_id), client_of(context)
         cancelled = self._front.cancel(request_id, None if everyones else client)
         if cancelled and owner != client:
-            self._audit.note(call_from(context), "Cancel", f"{request_id} of {shown_identity(owner)}")
+            self._audit.note(
+                call_from(context), "Cancel", f"{request_id} of {shown_identity(owner)}"
+            )
         return pb.InferenceServiceCancelResponse(cancelled=cancelled)
 
     async def ListModels(
         self, request: pb.InferenceServiceListModelsRequest, context: Any
     ) -> pb.InferenceServiceListModelsResponse:
         served = [served_model(record, self._models) for record in self._front.served.ready()]
-        return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
+        return pb.InferenceServiceListModelsResponse(
+            models=[served_model_to_wire(model) for model in served]
+        )
 
-    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+    async def RenderChat(
+        self, request: pb.RenderChatRequest, context: Any
+    ) -> pb.RenderChatResponse:
         prompt = await self._chats.prompt(
             request.model, conversation_from_wire(request.conversation), client_of(context)
         )
@@ -133,7 +149,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._front.quotas.charge(client, len(tokens))
         return pb.TokenizeResponse(tokens=tokens)
 
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Any
+    ) -> pb.DetokenizeResponse:
         text = await self._chats.detokenize(request.model, request.tokens, client_of(context))
         return pb.DetokenizeResponse(text=text)
 
@@ -142,7 +160,9 @@ async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:
     message = await first_message(messages, "listener", "a Listen stream")
     hello = listener_message_from_wire(message) if message is not None else None
     if not isinstance(hello, ListenerHello):
-        raise InvalidArgumentError("listener: a Listen stream begins with the listener's id", field="listener")
+        raise InvalidArgumentError(
+            "listener: a Listen stream begins with the listener's id", field="listener"
+        )
     return check_id(hello.id, "listener")
 
 
@@ -159,12 +179,14 @@ async def _take_reads(stream: ListenerFeed, messages: AsyncIterator[pb.ListenReq
 
 
 def _owner(context: Any) -> str:
-    """The owner of a listener: the client by its certificate, also over another connection; else the connection."""
+    """The owner of a listener: the client by its certificate, also over another connection; else
+    the connection."""
     return client_of(context) or context.peer()
 
 
 def client_of(context: Any) -> str:
-    """The caller, by the name in its certificate; '' in plaintext, where callers cannot be distinguished."""
+    """The caller, by the name in its certificate; '' in plaintext, where callers cannot be
+    distinguished."""
     principal = caller(context)
     return "" if principal is None else client_name(principal)
 

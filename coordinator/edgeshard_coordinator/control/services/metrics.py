@@ -42,7 +42,11 @@ _OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
         lambda condition: condition.memory_available_bytes,
     ),
     ("swap_used_bytes", "Swap in use.", lambda condition: condition.swap_used_bytes),
-    ("disk_size_bytes", "Of the disk with the cache.", lambda condition: condition.disk_total_bytes),
+    (
+        "disk_size_bytes",
+        "Of the disk with the cache.",
+        lambda condition: condition.disk_total_bytes,
+    ),
     ("disk_free_bytes", "Of the disk with the cache.", lambda condition: condition.disk_free_bytes),
     (
         "clock_ahead_seconds",
@@ -51,15 +55,28 @@ _OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
     ),
 )
 _OF_DEPLOYMENT: tuple[tuple[str, str, Callable[[DeploymentRecord], float]], ...] = (
-    ("edgeshard_deployment_ready", "1 if it answers requests.", lambda of: of.phase is DeploymentPhase.READY),
-    ("edgeshard_deployment_epoch", "How often it was opened; it grows with each recovery.", lambda of: of.epoch),
-    ("edgeshard_requests_limit", "Most requests that may run or wait.", lambda of: most_requests(of.running_requests)),
+    (
+        "edgeshard_deployment_ready",
+        "1 if it answers requests.",
+        lambda of: of.phase is DeploymentPhase.READY,
+    ),
+    (
+        "edgeshard_deployment_epoch",
+        "How often it was opened; it grows with each recovery.",
+        lambda of: of.epoch,
+    ),
+    (
+        "edgeshard_requests_limit",
+        "Most requests that may run or wait.",
+        lambda of: most_requests(of.running_requests),
+    ),
 )
 _TAKEN_UP = "Service resumptions, by another epoch or by the same head over another stream."
 
 
 class _ByWord(NamedTuple):
-    """A counter of `DeploymentCounts`: `part` has its counts by word, and `label` names the kind of word."""
+    """A counter of `DeploymentCounts`: `part` has its counts by word, and `label` names the kind of
+    word."""
 
     name: str
     meaning: str
@@ -69,17 +86,39 @@ class _ByWord(NamedTuple):
 
 _BY_WORD = (
     _ByWord("edgeshard_requests", "Requests that began, by the caller's role.", "role", "begun"),
-    _ByWord("edgeshard_requests_finished", "Requests that ended with an answer, by the reason.", "reason", "finished"),
-    _ByWord("edgeshard_requests_failed", "Requests that began and ended with an error, by its code.", "code", "failed"),
+    _ByWord(
+        "edgeshard_requests_finished",
+        "Requests that ended with an answer, by the reason.",
+        "reason",
+        "finished",
+    ),
+    _ByWord(
+        "edgeshard_requests_failed",
+        "Requests that began and ended with an error, by its code.",
+        "code",
+        "failed",
+    ),
     _ByWord("edgeshard_recoveries", _TAKEN_UP, "kind", "recovered"),
 )
 _OF_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
     ("kv_used_bytes", "KV memory in use.", lambda stage: stage.kv_bytes_in_use),
     ("kv_capacity_bytes", "KV memory that there is.", lambda stage: stage.kv_bytes_capacity),
     ("weights_bytes", "Memory that the stage's weights take.", lambda stage: stage.parameter_bytes),
-    ("busy_ratio", "Share of the last seconds in which it computed.", lambda stage: stage.busy_share),
-    ("bubble_ratio", "Share of the last seconds in which it did not.", lambda stage: 1.0 - stage.busy_share),
-    ("steps_waiting", "Steps that have arrived and wait for their turn.", lambda stage: stage.steps_waiting),
+    (
+        "busy_ratio",
+        "Share of the last seconds in which it computed.",
+        lambda stage: stage.busy_share,
+    ),
+    (
+        "bubble_ratio",
+        "Share of the last seconds in which it did not.",
+        lambda stage: 1.0 - stage.busy_share,
+    ),
+    (
+        "steps_waiting",
+        "Steps that have arrived and wait for their turn.",
+        lambda stage: stage.steps_waiting,
+    ),
     ("step_age_seconds", "Since the step that computes now began.", lambda stage: stage.step_age_s),
 )
 _DONE_BY_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
@@ -90,7 +129,8 @@ _DONE_BY_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
 
 @dataclass(eq=False)
 class CoordinatorMetrics:
-    """`collect` is called on the event loop's thread. `suspicions` counts incidents of links by deployment."""
+    """`collect` is called on the event loop's thread. `suspicions` counts incidents of links by
+    deployment."""
 
     _state: Callable[[], State]
     _front: RequestFront
@@ -117,10 +157,14 @@ class CoordinatorMetrics:
     def _nodes(self, state: State) -> Iterator[Metric]:
         nodes = sorted(state.nodes.values(), key=lambda node: node.name)
         counts = Counter(
-            "away" if not node.connected else "starting" if node.starting else "connected" for node in nodes
+            "away" if not node.connected else "starting" if node.starting else "connected"
+            for node in nodes
         )
         yield gauge(
-            "edgeshard_nodes", "Nodes of the site, by status.", ("status",), [((s,), counts[s]) for s in _STATUSES]
+            "edgeshard_nodes",
+            "Nodes of the site, by status.",
+            ("status",),
+            [((s,), counts[s]) for s in _STATUSES],
         )
         now = self._now()
         yield gauge(
@@ -131,7 +175,12 @@ class CoordinatorMetrics:
         )
         budgets = [((node.name,), float(node.facts.memory_budget_bytes)) for node in nodes]
         free = [((node.name,), float(state.free_bytes(node))) for node in nodes]
-        yield gauge("edgeshard_node_memory_budget_bytes", "What stages may use of a node's memory.", ("node",), budgets)
+        yield gauge(
+            "edgeshard_node_memory_budget_bytes",
+            "What stages may use of a node's memory.",
+            ("node",),
+            budgets,
+        )
         yield gauge("edgeshard_node_memory_free_bytes", "Free part of that.", ("node",), free)
         conditions = [
             (node.name, condition)
@@ -165,16 +214,22 @@ class CoordinatorMetrics:
         running = [(of[name], float(now)) for name, (now, _) in load.items()]
         waiting = [(of[name], float(later)) for name, (_, later) in load.items()]
         yield gauge("edgeshard_requests_running", "Requests that are computed now.", _OF, running)
-        yield gauge("edgeshard_requests_waiting", "Requests that wait for their turn.", _OF, waiting)
+        yield gauge(
+            "edgeshard_requests_waiting", "Requests that wait for their turn.", _OF, waiting
+        )
         for metric, meaning, label, part in _BY_WORD:
             words = [(name, getattr(totals, part)) for name, totals in counts.items()]
-            figures = [((*of[name], word), n) for name, counted in words for word, n in counted.items()]
+            figures = [
+                ((*of[name], word), n) for name, counted in words for word, n in counted.items()
+            ]
             yield counter(metric, meaning, (*_OF, label), figures)
         refused = [((code,), count) for code, count in self._front.meter.refused.items()]
         meaning = "Requests that never began, by the error's code."
         yield counter("edgeshard_requests_refused", meaning, ("code",), refused)
         pauses = [(of[name], totals.pauses) for name, totals in counts.items()]
-        yield histogram("edgeshard_recovery_pause_seconds", "How long each recovery took.", _OF, pauses)
+        yield histogram(
+            "edgeshard_recovery_pause_seconds", "How long each recovery took.", _OF, pauses
+        )
         yield from _parts(counts, _OF, of, "edgeshard_")
         yield from self._as_vllm(state, counts, load)
 
@@ -194,7 +249,8 @@ class CoordinatorMetrics:
         counts: Mapping[DeploymentName, DeploymentCounts],
         load: Mapping[DeploymentName, tuple[int, int]],
     ) -> Iterator[Metric]:
-        """The same under the names in vLLM's dashboards; each replica is a model of its own there."""
+        """The same under the names in vLLM's dashboards; each replica is a model of its own
+        there."""
         label = ("model_name",)
         running = [((name,), float(now)) for name, (now, _) in load.items()]
         waiting = [((name,), float(later)) for name, (_, later) in load.items()]
@@ -202,7 +258,9 @@ class CoordinatorMetrics:
         yield gauge("vllm:num_requests_waiting", "edgeshard_requests_waiting.", label, waiting)
         used: dict[DeploymentName, float] = {}
         for record, _, stage in _held(state):
-            share = stage.kv_bytes_in_use / stage.kv_bytes_capacity if stage.kv_bytes_capacity else 0.0
+            share = (
+                stage.kv_bytes_in_use / stage.kv_bytes_capacity if stage.kv_bytes_capacity else 0.0
+            )
             used[record.name] = max(share, used.get(record.name, 0.0))
         shares = [((name,), share) for name, share in used.items()]
         yield gauge("vllm:kv_cache_usage_perc", "Of the fullest stage, 1 is full.", label, shares)
@@ -211,7 +269,12 @@ class CoordinatorMetrics:
             for name, of in counts.items()
             for reason, count in of.finished.items()
         ]
-        yield counter("vllm:request_success", "edgeshard_requests_finished.", ("model_name", "finished_reason"), ended)
+        yield counter(
+            "vllm:request_success",
+            "edgeshard_requests_finished.",
+            ("model_name", "finished_reason"),
+            ended,
+        )
         yield from _parts(counts, label, {name: (name,) for name in counts}, "vllm:")
 
     def _links(self, state: State) -> Iterator[Metric]:
@@ -236,13 +299,20 @@ class CoordinatorMetrics:
                 labels = (*_of(record), str(hop[0]), str(hop[1]))
                 rates.append((labels, profile.bandwidth_bps / 8))
                 latencies.append((labels, profile.latency_s))
-        yield gauge("edgeshard_link_bandwidth_bytes_per_second", "As the link was measured.", _HOP, rates)
+        yield gauge(
+            "edgeshard_link_bandwidth_bytes_per_second", "As the link was measured.", _HOP, rates
+        )
         yield gauge("edgeshard_link_latency_seconds", "As the link was measured.", _HOP, latencies)
 
     def _store(self) -> Iterator[Metric]:
         stored = {digest: manifest.stored_bytes for manifest, digest in self._models.list()}
         yield gauge("edgeshard_store_models", "Models in the store.", (), [((), len(stored))])
-        yield gauge("edgeshard_store_bytes", "Bytes of the store's models.", (), [((), sum(stored.values()))])
+        yield gauge(
+            "edgeshard_store_bytes",
+            "Bytes of the store's models.",
+            (),
+            [((), sum(stored.values()))],
+        )
 
 
 def _of(record: DeploymentRecord) -> tuple[str, str]:
@@ -251,13 +321,23 @@ def _of(record: DeploymentRecord) -> tuple[str, str]:
 
 def _conditions(conditions: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
     """The figures of the nodes' machines."""
-    ends = [((name,), condition.certificate_ends_s) for name, condition in conditions if condition.certificate_ends_s]
+    ends = [
+        ((name,), condition.certificate_ends_s)
+        for name, condition in conditions
+        if condition.certificate_ends_s
+    ]
     for name, meaning, figure in _OF_CONDITION:
         yield gauge(
-            f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(condition)) for of, condition in conditions]
+            f"edgeshard_node_{name}",
+            meaning,
+            ("node",),
+            [((of,), figure(condition)) for of, condition in conditions],
         )
     yield gauge(
-        "edgeshard_node_certificate_expiry_timestamp_seconds", "When a node's certificate ends.", ("node",), ends
+        "edgeshard_node_certificate_expiry_timestamp_seconds",
+        "When a node's certificate ends.",
+        ("node",),
+        ends,
     )
 
 
@@ -267,27 +347,52 @@ def _held(state: State) -> Iterator[tuple[DeploymentRecord, NodeName, StageStatu
         for index, placed in enumerate(record.placement.stages):
             node = state.nodes.get(placed.node_id)
             for stage in () if node is None or not node.connected else node.stages:
-                of_it = (stage.deployment, stage.epoch, stage.stage) == (record.name, record.epoch, index)
+                of_it = (stage.deployment, stage.epoch, stage.stage) == (
+                    record.name,
+                    record.epoch,
+                    index,
+                )
                 if of_it and stage.phase is not StagePhase.STANDBY:
                     yield record, placed.node_name, stage
 
 
 def _stages(state: State) -> Iterator[Metric]:
-    stages = [((*_of(record), str(stage.stage), node), stage) for record, node, stage in _held(state)]
+    stages = [
+        ((*_of(record), str(stage.stage), node), stage) for record, node, stage in _held(state)
+    ]
     for name, meaning, figure in _OF_STAGE:
-        yield gauge(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in stages])
+        yield gauge(
+            f"edgeshard_stage_{name}",
+            meaning,
+            _STAGE,
+            [(labels, figure(stage)) for labels, stage in stages],
+        )
     for name, meaning, figure in _DONE_BY_STAGE:
-        yield counter(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in stages])
+        yield counter(
+            f"edgeshard_stage_{name}",
+            meaning,
+            _STAGE,
+            [(labels, figure(stage)) for labels, stage in stages],
+        )
     experts = [(labels, stage.experts) for labels, stage in stages if stage.experts is not None]
     yield from EXPERTS.metrics("edgeshard_stage_experts", _STAGE, experts)
     heads = [(labels, stage.guesses) for labels, stage in stages if stage.guesses is not None]
     guessed = [(labels, guesses.guessed) for labels, guesses in heads]
-    yield counter("edgeshard_stage_guesses", "Draft tokens of this head, in this epoch.", _STAGE, guessed)
+    yield counter(
+        "edgeshard_stage_guesses", "Draft tokens of this head, in this epoch.", _STAGE, guessed
+    )
     right = [(labels, guesses.right) for labels, guesses in heads]
-    yield counter("edgeshard_stage_right_guesses", "Those that were drawn; others were in vain.", _STAGE, right)
+    yield counter(
+        "edgeshard_stage_right_guesses",
+        "Those that were drawn; others were in vain.",
+        _STAGE,
+        right,
+    )
 
 
-def _measured_hops(state: State, placement: Placement) -> Iterator[tuple[tuple[int, int], LinkProfile]]:
+def _measured_hops(
+    state: State, placement: Placement
+) -> Iterator[tuple[tuple[int, int], LinkProfile]]:
     stages = placement.stages
     for index, sender in enumerate(stages):
         after = (index + 1) % len(stages)
@@ -302,16 +407,36 @@ _PARTS = (
     ("prompt_tokens", "prompt_tokens", "prompt_tokens", "Tokens of prompts that began."),
     ("new_tokens", "generated_tokens", "generation_tokens", "Tokens that were generated."),
     ("first_token", _TO_FIRST, _TO_FIRST, "From a request's call to its first token."),
-    ("between_tokens", _BETWEEN, _BETWEEN, "Between a request's tokens, pauses of recoveries among them."),
-    ("whole", "request_seconds", "e2e_request_latency_seconds", "From a request's call to its end."),
+    (
+        "between_tokens",
+        _BETWEEN,
+        _BETWEEN,
+        "Between a request's tokens, pauses of recoveries among them.",
+    ),
+    (
+        "whole",
+        "request_seconds",
+        "e2e_request_latency_seconds",
+        "From a request's call to its end.",
+    ),
     (
         "queue",
         "request_queue_seconds",
         "request_queue_time_seconds",
         "Time from a request's call until its head admitted it.",
     ),
-    ("prefill", "request_prefill_seconds", "request_prefill_time_seconds", "From there to its first token."),
-    ("decode", "request_decode_seconds", "request_decode_time_seconds", "From its first token to its last."),
+    (
+        "prefill",
+        "request_prefill_seconds",
+        "request_prefill_time_seconds",
+        "From there to its first token.",
+    ),
+    (
+        "decode",
+        "request_decode_seconds",
+        "request_decode_time_seconds",
+        "From its first token to its last.",
+    ),
 )
 """A part of `DeploymentCounts`, our name, vLLM's name and the meaning."""
 

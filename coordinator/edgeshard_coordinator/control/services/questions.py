@@ -32,7 +32,11 @@ class Packed:
     """`list` and `drop` send a query to a node; `answered` receives every answer to a command."""
 
     def __init__(
-        self, loop: StateLoop, hub: ControlHub, models: Models, answer_limit_s: float = ANSWER_LIMIT_S
+        self,
+        loop: StateLoop,
+        hub: ControlHub,
+        models: Models,
+        answer_limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
         self._loop = loop
         self._models = models
@@ -45,8 +49,8 @@ class Packed:
         return len(self._asked)
 
     async def list(self, node: str) -> tuple[PackedUnit, ...]:
-        """The packed units of a node, which is given by its name or id. Raises NotFoundError, UnavailableError,
-        DeadlineError, and the node's error."""
+        """The packed units of a node, which is given by its name or id. Raises NotFoundError,
+        UnavailableError, DeadlineError, and the node's error."""
         return await self._ask(node, ListPacked())
 
     async def drop(self, node: str, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
@@ -104,6 +108,7 @@ class Questions:
         return cls(calls, Traces(loop, hub), Dumps(loop, hub, about), Packed(loop, hub, models))
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:
-        """Whether a node's answer to a command belonged to one of these questions, which has it then."""
+        """Whether a node's answer to a command belonged to one of these questions, which has it
+        then."""
         takers = (self.traces.answered, self.dumps.refused, self.packed.answered)
         return any(took(node_id, result) for took in takers)

@@ -14,7 +14,8 @@ from edgeshard_coordinator.core.values.state import State
 
 
 class SiteEvents:
-    """`note` every change of the state, from the event loop's thread. A coordinator that ends forgets them."""
+    """`note` every change of the state, from the event loop's thread. A coordinator that ends
+    forgets them."""
 
     def __init__(self) -> None:
         self._events: deque[SiteEvent] = deque(maxlen=MOST_EVENTS)
@@ -27,7 +28,9 @@ class SiteEvents:
             self._last += 1
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._events.append(
-                SiteEvent(self._last, time, item.subject, item.name, item.what, item.detail, item.warning)
+                SiteEvent(
+                    self._last, time, item.subject, item.name, item.what, item.detail, item.warning
+                )
             )
             self._changed.set()
 
@@ -36,7 +39,8 @@ class SiteEvents:
         return tuple(self._events)[-count:] if count else ()
 
     async def follow(self, count: int) -> AsyncGenerator[SiteEvent, None]:
-        """The newest `count`, then each as it happens. A reader so slow that the ring passed it misses some."""
+        """The newest `count`, then each as it happens. A reader so slow that the ring passed it
+        misses some."""
         last_number = self._last
         for event in self.newest(count):
             yield event

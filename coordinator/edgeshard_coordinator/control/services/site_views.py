@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgeshard.domain.control.site import NodeDetails, Site, StoredLink, StoredProfile, UnknownFigures, UnknownProfile
+from edgeshard.domain.control.site import (
+    NodeDetails,
+    Site,
+    StoredLink,
+    StoredProfile,
+    UnknownFigures,
+    UnknownProfile,
+)
 from edgeshard.domain.ids import ModelName, NodeId
 from edgeshard.domain.models.packed_units import PackedOn
 from edgeshard.domain.nodes.device import Node
@@ -47,11 +54,17 @@ def _node_view(state: State, node: KnownNode, unknown: Unknown, now: float) -> N
     )
 
 
-def _unknown_figures(state: State, node: KnownNode, unknown: Unknown, models: Models) -> UnknownFigures:
+def _unknown_figures(
+    state: State, node: KnownNode, unknown: Unknown, models: Models
+) -> UnknownFigures:
     names = _names(models)
     return UnknownFigures(
         profiles=tuple(
-            UnknownProfile(tuple(names.get(config_hash(command.config), ())), command.dtype, command.quantisation)
+            UnknownProfile(
+                tuple(names.get(config_hash(command.config), ())),
+                command.dtype,
+                command.quantisation,
+            )
             for command in unknown.profiles(node)
         ),
         links=tuple(sorted(state.nodes[node_id].name for node_id in unknown.links(node))),
@@ -59,17 +72,22 @@ def _unknown_figures(state: State, node: KnownNode, unknown: Unknown, models: Mo
 
 
 def site_details(state: State, models: Models, model: str, now: float) -> Site:
-    """Every node and link, and the profiles of a model in any dtype. Raises NotFoundError for an unknown model."""
+    """Every node and link, and the profiles of a model in any dtype. Raises NotFoundError for an
+    unknown model."""
     nodes = node_views(state, now)
     profiles: tuple[StoredProfile, ...] = ()
     config: Mapping[str, Any] = {}
     digest, packed = "", tuple[PackedOn, ...]()
     if model:
         manifest, digest = models.get(model)
-        packed = tuple(PackedOn(node.node_id, node.packed) for node in state.nodes.values() if node.packed)
+        packed = tuple(
+            PackedOn(node.node_id, node.packed) for node in state.nodes.values() if node.packed
+        )
         config = manifest.config
         shape = config_hash(config)
-        profiles = _profiles(state, [node.node_id for node in nodes], models, lambda key: key[0] == shape, now)
+        profiles = _profiles(
+            state, [node.node_id for node in nodes], models, lambda key: key[0] == shape, now
+        )
     return Site(
         nodes=nodes,
         links=all_links(state, now),
@@ -81,7 +99,11 @@ def site_details(state: State, models: Models, model: str, now: float) -> Site:
 
 
 def _profiles(
-    state: State, node_ids: Iterable[NodeId], models: Models, predicate: Callable[[ProfileKey], bool], now: float
+    state: State,
+    node_ids: Iterable[NodeId],
+    models: Models,
+    predicate: Callable[[ProfileKey], bool],
+    now: float,
 ) -> tuple[StoredProfile, ...]:
     names = _names(models)
     return tuple(
@@ -111,7 +133,9 @@ def all_links(state: State, now: float) -> tuple[StoredLink, ...]:
     return _links(state, lambda link: True, now)
 
 
-def _links(state: State, predicate: Callable[[MeasuredLink], bool], now: float) -> tuple[StoredLink, ...]:
+def _links(
+    state: State, predicate: Callable[[MeasuredLink], bool], now: float
+) -> tuple[StoredLink, ...]:
     stored_links = []
     for sender, measurements in state.measured.items():
         for receiver, reported in measurements.links.items():

@@ -1,7 +1,7 @@
 """Traces of a deployment's steps: requested from all its nodes at once, and gathered.
 
-The state does not depend on traces, so they bypass it: commands go straight to the control streams, and the wait for
-their answers ends with the call.
+The state does not depend on traces, so they bypass it: commands go straight to the control streams,
+and the wait for their answers ends with the call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 from edgeshard.domain.control.commands import CommandKey, CommandKind, CommandResult, TraceSteps
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.deployments.placement import PlacedStage
-from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, InternalError
+from edgeshard.domain.errors import (
+    AbortedError,
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+)
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
 from edgeshard_coordinator.control.runtime.hub import ControlHub
@@ -34,7 +40,9 @@ class _Asked(NamedTuple):
 class Traces:
     """`take` traces; `answered` receives every answer to a command."""
 
-    def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
+    def __init__(
+        self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S
+    ) -> None:
         self._loop = loop
         self._hub = hub
         self._answer_limit_s = answer_limit_s
@@ -70,8 +78,12 @@ class Traces:
             if ended.done():
                 ended.result()
                 raise _stopped(self._loop.state, record)
-            silent = ", ".join(item.stage.node_name for item in queries.values() if not item.answer.done())
-            raise DeadlineError(f"no trace arrived from {silent} within {limit_s:g} s", reason="NO_ANSWER")
+            silent = ", ".join(
+                item.stage.node_name for item in queries.values() if not item.answer.done()
+            )
+            raise DeadlineError(
+                f"no trace arrived from {silent} within {limit_s:g} s", reason="NO_ANSWER"
+            )
         finally:
             for operation_id in queries:
                 del self._asked[operation_id]
@@ -90,7 +102,9 @@ class Traces:
         if result.failure is not None:
             answer.set_exception(at_node(result.failure, stage.node_name))
         elif result.trace is None or result.trace.stage != stage.index:
-            answer.set_exception(InternalError(f"node {stage.node_name} answered without a trace of its stage"))
+            answer.set_exception(
+                InternalError(f"node {stage.node_name} answered without a trace of its stage")
+            )
         else:
             answer.set_result(result.trace)
         return True
@@ -101,7 +115,8 @@ class Traces:
         stages = record.placement.stages
         keys = [CommandKey(uid, record.epoch, CommandKind.TRACE, stage.index) for stage in stages]
         queries = {
-            key.operation_id: _Asked(record.name, stage, future()) for key, stage in zip(keys, stages, strict=True)
+            key.operation_id: _Asked(record.name, stage, future())
+            for key, stage in zip(keys, stages, strict=True)
         }
         self._asked |= queries
         command = TraceSteps(record.name, record.epoch, seconds)
@@ -115,7 +130,8 @@ def _ready(state: State, name: DeploymentName) -> DeploymentRecord:
     record = state.one_deployment(name, field="deployment")
     if record.phase is not DeploymentPhase.READY:
         raise FailedPreconditionError(
-            f"deployment: {name} is {record.phase}, not ready; see `edgectl describe deployment {name}`",
+            f"deployment: {name} is {record.phase}, not ready; see `edgectl describe deployment "
+            f"{name}`",
             field="deployment",
             reason="DEPLOYMENT_NOT_READY",
         )

@@ -1,4 +1,5 @@
-"""One deployment's life: the changes by answers, and the transitions that follow from the state of its nodes."""
+"""One deployment's life: the changes by answers, and the transitions that follow from the state of
+its nodes."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from edgeshard_coordinator.core.values.state import (
 NODE_LOST = "NODE_LOST"
 LINK_STALLED = "LINK_STALLED"
 SEARCH_PAUSE_S = 0.5
-"""Time after a search during which nodes changed, before the next one of the deployment: nodes that change all the
-time must not keep a processor busy."""
+"""Time after a search during which nodes changed, before the next one of the deployment: nodes that
+change all the time must not keep a processor busy."""
 IN_VAIN = -2
 """No version of a state: the nodes that are there are the only ones that can."""
 
@@ -42,7 +43,8 @@ def new_record(state: State, record: DeploymentRecord) -> DeploymentRecord:
 
 
 def restored_record(record: DeploymentRecord) -> DeploymentRecord:
-    """A record from disk after a restart: all that was under way is forgotten, and its nodes are awaited."""
+    """A record from disk after a restart: all that was under way is forgotten, and its nodes are
+    awaited."""
     fresh = fresh_progress(record.placement)
     return DeploymentRecord(
         uid=record.uid,
@@ -66,7 +68,8 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
 
 
 def settle(state: State, now: float) -> State:
-    """Follow transitions until none applies. Each epoch is entered at most once for a given state of the nodes."""
+    """Follow transitions until none applies. Each epoch is entered at most once for a given state
+    of the nodes."""
     settled = {name: _settle_one(state, record, now) for name, record in state.deployments.items()}
     return replace(state, deployments=settled)
 
@@ -93,7 +96,9 @@ def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
     if record.phase is Phase.ACTIVATING:
         return _step_activating(state, record, now)
     if record.phase is Phase.READY and record.attachment == 0:
-        return _activating(_moved(record, Trigger.HEAD_DETACHED), now + state.timings.reattach_timeout_s)
+        return _activating(
+            _moved(record, Trigger.HEAD_DETACHED), now + state.timings.reattach_timeout_s
+        )
     return record
 
 
@@ -114,13 +119,15 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
 
 def _holds(node: KnownNode, record: DeploymentRecord, index: int) -> bool:
     working = (StagePhase.READY, StagePhase.ACTIVE)
-    own = (stage for stage in node.stages if authority.speaks_for_stage(record, node.node_id, stage))
+    own = (
+        stage for stage in node.stages if authority.speaks_for_stage(record, node.node_id, stage)
+    )
     return any(stage.stage == index and stage.phase in working for stage in own)
 
 
 def _adopted(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
-    """Go on with the epoch that the nodes hold: nothing is prepared again, and the head, which may be at work, is
-    activated once more. So it may have served already."""
+    """Go on with the epoch that the nodes hold: nothing is prepared again, and the head, which may
+    be at work, is activated once more. So it may have served already."""
     prepared = tuple(replace(progress, done=True) for progress in record.prepared)
     adopted = replace(record, adoptable=False, prepared=prepared, ever_ready=True)
     return _activating(_moved(adopted, Trigger.ADOPTED), deadline)
@@ -128,7 +135,9 @@ def _adopted(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
 
 def _step_loading(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     if all(progress.done for progress in record.prepared):
-        return _activating(_moved(record, Trigger.ALL_PREPARED), now + state.timings.activate_timeout_s)
+        return _activating(
+            _moved(record, Trigger.ALL_PREPARED), now + state.timings.activate_timeout_s
+        )
     loaded = _loaded_bytes(state, record)
     if record.deadline is None or loaded != record.loaded_bytes:
         return replace(record, loaded_bytes=loaded, deadline=now + state.timings.load_timeout_s)
@@ -138,7 +147,8 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
     late = [placed for placed, progress in pairs if not progress.done]
     names = ", ".join(placed.node_name for placed in late)
     failure = errors.DeadlineError(
-        f"node {names} made no progress with loading deployment {record.name} for {state.timings.load_timeout_s:g} s",
+        f"node {names} made no progress with loading deployment {record.name} for "
+        f"{state.timings.load_timeout_s:g} s",
         field="node",
         reason="LOADING_TIMEOUT",
     )
@@ -156,7 +166,11 @@ def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
         if authority.speaks_for_stage(record, node_id, stage)
     ]
     filled = sum(stage.filling.done_bytes for stage in own if stage.filling is not None)
-    return sum(stage.fetched_bytes for stage in own) + filled + sum(progress.done for progress in record.prepared)
+    return (
+        sum(stage.fetched_bytes for stage in own)
+        + filled
+        + sum(progress.done for progress in record.prepared)
+    )
 
 
 def wants_replan(state: State, record: DeploymentRecord) -> bool:
@@ -183,13 +197,19 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
         return record  # It broke again since, or does not wait any more.
     if isinstance(event.found, Placement):
         if not state.holds_still(record.spec, event.found, event.version):
-            return replace(record, planned_for=-1, search_after=next_search(state, event.version, event.now))
+            return replace(
+                record, planned_for=-1, search_after=next_search(state, event.version, event.now)
+            )
         moved_record = replace(record, placement=event.found, former=None)
         return _load(state, moved_record, Trigger.REPLANNED, event.now)
     failure = record.failure
     if not missing_nodes(state, record):
         return replace(record, avoided=frozenset(), planned_for=IN_VAIN)
-    cause = failure.message.split("; it cannot continue", 1)[0] if failure is not None else "a node disconnected"
+    cause = (
+        failure.message.split("; it cannot continue", 1)[0]
+        if failure is not None
+        else "a node disconnected"
+    )
     why = errors.UnavailableError(
         f"{cause}; it cannot continue without: {event.found.message}",
         field="node",
@@ -197,7 +217,9 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
         retry_after_s=5.0,
     )
     later = next_search(state, event.version, event.now)
-    return replace(record, failure=why, avoided=frozenset(), planned_for=event.version, search_after=later)
+    return replace(
+        record, failure=why, avoided=frozenset(), planned_for=event.version, search_after=later
+    )
 
 
 def next_search(state: State, version: int, now: float) -> float:
@@ -207,12 +229,15 @@ def next_search(state: State, version: int, now: float) -> float:
 
 def _step_activating(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     if record.activated.done and record.attachment:
-        well = replace(record, failure=None, failed_attempts=0, deadline=None, avoided=frozenset(), former=None)
+        well = replace(
+            record, failure=None, failed_attempts=0, deadline=None, avoided=frozenset(), former=None
+        )
         return _moved(replace(well, ever_ready=True, ready_at=now), Trigger.HEAD_READY)
     # While nodes are awaited their heads are away like them.
     if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
         late = errors.DeadlineError(
-            f"deployment {record.name}: node {record.head.node_name} did not open the pipeline in time",
+            f"deployment {record.name}: node {record.head.node_name} did not open the pipeline in "
+            "time",
             field="source",
             reason="ACTIVATION_TIMEOUT",
         )
@@ -225,13 +250,18 @@ def _activating(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
 
 
 def _moved(record: DeploymentRecord, trigger: Trigger) -> DeploymentRecord:
-    """Every change of phase is a new revision, so that it reaches the disk. A move that is not there yet is off."""
-    return replace(record, phase=next_phase(record.phase, trigger), revision=record.revision + 1, move=None)
+    """Every change of phase is a new revision, so that it reaches the disk. A move that is not
+    there yet is off."""
+    return replace(
+        record, phase=next_phase(record.phase, trigger), revision=record.revision + 1, move=None
+    )
 
 
 def _load_again(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     """The next epoch, at the addresses its nodes have now."""
-    placed = tuple(replace(s, address=state.nodes[s.node_id].address) for s in record.placement.stages)
+    placed = tuple(
+        replace(s, address=state.nodes[s.node_id].address) for s in record.placement.stages
+    )
     here = replace(record, placement=replace(record.placement, stages=placed))
     return _load(state, here, Trigger.NODES_BACK, now)
 
@@ -263,7 +293,9 @@ def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> 
     )
 
 
-def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError, now: float) -> DeploymentRecord:
+def broke(
+    state: State, record: DeploymentRecord, failure: errors.EdgeShardError, now: float
+) -> DeploymentRecord:
     """The current epoch cannot continue: FAILED if the deployment never was ready, otherwise
     WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
@@ -294,19 +326,29 @@ def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError
 
 def deleted(record: DeploymentRecord) -> DeploymentRecord:
     """The disk has it as deleting: now it is. No new revision, since the disk has this one."""
-    failure = errors.UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
+    failure = errors.UnavailableError(
+        f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED"
+    )
     # One that was ready may have requests that wait for its next epoch.
-    ended = replace(record, ended=EndedService(record.epoch, failure)) if record.ever_ready else _ended(record, failure)
+    ended = (
+        replace(record, ended=EndedService(record.epoch, failure))
+        if record.ever_ready
+        else _ended(record, failure)
+    )
     phase = next_phase(record.phase, Trigger.DELETE)
-    return replace(ended, phase=phase, attachment=0, deadline=None, delete_revision=0, move=None, former=None)
+    return replace(
+        ended, phase=phase, attachment=0, deadline=None, delete_revision=0, move=None, former=None
+    )
 
 
 def check_movable(record: DeploymentRecord) -> None:
-    """Raise FailedPreconditionError for a deployment that can never move, UnavailableError for one that cannot now."""
+    """Raise FailedPreconditionError for a deployment that can never move, UnavailableError for one
+    that cannot now."""
     name = record.name
     if record.spec.layers:
         raise errors.FailedPreconditionError(
-            f"layers: deployment {name} was placed by hand, with --layers, and stays there; delete it and deploy it "
+            f"layers: deployment {name} was placed by hand, with --layers, and stays there; delete "
+            "it and deploy it "
             "again without --layers to have it planned",
             field="layers",
             reason="PLACED_BY_HAND",
@@ -314,7 +356,9 @@ def check_movable(record: DeploymentRecord) -> None:
     if record.phase in (Phase.FAILED, Phase.DELETING) or record.delete_revision:
         phase = Phase.DELETING if record.delete_revision else record.phase
         raise errors.FailedPreconditionError(
-            f"name: deployment {name} is {phase}; only one that is ready can move", field="name", reason="NOT_READY"
+            f"name: deployment {name} is {phase}; only one that is ready can move",
+            field="name",
+            reason="NOT_READY",
         )
     if record.phase is not Phase.READY or record.move is not None:
         doing = record.phase if record.move is None else "about to move"
@@ -330,7 +374,9 @@ def asked_to_move(state: State, record: DeploymentRecord, placement: Placement) 
     """The record with a move that waits for the disk. It stays as it is until then, so that a disk
     that refuses changes nothing."""
     revision = record.revision + 1
-    return replace(record, move=Move(placement, next_epoch(state, record), revision), revision=revision)
+    return replace(
+        record, move=Move(placement, next_epoch(state, record), revision), revision=revision
+    )
 
 
 def moved(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
@@ -338,14 +384,25 @@ def moved(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
     move = record.move
     assert move is not None
     why = errors.UnavailableError(
-        f"deployment {record.name} moves to other nodes", field="model", reason="MOVED", retry_after_s=1.0
+        f"deployment {record.name} moves to other nodes",
+        field="model",
+        reason="MOVED",
+        retry_after_s=1.0,
     )
-    going = replace(_ended(record, why), placement=move.placement, former=record.placement, move=None)
-    return replace(_begun(state, going, move.epoch, now), phase=next_phase(record.phase, Trigger.MOVE))
+    going = replace(
+        _ended(record, why), placement=move.placement, former=record.placement, move=None
+    )
+    return replace(
+        _begun(state, going, move.epoch, now), phase=next_phase(record.phase, Trigger.MOVE)
+    )
 
 
 def answered(
-    state: State, record: DeploymentRecord, key: CommandKey, failure: errors.EdgeShardError | None, now: float
+    state: State,
+    record: DeploymentRecord,
+    key: CommandKey,
+    failure: errors.EdgeShardError | None,
+    now: float,
 ) -> DeploymentRecord:
     """The record after a node answered a command of the current epoch."""
     kind, index = key.kind, key.stage
@@ -386,7 +443,9 @@ def _ended(record: DeploymentRecord, failure: errors.EdgeShardError) -> Deployme
 
 
 def _node_lost(record: DeploymentRecord, name: str) -> errors.UnavailableError:
-    doing = {Phase.LOADING: "was loading", Phase.ACTIVATING: "was activating"}.get(record.phase, "was running")
+    doing = {Phase.LOADING: "was loading", Phase.ACTIVATING: "was activating"}.get(
+        record.phase, "was running"
+    )
     return errors.UnavailableError(
         f"node {name} disconnected while deployment {record.name} {doing}",
         field="node",

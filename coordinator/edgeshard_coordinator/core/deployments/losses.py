@@ -1,8 +1,9 @@
-"""The cost of a node's failure: the nodes that take its layers, and how long requests would pause. Pure.
+"""The cost of a node's failure: the nodes that take its layers, and how long requests would pause.
+Pure.
 
-The time until a loss is known and a placement is found is as measured. The time for loading comes from the same nodes'
-loading of their present weights, and the time for computing again from the placement's costs, for one request of
-typical lengths.
+The time until a loss is known and a placement is found is as measured. The time for loading comes
+from the same nodes' loading of their present weights, and the time for computing again from the
+placement's costs, for one request of typical lengths.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 DEATH_NOTICED_S = 0.05
-"""The connections of a process that died end at once. A node that falls silent is noticed after about 2.8 s."""
+"""The connections of a process that died end at once. A node that falls silent is noticed after
+about 2.8 s."""
 OPEN_S = 0.1
 """To link the stages of a new epoch and to attach its head."""
 
@@ -36,9 +38,14 @@ class Repaired:
 
 
 def loss_of(
-    state: State, record: DeploymentRecord, repaired: Repaired, candidates: Sequence[Candidate], typical: Typical
+    state: State,
+    record: DeploymentRecord,
+    repaired: Repaired,
+    candidates: Sequence[Candidate],
+    typical: Typical,
 ) -> Loss:
-    """The cost of a repair. `candidates` are the record's, with the layers that they keep warm for it."""
+    """The cost of a repair. `candidates` are the record's, with the layers that they keep warm for
+    it."""
     outcome = repaired.outcome
     if isinstance(outcome, EdgeShardError):
         return Loss(repaired.node, note=f"It could not continue: {outcome.message}.")
@@ -52,19 +59,30 @@ def loss_of(
             continue
         rate = rates.get(stage.node_id) or min(rates.values(), default=0.0)
         if not rate:
-            return Loss(repaired.node, None, taken_by, warm, "Loading times of the nodes are not measured yet.")
+            return Loss(
+                repaired.node,
+                None,
+                taken_by,
+                warm,
+                "Loading times of the nodes are not measured yet.",
+            )
         load_s = max(load_s, stage.parameter_bytes * len(layers) / len(stage.layers) / rate)
-    pause = Pause(DEATH_NOTICED_S, repaired.plan_s, load_s, OPEN_S + rebuild_s(record.placement, typical))
+    pause = Pause(
+        DEATH_NOTICED_S, repaired.plan_s, load_s, OPEN_S + rebuild_s(record.placement, typical)
+    )
     return Loss(repaired.node, pause, taken_by, warm)
 
 
 def load_rates(state: State) -> Mapping[NodeId, float]:
-    """Parameter bytes a second at which each node fetched and loaded its stages, if it holds any."""
+    """Parameter bytes a second at which each node fetched and loaded its stages, if it holds
+    any."""
     rates = {}
     for node in state.nodes.values():
         timed = [stage for stage in node.stages if stage.load_s > 0 and stage.parameter_bytes]
         if timed:
-            rates[node.node_id] = sum(s.parameter_bytes for s in timed) / sum(s.load_s for s in timed)
+            rates[node.node_id] = sum(s.parameter_bytes for s in timed) / sum(
+                s.load_s for s in timed
+            )
     return rates
 
 

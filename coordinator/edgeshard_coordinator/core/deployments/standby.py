@@ -1,7 +1,7 @@
 """The nodes that keep weights of others' layers in memory, and the commands for it. Pure.
 
-Nothing of it is on disk: after a restart of the coordinator the same choice is made again, and a node that holds the
-weights already has nothing to do.
+Nothing of it is on disk: after a restart of the coordinator the same choice is made again, and a
+node that holds the weights already has nothing to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from edgeshard_coordinator.core.placement.by_memory import StageSizes
 from edgeshard_coordinator.core.placement.ruled import conditions_of
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.events import StandbyPlanned
-from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, Standby, StandbyChoice, State
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    Progress,
+    Standby,
+    StandbyChoice,
+    State,
+)
 
 
 def choose(
@@ -31,8 +37,8 @@ def choose(
     sizes: StageSizes,
     former: Collection[NodeId] = (),
 ) -> tuple[StandbyChoice, ...]:
-    """The standbys for the stages of a placement. The nodes' memory counts the placement, and no standby of it, as
-    free.
+    """The standbys for the stages of a placement. The nodes' memory counts the placement, and no
+    standby of it, as free.
 
     Named nodes are used in their order, each for as many stages as fit in its memory. With "auto"
     nodes are taken until every stage has one: spare nodes first, then the `former` ones, then those
@@ -50,7 +56,14 @@ def choose(
         for node in usable
     }
     if auto:
-        usable.sort(key=lambda node: (node.node_id in own, node.node_id not in former, -rooms[node.node_id], node.name))
+        usable.sort(
+            key=lambda node: (
+                node.node_id in own,
+                node.node_id not in former,
+                -rooms[node.node_id],
+                node.name,
+            )
+        )
     else:
         named = {node.name: node for node in usable}
         usable = [named[NodeName(name)] for name in spec.standby if name in named]
@@ -60,7 +73,9 @@ def choose(
         if not uncovered and auto:
             break
         stage_indices = {
-            index for index in uncovered or everything if _may_take_over(conditions, placement, node.name, index)
+            index
+            for index in uncovered or everything
+            if _may_take_over(conditions, placement, node.name, index)
         }
         choice = _best_run(node, own.get(node.node_id), stage_indices, rooms, placement, sizes)
         if choice is not None:
@@ -70,7 +85,9 @@ def choose(
     return tuple(choices)
 
 
-def _may_take_over(conditions: Sequence[RuleCondition], placement: Placement, name: NodeName, index: int) -> bool:
+def _may_take_over(
+    conditions: Sequence[RuleCondition], placement: Placement, name: NodeName, index: int
+) -> bool:
     """Whether rules allow a node in place of a stage's node."""
     others = [stage.node_name for stage in placement.stages if stage.index != index]
     return not broken(conditions, {*others, name})
@@ -93,7 +110,9 @@ def _best_run(
                 continue
             if own is not None and (length > 1 or abs(own - first) != 1):
                 continue
-            layers = LayerRange(placement.stages[first].layers.first, placement.stages[run[-1]].layers.end)
+            layers = LayerRange(
+                placement.stages[first].layers.first, placement.stages[run[-1]].layers.end
+            )
             working = max(_working_bytes(sizes, placement.stages[index].layers) for index in run)
             reserved = sizes.parameter_bytes(layers, node.name) + working
             if reserved <= rooms[node.node_id]:
@@ -108,24 +127,39 @@ def _working_bytes(sizes: StageSizes, layers: LayerRange) -> int:
 
 def wants_plan(state: State, record: DeploymentRecord) -> bool:
     has_standbys = bool(record.spec.standby or record.standbys)
-    return has_standbys and record.phase is DeploymentPhase.READY and record.standby_for != state.version
+    return (
+        has_standbys
+        and record.phase is DeploymentPhase.READY
+        and record.standby_for != state.version
+    )
 
 
 def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> DeploymentRecord:
-    """The record with the standbys that were chosen; a choice of a node that has changed is made again."""
+    """The record with the standbys that were chosen; a choice of a node that has changed is made
+    again."""
     if record.uid != event.uid:
         return record
-    record = replace(record, searching=False, search_after=next_search(state, event.version, event.now))
+    record = replace(
+        record, searching=False, search_after=next_search(state, event.version, event.now)
+    )
     if record.phase is not DeploymentPhase.READY or record.standby_for < 0:
         return record
-    if not all(state.standby_holds_still(record.name, choice, event.version) for choice in event.chosen):
+    if not all(
+        state.standby_holds_still(record.name, choice, event.version) for choice in event.chosen
+    ):
         return replace(record, standby_for=-1)
-    standbys = {(entry.node_id, entry.layers): entry for entry in record.standbys if entry.epoch == record.epoch}
+    standbys = {
+        (entry.node_id, entry.layers): entry
+        for entry in record.standbys
+        if entry.epoch == record.epoch
+    }
     targets: list[tuple[NodeId, LayerRange | None, int]] = [
         (choice.node_id, choice.layers, choice.reserved_bytes) for choice in event.chosen
     ]
     node_ids = {choice.node_id for choice in event.chosen}
-    targets += [(node_id, None, 0) for node_id in _keepers(state, record) if node_id not in node_ids]
+    targets += [
+        (node_id, None, 0) for node_id in _keepers(state, record) if node_id not in node_ids
+    ]
     entries, count = [], record.standby_count
     for node_id, layers, reserved in targets:
         entry = standbys.get((node_id, layers))
@@ -144,7 +178,10 @@ def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:
     say = [
         node_id
         for node_id, node in state.nodes.items()
-        if any(stage.phase is StagePhase.STANDBY and stage.deployment == record.name for stage in node.stages)
+        if any(
+            stage.phase is StagePhase.STANDBY and stage.deployment == record.name
+            for stage in node.stages
+        )
     ]
     return list(dict.fromkeys([*commanded_ids, *say]))
 
@@ -157,7 +194,8 @@ def due(state: State, record: DeploymentRecord) -> Iterator[Standby]:
         node = state.nodes.get(entry.node_id)
         if node is None or not node.placeable or entry.epoch != record.epoch:
             continue
-        # Over a new connection also what was answered: the node may have restarted, and holds nothing then.
+        # Over a new connection also what was answered: the node may have restarted, and holds
+        # nothing then.
         if entry.sent.sent_on != node.connection:
             yield entry
 
@@ -176,5 +214,8 @@ def answered(record: DeploymentRecord, number: int, *, failed: bool) -> Deployme
 
 
 def _with(record: DeploymentRecord, number: int, progress: Progress) -> DeploymentRecord:
-    entries = (replace(entry, sent=progress) if entry.number == number else entry for entry in record.standbys)
+    entries = (
+        replace(entry, sent=progress) if entry.number == number else entry
+        for entry in record.standbys
+    )
     return replace(record, standbys=tuple(entries))

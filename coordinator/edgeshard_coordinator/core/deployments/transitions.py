@@ -57,5 +57,7 @@ TRANSITIONS: Mapping[tuple[Phase, Trigger], Phase] = MappingProxyType(
 def next_phase(phase: Phase, trigger: Trigger) -> Phase:
     """Raises InternalError for a pair that is not in the table."""
     if (phase, trigger) not in TRANSITIONS:
-        raise InternalError(f"a deployment in {phase} cannot follow {trigger}", reason="ILLEGAL_TRANSITION")
+        raise InternalError(
+            f"a deployment in {phase} cannot follow {trigger}", reason="ILLEGAL_TRANSITION"
+        )
     return TRANSITIONS[phase, trigger]

@@ -1,5 +1,5 @@
-"""The changes of the state: one pure step for every event, then the transitions that follow for each
-deployment.
+"""The changes of the state: one pure step for every event, then the transitions that follow for
+each deployment.
 
 `apply` raises a typed error for a request that cannot be granted; the state is then the one before.
 `machine` is the step for dumps, with the JSON of state and events.
@@ -52,7 +52,8 @@ def apply(state: State, event: events.Event) -> State:
 
 
 def _was_routine(before: State, event: events.Event, after: State) -> bool:
-    """Whether the event was heartbeats that broke nothing: ticks check all that is due with time."""
+    """Whether the event was heartbeats that broke nothing: ticks check all that is due with
+    time."""
     if not isinstance(event, events.HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
@@ -71,18 +72,27 @@ def _dispatch(state: State, event: events.Event) -> State:
 
 
 def _versioned(before: State, after: State) -> State:
-    """The state with another version if a search in `before` might have found another placement: other nodes, or other
-    free memory on them. Each node has the version in which it changed so that its part of a placement is wrong.
+    """The state with another version if a search in `before` might have found another placement:
+    other nodes, or other free memory on them. Each node has the version in which it changed so that
+    its part of a placement is wrong.
 
     New measurements do not count: the best placement of a moment ago is good enough.
     """
     changed = [] if before.nodes is after.nodes else _changed(before.nodes, after.nodes)
-    other = [node for node_id, node in changed if _node_view(node) != _node_view(before.nodes.get(node_id))]
+    other = [
+        node
+        for node_id, node in changed
+        if _node_view(node) != _node_view(before.nodes.get(node_id))
+    ]
     removed_ids = before.nodes.keys() - after.nodes.keys()
     if not other and not removed_ids and not _memory_changed(before, after):
         return after
     version = before.version + 1
-    moved = [node.node_id for node in other if _place_view(node) != _place_view(before.nodes.get(node.node_id))]
+    moved = [
+        node.node_id
+        for node in other
+        if _place_view(node) != _place_view(before.nodes.get(node.node_id))
+    ]
     versions = {**after.node_versions, **dict.fromkeys(moved, version)}
     node_versions = {node_id: at for node_id, at in versions.items() if node_id in after.nodes}
     return replace(after, version=version, node_versions=node_versions)
@@ -92,10 +102,14 @@ def _memory_changed(before: State, after: State) -> bool:
     if before.deployments.keys() != after.deployments.keys():
         return True
     changed = _changed(before.deployments, after.deployments)
-    return any(_memory_view(record) != _memory_view(before.deployments[name]) for name, record in changed)
+    return any(
+        _memory_view(record) != _memory_view(before.deployments[name]) for name, record in changed
+    )
 
 
-def _changed(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> list[tuple[KeyT, ValueT]]:
+def _changed(
+    before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]
+) -> list[tuple[KeyT, ValueT]]:
     return [(key, value) for key, value in after.items() if value is not before.get(key)]
 
 
@@ -106,7 +120,11 @@ def _node_view(node: KnownNode | None) -> object:
 
 def _place_view(node: KnownNode | None) -> object:
     """What a placement depends on, besides the node's free memory."""
-    return None if node is None else (node.name, node.address, node.connected, node.starting, node.labels)
+    return (
+        None
+        if node is None
+        else (node.name, node.address, node.connected, node.starting, node.labels)
+    )
 
 
 def _memory_view(record: DeploymentRecord) -> object:
@@ -120,12 +138,20 @@ def _memory_view(record: DeploymentRecord) -> object:
 def _deploy(state: State, event: events.DeployRequested) -> State:
     records = (*event.others, replace(event.record, operations=(event.operation,)))
     joins = len(records) < event.record.spec.replicas
-    if joins and not any(other.phase is not DeploymentPhase.DELETING for other in state.siblings_of(event.record.spec)):
-        raise NotFoundError(f"name: deployment {event.record.served_name} no longer exists", field="name")
+    if joins and not any(
+        other.phase is not DeploymentPhase.DELETING
+        for other in state.siblings_of(event.record.spec)
+    ):
+        raise NotFoundError(
+            f"name: deployment {event.record.served_name} no longer exists", field="name"
+        )
     for record in records:
-        if namesakes := state.replicas_of(record.name) or (() if joins else state.replicas_of(record.served_name)):
+        if namesakes := state.replicas_of(record.name) or (
+            () if joins else state.replicas_of(record.served_name)
+        ):
             raise AlreadyExistsError(
-                f"name: there is a deployment {namesakes[0].name} already; delete it first or choose another name",
+                f"name: there is a deployment {namesakes[0].name} already; delete it first or "
+                "choose another name",
                 field="name",
             )
     for record in records:
@@ -139,9 +165,13 @@ def _deploy(state: State, event: events.DeployRequested) -> State:
 
 
 def _check_fresh(state: State, spec: DeploymentSpec, placement: Placement, version: int) -> None:
-    """Raise AbortedError for a placement found in the state of `version` that is not right any more."""
+    """Raise AbortedError for a placement found in the state of `version` that is not right any
+    more."""
     if not state.holds_still(spec, placement, version):
-        raise AbortedError("a node of the placement changed while it was computed; try again", reason="STALE_PLACEMENT")
+        raise AbortedError(
+            "a node of the placement changed while it was computed; try again",
+            reason="STALE_PLACEMENT",
+        )
 
 
 def _replan(state: State, event: events.ReplanRequested) -> State:
@@ -155,7 +185,9 @@ def _replan(state: State, event: events.ReplanRequested) -> State:
     return state.with_record(replace(new_record, operations=(*record.operations, event.operation)))
 
 
-def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
+def _without(
+    refused: tuple[RefusedOperation, ...], operation: ServedOperation
+) -> tuple[RefusedOperation, ...]:
     """The refusals without the one of a call that is made again."""
     return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
@@ -171,12 +203,15 @@ def _delete(state: State, event: events.DeleteRequested) -> State:
 
 
 def _delete_one(state: State, record: DeploymentRecord, event: events.DeleteRequested) -> State:
-    # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
+    # A new revision, so that the operation reaches the disk; also for a repeat under another
+    # operation id.
     operations = (*record.operations, event.operation)
     forced = record.forced or event.force
     new_record = replace(record, operations=operations, revision=record.revision + 1, forced=forced)
     if record.phase is not DeploymentPhase.DELETING:
-        new_record = replace(new_record, delete_revision=record.delete_revision or new_record.revision)
+        new_record = replace(
+            new_record, delete_revision=record.delete_revision or new_record.revision
+        )
     return state.with_record(new_record)
 
 
@@ -191,7 +226,8 @@ def _answered(state: State, event: events.CommandAnswered) -> State:
         return measured
     record = _record_of(state, key)
     if record is None or not authority.may_answer(record, event.node_id, key):
-        return state  # The deployment is gone, its epoch is an earlier one, or the release is of an orphan.
+        # The deployment is gone, its epoch is an earlier one, or the release is of an orphan.
+        return state
     if key.kind is CommandKind.STANDBY:
         return state.with_record(standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
@@ -253,11 +289,15 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid or event.revision < record.saving:
         return state  # A newer write with all of this one is under way: its outcome counts.
-    refused = tuple(RefusedOperation(operation.operation_id, event.failure) for operation in record.operations)
+    refused = tuple(
+        RefusedOperation(operation.operation_id, event.failure) for operation in record.operations
+    )
     state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
     if not record.saved:
         # Nothing of it is on disk, so no node was notified of it.
-        other_records = {name: other for name, other in state.deployments.items() if name != record.name}
+        other_records = {
+            name: other for name, other in state.deployments.items() if name != record.name
+        }
         return replace(state, deployments=other_records)
     retry = replace(
         record,
@@ -277,12 +317,16 @@ def _forgotten(state: State, event: events.DeploymentForgotten) -> State:
     if record is None or record.uid != event.uid:
         return state
     remaining = {name: other for name, other in state.deployments.items() if name != record.name}
-    return replace(state, deployments=remaining, retired={**state.retired, record.name: record.epoch})
+    return replace(
+        state, deployments=remaining, retired={**state.retired, record.name: record.epoch}
+    )
 
 
 def _replanned(state: State, event: events.Replanned) -> State:
     record = state.deployments.get(event.deployment)
-    return state if record is None else state.with_record(deployments.replanned(state, record, event))
+    return (
+        state if record is None else state.with_record(deployments.replanned(state, record, event))
+    )
 
 
 # Actions that were issued
@@ -295,14 +339,20 @@ def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - 
             return _sent(state, action, event.now)
         case actions.SaveDeployment():
             for record in action.records:
-                state = state.with_record(replace(state.deployments[record.name], saving=record.revision))
+                state = state.with_record(
+                    replace(state.deployments[record.name], saving=record.revision)
+                )
             return state
         case actions.ForgetDeployment():
-            return state.with_record(replace(state.deployments[action.record.name], forgetting=True))
+            return state.with_record(
+                replace(state.deployments[action.record.name], forgetting=True)
+            )
         case actions.SaveNode():
             return state.with_node(replace(state.nodes[action.node.node_id], saved=True))
         case actions.SaveMeasurements():
-            return with_measurements(state, action.node_id, replace(action.measurements, saved=True))
+            return with_measurements(
+                state, action.node_id, replace(action.measurements, saved=True)
+            )
         case actions.TellMeasured():
             return measuring.told(state, action)
         case actions.EndService():
@@ -313,7 +363,9 @@ def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - 
         case actions.PlanStandby():
             record = state.deployments[action.deployment]
             searches = record.standby_searches.charged(1.0, event.now)
-            begun = replace(record, standby_for=action.version, searching=True, standby_searches=searches)
+            begun = replace(
+                record, standby_for=action.version, searching=True, standby_searches=searches
+            )
             return state.with_record(begun)
         case actions.ReleaseOrphans():
             return node_events.told_to_release(state, action)
@@ -341,7 +393,10 @@ def _sent(state: State, action: actions.SendCommand, now: float) -> State:
 
 
 def _model_deleted(state: State, event: events.ModelDeleted) -> State:
-    return replace(state, configs={shape: config for shape, config in state.configs.items() if shape != event.shape})
+    return replace(
+        state,
+        configs={shape: config for shape, config in state.configs.items() if shape != event.shape},
+    )
 
 
 def _standby_planned(state: State, event: events.StandbyPlanned) -> State:

@@ -28,7 +28,8 @@ from edgeshard_coordinator.core.values.state import (
 def reconcile(state: State, now: float, rested: State | None = None) -> list[actions.Action]:
     """The actions due at `now` (monotonic seconds): of nodes, of deployments, of measurements.
 
-    Nothing was due in the earlier state `rested`, if there is one, so only nodes that changed since are checked.
+    Nothing was due in the earlier state `rested`, if there is one, so only nodes that changed since
+    are checked.
     """
     due: list[actions.Action] = []
     for node in _changed_nodes(state, rested):
@@ -61,7 +62,8 @@ def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
     return [
         node
         for node_id, node in state.nodes.items()
-        if nodes.get(node_id) is not node or measured.get(node_id) is not state.measured.get(node_id)
+        if nodes.get(node_id) is not node
+        or measured.get(node_id) is not state.measured.get(node_id)
     ]
 
 
@@ -85,8 +87,11 @@ def _node_actions(state: State, node: KnownNode) -> Iterator[actions.Action]:
         yield actions.TellUnknownStages(node.node_id, node.name, node.connection, unknown_stages)
 
 
-def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
-    """The stages of deployments that are not in the state: of deleted ones that the node is to release, and of others.
+def _unclaimed(
+    state: State, node: KnownNode
+) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
+    """The stages of deployments that are not in the state: of deleted ones that the node is to
+    release, and of others.
 
     A node is also to release a stage of a deployment that continues without it. A deployment was
     deleted if the disk has it as deleted, as after a delete that the node missed. Otherwise this
@@ -106,13 +111,18 @@ def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tu
     return tuple(orphans), tuple(unknown_stages)
 
 
-def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[actions.Action]:
+def _deployment_actions(
+    state: State, record: DeploymentRecord, now: float
+) -> Iterator[actions.Action]:
     if record.ended is not None:
         final = record.phase in (Phase.FAILED, Phase.DELETING)
         yield actions.EndService(record.name, record.ended.epoch, record.ended.failure, final)
     if _is_save_due(record, now):
-        # Replicas that are due are written together: a call on all of them takes effect on all or on none.
-        others = tuple(other for other in state.siblings_of(record.spec) if _is_save_due(other, now))
+        # Replicas that are due are written together: a call on all of them takes effect on all or
+        # on none.
+        others = tuple(
+            other for other in state.siblings_of(record.spec) if _is_save_due(other, now)
+        )
         if all(other.spec.replica < record.spec.replica for other in others):
             yield actions.SaveDeployment(record, others)
     # A node must never hold an epoch that a restarted coordinator could hand out again.
@@ -122,7 +132,11 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
         yield from _activate(state, record)
     elif record.phase is Phase.WAITING:
         may_search = not record.searching and now >= record.search_after
-        if may_search and record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
+        if (
+            may_search
+            and record.planned_for not in (state.version, IN_VAIN)
+            and wants_replan(state, record)
+        ):
             yield actions.Replan(record.name, record.uid, state.version)
     elif record.phase is Phase.READY:
         yield from _keep_standbys(state, record, now)
@@ -140,12 +154,18 @@ def _is_save_due(record: DeploymentRecord, now: float) -> bool:
 
 
 def _keep_standbys(state: State, record: DeploymentRecord, now: float) -> Iterator[actions.Action]:
-    may_search = not record.searching and now >= record.search_after and not record.standby_searches.debt_s(now)
+    may_search = (
+        not record.searching
+        and now >= record.search_after
+        and not record.standby_searches.debt_s(now)
+    )
     if may_search and standby.wants_plan(state, record):
         yield actions.PlanStandby(record.name, record.uid, state.version)
     for entry in standby.due(state, record):
         node = state.nodes[entry.node_id]
-        command = commands.KeepStandby(record.spec, record.epoch, record.manifest_digest, node.name, entry.layers)
+        command = commands.KeepStandby(
+            record.spec, record.epoch, record.manifest_digest, node.name, entry.layers
+        )
         key = command_key(record, CommandKind.STANDBY, entry.number)
         yield actions.SendCommand(entry.node_id, node.connection, key, command)
 
@@ -153,7 +173,9 @@ def _keep_standbys(state: State, record: DeploymentRecord, now: float) -> Iterat
 def is_released(state: State, record: DeploymentRecord) -> bool:
     """Whether no connected node still has to release a stage."""
     pairs = zip(record.placement.stages, record.released, strict=True)
-    return all(progress.done or not state.is_connected(placed.node_id) for placed, progress in pairs)
+    return all(
+        progress.done or not state.is_connected(placed.node_id) for placed, progress in pairs
+    )
 
 
 def _prepare(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
@@ -161,25 +183,43 @@ def _prepare(state: State, record: DeploymentRecord) -> Iterator[actions.Action]
     pool_tokens = record.placement.kv_blocks * record.placement.kv_block_tokens
     spec = replace(record.spec, max_new_tokens=record.spec.most_new_tokens(pool_tokens))
     for index, progress in enumerate(record.prepared):
-        command = commands.PrepareStage(spec, record.placement, index, record.epoch, record.manifest_digest)
-        yield from _send(state, record, command_key(record, CommandKind.PREPARE, index), command, progress)
+        command = commands.PrepareStage(
+            spec, record.placement, index, record.epoch, record.manifest_digest
+        )
+        yield from _send(
+            state, record, command_key(record, CommandKind.PREPARE, index), command, progress
+        )
 
 
 def _activate(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
     command = commands.ActivateHead(record.name, record.epoch)
-    yield from _send(state, record, command_key(record, CommandKind.ACTIVATE), command, record.activated)
+    yield from _send(
+        state, record, command_key(record, CommandKind.ACTIVATE), command, record.activated
+    )
 
 
 def _release(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
     command = commands.ReleaseStage(record.name, record.epoch)
     for index, progress in enumerate(record.released):
-        yield from _send(state, record, command_key(record, CommandKind.RELEASE, index), command, progress)
+        yield from _send(
+            state, record, command_key(record, CommandKind.RELEASE, index), command, progress
+        )
 
 
 def _send(
-    state: State, record: DeploymentRecord, key: CommandKey, command: commands.StageCommand, progress: Progress
+    state: State,
+    record: DeploymentRecord,
+    key: CommandKey,
+    command: commands.StageCommand,
+    progress: Progress,
 ) -> Iterator[actions.Action]:
-    """Send to the node of the key's stage unless answered, or already sent over the present connection."""
+    """Send to the node of the key's stage unless answered, or already sent over the present
+    connection."""
     node = state.nodes.get(record.placement.stages[key.stage].node_id)
-    if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
+    if (
+        node is not None
+        and node.connected
+        and not progress.done
+        and progress.sent_on != node.connection
+    ):
         yield actions.SendCommand(node.node_id, node.connection, key, command)

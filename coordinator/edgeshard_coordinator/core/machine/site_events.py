@@ -1,4 +1,5 @@
-"""News for people of a change of the state: nodes join and leave, deployments change phase, links carry nothing."""
+"""News for people of a change of the state: nodes join and leave, deployments change phase, links
+carry nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def _of_nodes(before: State, after: State) -> Iterator[SiteNews]:
 
 def _of_node(former_node: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
     was_connected, was_placeable = (
-        (former_node.connected, former_node.placeable) if former_node is not None else (False, False)
+        (former_node.connected, former_node.placeable)
+        if former_node is not None
+        else (False, False)
     )
     if node.connected and not was_connected:
         first = former_node is None or not former_node.joined
@@ -58,7 +61,11 @@ def _of_node(former_node: KnownNode | None, node: KnownNode) -> Iterator[SiteNew
         yield SiteNews(Subject.NODE, node.name, "ready", "layers can be placed on it")
     if was_connected and not node.connected:
         yield SiteNews(
-            Subject.NODE, node.name, "away", "its stream closed, or it was silent for too long", warning=True
+            Subject.NODE,
+            node.name,
+            "away",
+            "its stream closed, or it was silent for too long",
+            warning=True,
         )
 
 
@@ -66,19 +73,29 @@ def _of_measurements(before: State, after: State) -> Iterator[SiteNews]:
     """News when nothing is left to measure on the site; a node whose links arrive one by one makes
     no news for each."""
     changed = [
-        node_id for node_id, measurements in after.measured.items() if before.measured.get(node_id) is not measurements
+        node_id
+        for node_id, measurements in after.measured.items()
+        if before.measured.get(node_id) is not measurements
     ]
     nodes = [after.nodes[node_id] for node_id in changed if node_id in after.nodes]
     if nodes and is_whole(after, nodes) and is_whole(after, after.nodes.values()):
         for node in nodes:
             was = before.measured.get(node.node_id)
-            if was is None or was.profiles != after.measured[node.node_id].profiles or not is_whole(before, [node]):
-                yield SiteNews(Subject.NODE, node.name, "measured", "all connected nodes are measured")
+            if (
+                was is None
+                or was.profiles != after.measured[node.node_id].profiles
+                or not is_whole(before, [node])
+            ):
+                yield SiteNews(
+                    Subject.NODE, node.name, "measured", "all connected nodes are measured"
+                )
 
 
 def _of_links(before: State, after: State) -> Iterator[SiteNews]:
     for suspect in after.suspects:
-        names = [after.nodes[end].name if end in after.nodes else end for end in reversed(suspect.ends)]
+        names = [
+            after.nodes[end].name if end in after.nodes else end for end in reversed(suspect.ends)
+        ]
         ends = names if suspect.sender is not None else ["coordinator", *names]
         if all(
             (former_suspect.sender, former_suspect.receiver) != (suspect.sender, suspect.receiver)
@@ -93,7 +110,9 @@ def _of_deployments(before: State, after: State) -> Iterator[SiteNews]:
         if former_record is record:
             continue
         if former_record is None or former_record.uid != record.uid:
-            yield SiteNews(Subject.DEPLOYMENT, name, "created", f"model {record.model}, {_layers(record)}")
+            yield SiteNews(
+                Subject.DEPLOYMENT, name, "created", f"model {record.model}, {_layers(record)}"
+            )
             former_record = None
         yield from _of_deployment(former_record, record)
     for name in before.deployments:
@@ -101,20 +120,31 @@ def _of_deployments(before: State, after: State) -> Iterator[SiteNews]:
             yield SiteNews(Subject.DEPLOYMENT, name, "deleted")
 
 
-def _of_deployment(former_record: DeploymentRecord | None, record: DeploymentRecord) -> Iterator[SiteNews]:
+def _of_deployment(
+    former_record: DeploymentRecord | None, record: DeploymentRecord
+) -> Iterator[SiteNews]:
     if (
         former_record is not None
         and former_record.placement is not record.placement
         and _layers(former_record) != _layers(record)
     ):
-        yield SiteNews(Subject.DEPLOYMENT, record.name, "moved", f"from {_layers(former_record)} to {_layers(record)}")
-    new_failure = record.failure is not None and (former_record is None or former_record.failure != record.failure)
+        yield SiteNews(
+            Subject.DEPLOYMENT,
+            record.name,
+            "moved",
+            f"from {_layers(former_record)} to {_layers(record)}",
+        )
+    new_failure = record.failure is not None and (
+        former_record is None or former_record.failure != record.failure
+    )
     if former_record is not None and former_record.phase is record.phase and not new_failure:
         return
     detail = record.failure.message if record.failure is not None else ""
     if record.phase is DeploymentPhase.READY:
         detail = f"epoch {record.epoch}, {_layers(record)}"
-    yield SiteNews(Subject.DEPLOYMENT, record.name, record.phase.value, detail, record.phase in _BAD)
+    yield SiteNews(
+        Subject.DEPLOYMENT, record.name, record.phase.value, detail, record.phase in _BAD
+    )
 
 
 def _layers(record: DeploymentRecord) -> str:

@@ -1,4 +1,5 @@
-"""When a node that is away or silent counts as lost, and when the coordinator suspects itself. Pure.
+"""When a node that is away or silent counts as lost, and when the coordinator suspects itself.
+Pure.
 
 A node whose control stream ends is lost at once, and one that stays silent for
 `Timings.heartbeat_timeout_s` too. If the coordinator may be the blind one, it first waits a lease
@@ -6,7 +7,8 @@ A node whose control stream ends is lost at once, and one that stays silent for
 
 * after its own start, for the nodes that it knows from the disk;
 * after it stood still, as ticks too far apart show;
-* if more than half of the connected nodes vanish together, and at least three. A node whose process has been
+* if more than half of the connected nodes vanish together, and at least three. A node whose process
+  has been
 replaced meanwhile does not count: its process ended.
 
 A lost node in its lease is *awaited*: its deployments stay as they are. If the same process
@@ -32,7 +34,8 @@ end is only noticed later."""
 
 
 def started(state: State, now: float) -> State:
-    """The coordinator begins: the nodes of the state, none of which is connected yet, are awaited."""
+    """The coordinator begins: the nodes of the state, none of which is connected yet, are
+    awaited."""
     return _awaiting(state, state.nodes, now + state.timings.lease_s, now)
 
 
@@ -42,7 +45,10 @@ def noticed(state: State, now: float) -> State:
     if state.ticked_at is not None and now - state.ticked_at > state.timings.stall_s:
         state = _stood_still(state, now)
     if any(until <= now for until in state.awaited.values()):
-        state = replace(state, awaited={node_id: until for node_id, until in state.awaited.items() if now < until})
+        state = replace(
+            state,
+            awaited={node_id: until for node_id, until in state.awaited.items() if now < until},
+        )
     return state
 
 
@@ -53,24 +59,36 @@ def on_ticked(state: State, now: float) -> State:
         return state
     connected = [node for node in state.nodes.values() if node.connected]
     silent = {node.node_id for node in connected if is_silent(state, node) and not node.excused}
-    return frozen(_heard(state, silent, now), now) if too_many(len(silent), len(connected)) else state
+    return (
+        frozen(_heard(state, silent, now), now) if too_many(len(silent), len(connected)) else state
+    )
 
 
 def is_silent(state: State, node: KnownNode) -> bool:
-    """Whether a node is silent by the newest tick, never by a clock that ran on while the coordinator stood still."""
-    return state.ticked_at is not None and state.ticked_at - node.heard_at > state.timings.heartbeat_timeout_s
+    """Whether a node is silent by the newest tick, never by a clock that ran on while the
+    coordinator stood still."""
+    return (
+        state.ticked_at is not None
+        and state.ticked_at - node.heard_at > state.timings.heartbeat_timeout_s
+    )
 
 
 def is_evicted(state: State, node: KnownNode) -> bool:
     """Whether the control stream of a node that is silent is to be closed now."""
-    return is_silent(state, node) and state.ticked_at is not None and state.ticked_at >= state.frozen_until
+    return (
+        is_silent(state, node)
+        and state.ticked_at is not None
+        and state.ticked_at >= state.frozen_until
+    )
 
 
 def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
     """The control stream of a node, which is away in the state already, ended by itself."""
     if now < state.frozen_until:
         return _awaiting(state, (node_id,), state.frozen_until, now)
-    recent = {other_id: at for other_id, at in state.vanished if now - at <= TOGETHER_S} | {node_id: now}
+    recent = {other_id: at for other_id, at in state.vanished if now - at <= TOGETHER_S} | {
+        node_id: now
+    }
     state = replace(state, vanished=tuple(recent.items()))
     connected = [node for node in state.nodes.values() if node.connected]
     vanished = recent.keys() | {node.node_id for node in connected if _is_overdue(node, now)}
@@ -78,12 +96,17 @@ def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
     if not too_many(len(vanished), len(nodes)):
         return state
     state = frozen(state, now)
-    away = [other_id for other_id in recent if other_id in state.nodes and not state.nodes[other_id].connected]
+    away = [
+        other_id
+        for other_id in recent
+        if other_id in state.nodes and not state.nodes[other_id].connected
+    ]
     return _awaiting(state, away, state.frozen_until, now)
 
 
 def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
-    """The state in which nodes are not awaited: they are back, or another process is in their place."""
+    """The state in which nodes are not awaited: they are back, or another process is in their
+    place."""
     if state.awaited.keys().isdisjoint(node_ids):
         return state
     others = {node_id: until for node_id, until in state.awaited.items() if node_id not in node_ids}
@@ -91,18 +114,21 @@ def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
 
 
 def died(state: State, node_id: NodeId) -> State:
-    """The state after a node's process was replaced: it ended, and no other process was at fault."""
+    """The state after a node's process was replaced: it ended, and no other process was at
+    fault."""
     vanished = tuple((other_id, at) for other_id, at in state.vanished if other_id != node_id)
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 
 def too_many(vanished_count: int, nodes: int) -> bool:
-    """Whether too many of these nodes are gone or silent at once, so that the coordinator may be the blind one."""
+    """Whether too many of these nodes are gone or silent at once, so that the coordinator may be
+    the blind one."""
     return vanished_count >= LEAST_VANISHED and 2 * vanished_count > nodes
 
 
 def _is_overdue(node: KnownNode, now: float) -> bool:
-    """Whether a node's heartbeats are overdue. A node that starts is late for reasons of its own."""
+    """Whether a node's heartbeats are overdue. A node that starts is late for reasons of its
+    own."""
     return node.placeable and now - node.heard_at > MISSED_HEARTBEATS * heartbeat_interval_s(node)
 
 

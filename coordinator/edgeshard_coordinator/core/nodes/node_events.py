@@ -31,7 +31,8 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
     namesakes = [n for n in state.nodes.values() if n.name == new.name and n.node_id != new.node_id]
     if any(node.connected for node in namesakes):
         raise AlreadyExistsError(
-            f"name: another node is connected as {new.name}; give this one another --name", field="name"
+            f"name: another node is connected as {new.name}; give this one another --name",
+            field="name",
         )
     state = unconnected_nodes.without(state, {node.node_id for node in namesakes})
     state = unconnected_nodes.with_room(state, new.node_id)
@@ -62,7 +63,8 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
 
 
 def check_is_alone(node: KnownNode, new: Registration, now: float) -> None:
-    """Refuse a second process with the identity of a node that is alive. Raises UnavailableError IDENTITY_IN_USE.
+    """Refuse a second process with the identity of a node that is alive. Raises UnavailableError
+    IDENTITY_IN_USE.
 
     The stream of a process that was killed ends at once. After a power cut it stays open, and its
     heartbeats are missing: the next process returns as soon as one is late. The error lets an agent
@@ -72,8 +74,10 @@ def check_is_alone(node: KnownNode, new: Registration, now: float) -> None:
     if not node.connected or node.incarnation == new.incarnation or is_silent:
         return
     raise UnavailableError(
-        f"another agent with the identity of node {node.name} is connected, from {node.address}: its state directory "
-        "was copied to this machine; stop one of the two, or remove --state-dir here and join this machine as a new "
+        f"another agent with the identity of node {node.name} is connected, from {node.address}: "
+        "its state directory "
+        "was copied to this machine; stop one of the two, or remove --state-dir here and join this "
+        "machine as a new "
         "node",
         field="node_id",
         reason=IDENTITY_IN_USE,
@@ -81,7 +85,9 @@ def check_is_alone(node: KnownNode, new: Registration, now: float) -> None:
     )
 
 
-def _registered_again(state: State, former_node: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
+def _registered_again(
+    state: State, former_node: KnownNode, node: KnownNode, now: float
+) -> tuple[State, KnownNode]:
     """The state and node after the same process registered again. Its stages and its stream
     continue, and a started node does not start again."""
     node = replace(
@@ -98,14 +104,22 @@ def _registered_again(state: State, former_node: KnownNode, node: KnownNode, now
         saved=_same_identity(former_node, node),
     )
     # Links are not probed in the moment after a start, as after a connection.
-    return (replace(state, busy_at=now) if former_node.starting and not node.starting else state), node
+    return (
+        replace(state, busy_at=now) if former_node.starting and not node.starting else state
+    ), node
 
 
 def _checked_device(state: State, former_node: KnownNode | None, facts: DeviceFacts) -> State:
     """Drop the node's times when it is another device than before."""
-    if former_node is None or former_node.node_id not in state.measured or same_device(former_node.facts, facts):
+    if (
+        former_node is None
+        or former_node.node_id not in state.measured
+        or same_device(former_node.facts, facts)
+    ):
         return state
-    return with_measurements(state, former_node.node_id, state.measured[former_node.node_id].of_new_device())
+    return with_measurements(
+        state, former_node.node_id, state.measured[former_node.node_id].of_new_device()
+    )
 
 
 def _same_identity(old: KnownNode, new: KnownNode) -> bool:
@@ -119,8 +133,13 @@ def _identity(node: KnownNode) -> object:
 def on_connected(state: State, event: events.NodeConnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation:
-        raise NotFoundError("node_id: this node is not registered; register, then connect again", field="node_id")
-    if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
+        raise NotFoundError(
+            "node_id: this node is not registered; register, then connect again", field="node_id"
+        )
+    if any(
+        n.connected and n.name == node.name and n.node_id != node.node_id
+        for n in state.nodes.values()
+    ):
         raise AlreadyExistsError(f"name: another node is connected as {node.name}", field="name")
     fresh = replace(
         node,
@@ -149,14 +168,18 @@ def on_removed(state: State, event: events.NodeRemoved) -> State:
     node = state.nodes.get(event.node_id)
     if node is None:
         return state
-    return unconnected_nodes.without(lost_nodes.died(away(state, node), node.node_id), {node.node_id})
+    return unconnected_nodes.without(
+        lost_nodes.died(away(state, node), node.node_id), {node.node_id}
+    )
 
 
 def on_labelled(state: State, event: events.NodeLabelled) -> State:
     node = state.nodes.get(event.node_id)
     if node is None:
         raise NotFoundError(
-            "node: this node was removed from the site; join again with a token of edgectl token create", field="node"
+            "node: this node was removed from the site; join again with a token of edgectl token "
+            "create",
+            field="node",
         )
     return state.with_node(node.relabelled(event.labels, event.removed))
 
@@ -199,7 +222,11 @@ def _heard(node: KnownNode, heartbeat: Heartbeat, now: float) -> KnownNode:
 
 def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float) -> State:
     record = state.deployments.get(stage.deployment)
-    if record is None or not record.is_live or not authority.speaks_for_stage(record, node.node_id, stage):
+    if (
+        record is None
+        or not record.is_live
+        or not authority.speaks_for_stage(record, node.node_id, stage)
+    ):
         return state
     failure = UnavailableError(
         f"stage {stage.stage} of {stage.deployment} failed on node {node.name}; see the node's log",
@@ -214,9 +241,13 @@ def on_measured(state: State, event: events.ProfileReported) -> State:
     node = state.nodes.get(report.node_id)
     if node is None:
         raise NotFoundError("node_id: this node is not registered; register first", field="node_id")
-    stranger = next((link.receiver for link in report.links if link.receiver not in state.nodes), None)
+    stranger = next(
+        (link.receiver for link in report.links if link.receiver not in state.nodes), None
+    )
     if stranger is not None:
-        raise NotFoundError(f"links: there is no node {stranger}; request the nodes again", field="links")
+        raise NotFoundError(
+            f"links: there is no node {stranger}; request the nodes again", field="links"
+        )
     if report.facts is not None:
         state = _checked_device(state, node, report.facts)
         state = state.with_node(replace(node, facts=report.facts, saved=False))
@@ -231,7 +262,9 @@ def with_reported_stage(state: State, node_id: NodeId, status: StageStatus) -> S
     if node is None:
         return state
     others: tuple[StageStatus, ...] = tuple(
-        stage for stage in node.stages if (stage.deployment, stage.stage) != (status.deployment, status.stage)
+        stage
+        for stage in node.stages
+        if (stage.deployment, stage.stage) != (status.deployment, status.stage)
     )
     return state.with_node(replace(node, stages=(*others, status)))
 
@@ -240,8 +273,14 @@ def without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> St
     node = state.nodes.get(node_id)
     if node is None:
         return state
-    stages = tuple(stage for stage in node.stages if stage.deployment != record.name or stage.epoch > record.epoch)
-    return state.with_node(replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
+    stages = tuple(
+        stage
+        for stage in node.stages
+        if stage.deployment != record.name or stage.epoch > record.epoch
+    )
+    return state.with_node(
+        replace(node, stages=stages, released=node.released | {(record.name, record.epoch)})
+    )
 
 
 def told_to_release(state: State, action: ReleaseOrphans) -> State:

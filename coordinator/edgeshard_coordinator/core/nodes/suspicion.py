@@ -6,9 +6,10 @@ coordinator, the link is at fault: the epoch ends, and for a while the pair of n
 bad link. A node reports its own link and ends an epoch of its own. The other node stays connected,
 with its other deployments, until `Timings.heartbeat_timeout_s` of silence.
 
-The coordinator itself suspects heads, on their request streams. A head that is silent on its control stream, too, is
-lost, and `reconcile` drops its connection. Any other is left to dial another request stream. None is lost while the
-coordinator may be the blind one (`core.nodes.lost_nodes`).
+The coordinator itself suspects heads, on their request streams. A head that is silent on its
+control stream, too, is lost, and `reconcile` drops its connection. Any other is left to dial
+another request stream. None is lost while the coordinator may be the blind one
+(`core.nodes.lost_nodes`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ STOOD_STILL_S = 1.0
 
 
 def on_link_reported(state: State, event: LinkReported) -> State:
-    """The state with a node's report on its link to the next stage. A report that is not of a live epoch changes
-    nothing."""
+    """The state with a node's report on its link to the next stage. A report that is not of a live
+    epoch changes nothing."""
     report = event.suspected
     record, node = state.deployments.get(report.deployment), state.nodes.get(event.node_id)
     if record is None or node is None or not _is_of(record, event):
@@ -59,7 +60,8 @@ def on_link_reported(state: State, event: LinkReported) -> State:
 
 
 def on_head_reported(state: State, event: HeadReported) -> State:
-    """The state with the coordinator's finding on a head's stream. One that is not of a live epoch changes nothing."""
+    """The state with the coordinator's finding on a head's stream. One that is not of a live epoch
+    changes nothing."""
     record = state.deployments.get(event.deployment)
     if record is None or not record.is_live or record.epoch != event.epoch:
         return state
@@ -80,11 +82,15 @@ def on_head_reported(state: State, event: HeadReported) -> State:
     return replace(state, suspects=(*others, suspect))
 
 
-def _others(state: State, deployment: str, from_stage: int, to_stage: int) -> tuple[SuspectLink, ...]:
+def _others(
+    state: State, deployment: str, from_stage: int, to_stage: int
+) -> tuple[SuspectLink, ...]:
     """The suspicions of other links than this."""
     link = (deployment, from_stage, to_stage)
     return tuple(
-        suspect for suspect in state.suspects if (suspect.deployment, suspect.from_stage, suspect.to_stage) != link
+        suspect
+        for suspect in state.suspects
+        if (suspect.deployment, suspect.from_stage, suspect.to_stage) != link
     )
 
 
@@ -102,7 +108,9 @@ def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
 def settle(state: State, now: float) -> State:
     """End the epochs whose links are at fault, and forget bad links whose time is over."""
     if any(until <= now for until in state.bad_links.values()):
-        state = replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if until > now})
+        state = replace(
+            state, bad_links={pair: until for pair, until in state.bad_links.items() if until > now}
+        )
     if state.suspects:
         state = forget_stale(state)
         state = replace(state, suspects=tuple(_checked(suspect, now) for suspect in state.suspects))
@@ -119,7 +127,8 @@ def settle(state: State, now: float) -> State:
 
 
 def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
-    """Forget the suspicion of a head whose node talks; and that of one among too many which are silent as it is."""
+    """Forget the suspicion of a head whose node talks; and that of one among too many which are
+    silent as it is."""
     connected = [node for node in state.nodes.values() if node.connected]
     silent = [node for node in connected if node.heard_at < suspect.since - _silence_s(state, node)]
     if lost_nodes.too_many(len(silent), len(connected)):
@@ -130,8 +139,11 @@ def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
 
 
 def _silence_s(state: State, node: KnownNode) -> float:
-    """A node that holds nothing sends less often, and its next heartbeat may be due just after this check."""
-    return state.timings.suspect_silence_s + (0.0 if node.stages else IDLE_INTERVAL_S - HOLDING_INTERVAL_S)
+    """A node that holds nothing sends less often, and its next heartbeat may be due just after this
+    check."""
+    return state.timings.suspect_silence_s + (
+        0.0 if node.stages else IDLE_INTERVAL_S - HOLDING_INTERVAL_S
+    )
 
 
 def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
@@ -147,9 +159,12 @@ def _at_fault(state: State, sender: NodeId, suspect: SuspectLink, now: float) ->
     state = replace(state, bad_links=bad_links)
     if not (record.is_live and record.epoch == suspect.epoch):
         return state  # Another link of it is at fault too.
-    names = [record.placement.stages[stage].node_name for stage in (suspect.from_stage, suspect.to_stage)]
+    names = [
+        record.placement.stages[stage].node_name for stage in (suspect.from_stage, suspect.to_stage)
+    ]
     failure = UnavailableError(
-        f"the link from node {names[0]} to node {names[1]} stalled ({suspect.why}) while both nodes answer; check the "
+        f"the link from node {names[0]} to node {names[1]} stalled ({suspect.why}) while both "
+        "nodes answer; check the "
         "network between them",
         field="link",
         reason=deployments.LINK_STALLED,
@@ -163,9 +178,12 @@ def _without(state: State, silent: list[NodeId], suspect: SuspectLink, now: floa
     record = state.deployments[suspect.deployment]
     if not (record.is_live and record.epoch == suspect.epoch):
         return state  # Another link of it is at fault too.
-    names = " and ".join(stage.node_name for stage in record.placement.stages if stage.node_id in silent)
+    names = " and ".join(
+        stage.node_name for stage in record.placement.stages if stage.node_id in silent
+    )
     failure = UnavailableError(
-        f"node {names} is silent, and its link is stalled ({suspect.why}); check the node and the network",
+        f"node {names} is silent, and its link is stalled ({suspect.why}); check the node and the "
+        "network",
         field="node",
         reason=deployments.NODE_LOST,
         retry_after_s=1.0,
@@ -189,12 +207,19 @@ def reconnected(state: State, node_id: NodeId) -> State:
     """The state when a node has connected: its links are not bad any more."""
     if not any(node_id in pair for pair in state.bad_links):
         return state
-    return replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if node_id not in pair})
+    return replace(
+        state,
+        bad_links={pair: until for pair, until in state.bad_links.items() if node_id not in pair},
+    )
 
 
 def lost(state: State, now: float) -> frozenset[NodeId]:
     """Heads that are lost because the coordinator receives nothing from them on either stream."""
-    heads = [suspect for suspect in state.suspects if suspect.sender is None and now >= state.frozen_until]
+    heads = [
+        suspect
+        for suspect in state.suspects
+        if suspect.sender is None and now >= state.frozen_until
+    ]
     return frozenset(end for suspect in heads for end in _silent_ends(state, suspect, now))
 
 

@@ -29,23 +29,34 @@ def with_room(state: State, node_id: NodeId) -> State:
     """
     if node_id in state.nodes:
         return state
-    unconnected = sorted((node.heard_at, node.node_id) for node in state.nodes.values() if not node.joined)
+    unconnected = sorted(
+        (node.heard_at, node.node_id) for node in state.nodes.values() if not node.joined
+    )
     if len(state.nodes) - len(unconnected) >= MAX_NODES:
         raise ResourceExhaustedError(
-            f"node_id: {MAX_NODES} nodes are registered, the limit of a site; if most of them are gone "
+            f"node_id: {MAX_NODES} nodes are registered, the limit of a site; if most of them are "
+            "gone "
             "for good, start a coordinator with another --state-dir",
             field="node_id",
             reason="TOO_MANY_NODES",
         )
     return without(
-        state, {unconnected for _, unconnected in unconnected[: max(0, len(unconnected) + 1 - MOST_UNCONNECTED)]}
+        state,
+        {
+            unconnected
+            for _, unconnected in unconnected[: max(0, len(unconnected) + 1 - MOST_UNCONNECTED)]
+        },
     )
 
 
 def forgotten(state: State, now: float) -> State:
     """The state without unconnected nodes that had their time to connect."""
     limit_s = state.timings.unconnected_s
-    late = {node.node_id for node in state.nodes.values() if not node.joined and now - node.heard_at > limit_s}
+    late = {
+        node.node_id
+        for node in state.nodes.values()
+        if not node.joined and now - node.heard_at > limit_s
+    }
     return without(state, late)
 
 
@@ -55,8 +66,16 @@ def without(state: State, node_ids: Collection[NodeId]) -> State:
         return state
     nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in node_ids}
     retakes = tuple(item for item in state.retakes if item.node_id not in node_ids)
-    tries = {node_id: node_tries for node_id, node_tries in state.profile_tries.items() if node_id not in node_ids}
+    tries = {
+        node_id: node_tries
+        for node_id, node_tries in state.profile_tries.items()
+        if node_id not in node_ids
+    }
     state = replace(
-        state, nodes=nodes, measured=without_nodes(state.measured, node_ids), retakes=retakes, profile_tries=tries
+        state,
+        nodes=nodes,
+        measured=without_nodes(state.measured, node_ids),
+        retakes=retakes,
+        profile_tries=tries,
     )
     return lost_nodes.not_awaited(state, node_ids)

@@ -1,4 +1,5 @@
-"""The words of a placement: its predicted figures, the way it was chosen, and the source of its figures."""
+"""The words of a placement: its predicted figures, the way it was chosen, and the source of its
+figures."""
 
 from __future__ import annotations
 
@@ -34,13 +35,16 @@ def prediction_of(result: PlanResult, lengths: LengthsFrom) -> Prediction:
 
 
 def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests: int) -> str:
-    """The way in which the placement was chosen, and the sources of its figures; `requests` of full length fit the KV
-    pool."""
+    """The way in which the placement was chosen, and the sources of its figures; `requests` of full
+    length fit the KV pool."""
     figures, problem = result.prediction, result.problem
     assert figures is not None
     parts = ["Placed by hand."] if spec.layers else []
     if requests < spec.concurrency:
-        parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at full length; others may wait.")
+        parts.append(
+            f"Memory holds {requests} of the {spec.concurrency} requests at full length; others "
+            "may wait."
+        )
     limit = spec.max_time_per_token_s
     if limit is not None and figures.time_per_token_s > limit:
         parts.append(f"It does not meet max_time_per_token_s {limit:g}.")
@@ -68,19 +72,25 @@ def mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
         return ""
     fingerprints = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
     note = (
-        f"Bits fingerprints differ ({fingerprints}): if layers move to another node, an answer may continue "
+        f"Bits fingerprints differ ({fingerprints}): if layers move to another node, an answer may "
+        "continue "
         "with another token when two tokens are nearly equally likely."
     )
-    own = sorted({stage.node_name for stage in placement.stages if facts[stage.node_id].has_bf16_products})
+    own = sorted(
+        {stage.node_name for stage in placement.stages if facts[stage.node_id].has_bf16_products}
+    )
     return f"{note} {_own_bits(own)}" if own else note
 
 
 def _own_bits(names: Sequence[str]) -> str:
     verb = "multiplies" if len(names) == 1 else "multiply"
     return (
-        f"{listed(names)} {verb} bfloat16 by AVX512-BF16 instructions, which round otherwise than all other "
-        "processors. `bf16_products = false` in the agent's settings gives the others' bits. The cost: an instruction "
-        "that adds two products becomes two or more, in bf16 layers and in attention. Layers in int8 and int4 stay as "
+        f"{listed(names)} {verb} bfloat16 by AVX512-BF16 instructions, which round otherwise than "
+        "all other "
+        "processors. `bf16_products = false` in the agent's settings gives the others' bits. The "
+        "cost: an instruction "
+        "that adds two products becomes two or more, in bf16 layers and in attention. Layers in "
+        "int8 and int4 stay as "
         "fast. Profile the node again to see the cost in figures."
     )
 
@@ -90,7 +100,10 @@ def unused_links(site: SiteCluster) -> str:
 
 
 def not_planned(spec: DeploymentSpec, why: str) -> str:
-    text = f"{'Not predicted' if spec.layers else 'Placed by memory, on as few nodes as hold it'}: {why}."
+    text = (
+        f"{'Not predicted' if spec.layers else 'Placed by memory, on as few nodes as hold it'}: "
+        f"{why}."
+    )
     if spec.max_time_per_token_s is not None:
         text += " It is unknown whether max_time_per_token_s is met."
     return text

@@ -1,4 +1,5 @@
-"""Whether a model can draft tokens for another one, and the memory that it needs with the first layer. Pure."""
+"""Whether a model can draft tokens for another one, and the memory that it needs with the first
+layer. Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +28,14 @@ def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
     does not compare their tokens."""
     if parse_config(model.config).states:
         raise _unfit(
-            f"a draft model cannot serve {model.name}, which keeps recurrent states per request; leave the draft out",
+            f"a draft model cannot serve {model.name}, which keeps recurrent states per request; "
+            "leave the draft out",
             "DRAFT_UNUSED",
         )
     if draft.parameter_count >= model.parameter_count:
         raise _unfit(
-            f"{draft.name} has {draft.parameter_count} parameters, {model.name} {model.parameter_count}; name a "
+            f"{draft.name} has {draft.parameter_count} parameters, {model.name} "
+            f"{model.parameter_count}; name a "
             "smaller model",
             "DRAFT_NOT_SMALLER",
         )
@@ -44,14 +47,18 @@ def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
             "DRAFT_KIND",
         )
     if not isinstance(architecture_named(shape.architecture).runs, Fused):
-        raise _unfit(f"{draft.name} is a {shape.architecture}, which does not run in our own blocks", "DRAFT_KIND")
+        raise _unfit(
+            f"{draft.name} is a {shape.architecture}, which does not run in our own blocks",
+            "DRAFT_KIND",
+        )
 
 
 def check_same_tokens(model: str, vocabulary: str, draft: str, its_vocabulary: str) -> None:
     """Raise InvalidArgumentError naming `draft` if the digests of the vocabularies differ."""
     if vocabulary != its_vocabulary:
         raise _unfit(
-            f"the tokenizer of {draft} gives other ids than that of {model}; name a model with the same vocabulary",
+            f"the tokenizer of {draft} gives other ids than that of {model}; name a model with the "
+            "same vocabulary",
             "DRAFT_TOKENIZER",
         )
 
@@ -59,7 +66,8 @@ def check_same_tokens(model: str, vocabulary: str, draft: str, its_vocabulary: s
 def may_draft(
     model: ModelManifest, others: Iterable[tuple[ModelManifest, Digest]]
 ) -> list[tuple[ModelManifest, Digest]]:
-    """The models of a store that may be chosen as its draft, the largest first: larger ones draft better."""
+    """The models of a store that may be chosen as its draft, the largest first: larger ones draft
+    better."""
     drafts = []
     for other, digest in others:
         if other.parameter_count * CHOSEN_SHARE > model.parameter_count:
@@ -72,13 +80,19 @@ def may_draft(
     return sorted(drafts, key=lambda item: (-item[0].parameter_count, item[0].name))
 
 
-def placed_draft(spec: DeploymentSpec, model: ModelManifest, draft: ModelManifest, digest: Digest) -> PlacedDraft:
-    """The draft of a deployment of `model`, as it is placed with the first layer. Raises as `check_draft` does."""
+def placed_draft(
+    spec: DeploymentSpec, model: ModelManifest, draft: ModelManifest, digest: Digest
+) -> PlacedDraft:
+    """The draft of a deployment of `model`, as it is placed with the first layer. Raises as
+    `check_draft` does."""
     check_draft(model, draft)
     shape, most = parse_config(draft.config), parse_config(model.config).max_context
     requests = min(DRAFTED_REQUESTS, spec.concurrency * (2 if spec.kv_overcommit else 1))
     own = replace(draft_spec(spec), max_context=min(spec.max_context or most, shape.max_context))
-    sizes, layers = StageSizes(own, draft, shape, Load(), requests), LayerRange(0, shape.layer_count)
+    sizes, layers = (
+        StageSizes(own, draft, shape, Load(), requests),
+        LayerRange(0, shape.layer_count),
+    )
     described = model_from_config(draft.name, draft.config)
     # The memory that stages share is counted with the first one.
     working = workspace_bytes(described, spec.dtype, requests * DRAFT_TOKENS, 0) - SLACK_BYTES

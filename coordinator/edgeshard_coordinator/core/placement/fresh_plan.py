@@ -1,4 +1,5 @@
-"""A running deployment planned again, for the nodes that are there now, to compare with its placement. Pure."""
+"""A running deployment planned again, for the nodes that are there now, to compare with its
+placement. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from edgeshard_coordinator.core.placement.repair import layers_of, moved_bits
 def planned_again(placer: Placer, problem: PlacementProblem, current: Placement) -> ReplanResult:
     """The gain by another placement than the current one.
 
-    The source is the spec's or, while that is away, the node that has the head instead. Raises as the placer does.
+    The source is the spec's or, while that is away, the node that has the head instead. Raises as
+    the placer does.
     """
     head, candidates = current.head.node_name, problem.candidates
     is_there = any(node.name == problem.spec.source and node.placeable for node in candidates)
@@ -31,21 +33,29 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
         # Such as a pool for all requests that does not fit: the earlier prediction remains.
         note = error.message
     gain = _gain(expected, placement.predicted)
-    if gain is not None and gain < WORTH_SAYING and any(node.packed_parts != NOTHING_HELD for node in candidates):
+    if (
+        gain is not None
+        and gain < WORTH_SAYING
+        and any(node.packed_parts != NOTHING_HELD for node in candidates)
+    ):
         # Packed units of nodes decide where to move, not whether.
         best = placer.place(replace(anew, candidates=without_held(candidates)))
         if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
             placement, gain = best, more
-    placement = replace(placement, note=f"{placement.note} {moved_bits(current, placement, candidates)}".strip())
+    placement = replace(
+        placement, note=f"{placement.note} {moved_bits(current, placement, candidates)}".strip()
+    )
     if gain is None and placement.predicted is None:
         note = placement.note
-    plan = ReplanResult(current, placement, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else "")
+    plan = ReplanResult(
+        current, placement, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else ""
+    )
     return judged(plan)
 
 
 def judged(plan: ReplanResult, *, force: bool = False) -> ReplanResult:
-    """The plan with the reason `WOULD_MOVE`, or the reason why it does not move. Only other layers move, with `force`
-    whatever their gain."""
+    """The plan with the reason `WOULD_MOVE`, or the reason why it does not move. Only other layers
+    move, with `force` whatever their gain."""
     if is_same(plan.current, plan.found):
         reason = ReplanReason.SAME_LAYERS
     elif force or (plan.gain is not None and plan.gain >= WORTH_SAYING):
@@ -57,7 +67,9 @@ def judged(plan: ReplanResult, *, force: bool = False) -> ReplanResult:
 
 def is_same(one: Placement, other: Placement) -> bool:
     """Whether each node has the same layers."""
-    layers = [[(stage.node_id, stage.layers) for stage in placement.stages] for placement in (one, other)]
+    layers = [
+        [(stage.node_id, stage.layers) for stage in placement.stages] for placement in (one, other)
+    ]
     return layers[0] == layers[1]
 
 

@@ -1,4 +1,5 @@
-"""The units of a model that nodes keep packed on their disks, for a placement that makes use of them. Pure."""
+"""The units of a model that nodes keep packed on their disks, for a placement that makes use of
+them. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 def with_held(
     candidates: Sequence[Candidate], spec: DeploymentSpec, manifest: ModelManifest, digest: Digest
 ) -> tuple[Candidate, ...]:
-    """The nodes with the units that each keeps of this model in the form of the spec. `digest` is the manifest's.
+    """The nodes with the units that each keeps of this model in the form of the spec. `digest` is
+    the manifest's.
 
     Raises UnsupportedModelError for a config that is not understood.
     """
@@ -40,12 +42,15 @@ def without_held(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def nearest(
-    placements: Sequence[Placement], rank: Callable[[Placement], tuple[bool, float]], candidates: Sequence[Candidate]
+    placements: Sequence[Placement],
+    rank: Callable[[Placement], tuple[bool, float]],
+    candidates: Sequence[Candidate],
 ) -> Placement:
     """The best by rank or, among placements within `LOCALITY_MARGIN` of it, the one with the fewest
     layers to fetch and pack.
 
-    A rank is whether something is amiss, then the cost of a placement, 0 if that is unknown. `placements` is not empty.
+    A rank is whether something is amiss, then the cost of a placement, 0 if that is unknown.
+    `placements` is not empty.
     """
     best = min(placements, key=rank)
     amiss, cost = rank(best)
@@ -57,6 +62,9 @@ def lacking_layers(placement: Placement, candidates: Sequence[Candidate]) -> int
     """The number of layers that its nodes would have to fetch and pack."""
     packed_layers = {node.node_id: node.packed_parts.layers for node in candidates}
     return sum(
-        len(frozenset(range(stage.layers.first, stage.layers.end)) - packed_layers.get(stage.node_id, frozenset()))
+        len(
+            frozenset(range(stage.layers.first, stage.layers.end))
+            - packed_layers.get(stage.node_id, frozenset())
+        )
         for stage in placement.stages
     )

@@ -1,6 +1,7 @@
 """Placement by the planner: the best nodes and layers by the measured times of nodes and links.
 
-If measurements are missing, free memory decides, and the placement's note names the nodes that lack them.
+If measurements are missing, free memory decides, and the placement's note names the nodes that lack
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from edgeshard.domain.deployments import rules
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement, Prediction, rank_among
 from edgeshard.domain.deployments.traffic import WORTH_SAYING, Outlook
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.dtypes import Quantisation
 from edgeshard.domain.models.packed_units import NOTHING_HELD
@@ -28,11 +34,28 @@ from edgeshard.planning.costs.shortage import Shortage
 from edgeshard.planning.costs.step_budget import stage_costs
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import model_from_config
-from edgeshard.planning.inputs.site_cluster import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
-from edgeshard.planning.report.describe_tiers import advice_without_streaming, describe_offer, describe_streaming
+from edgeshard.planning.inputs.site_cluster import (
+    NOT_MEASURED,
+    SiteCluster,
+    listed,
+    site_cluster,
+    site_problem,
+)
+from edgeshard.planning.report.describe_tiers import (
+    advice_without_streaming,
+    describe_offer,
+    describe_streaming,
+)
 from edgeshard.planning.report.speculation import weighed
 from edgeshard.planning.search.load_search import loads
-from edgeshard.planning.search.plan import GAP_OF_LATENCY, PlanResult, given_streaming, plan, predict, result_of
+from edgeshard.planning.search.plan import (
+    GAP_OF_LATENCY,
+    PlanResult,
+    given_streaming,
+    plan,
+    predict,
+    result_of,
+)
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
 from edgeshard.planning.search.tier_steps import streaming_costs
 from edgeshard.planning.solvers.instance import Cut
@@ -52,7 +75,8 @@ _MIXED = "nodes that keep their weights in different ways are not planned togeth
 
 
 class PlanningPlacer:
-    """An explicit `layers` list unchanged, otherwise the planner's choice; both with predicted figures.
+    """An explicit `layers` list unchanged, otherwise the planner's choice; both with predicted
+    figures.
 
     The KV pool holds `concurrency` requests of the longest context if the chosen nodes have the
     memory, and never fewer than the plan has in flight. Every plan passes the same memory check as
@@ -87,7 +111,9 @@ class PlanningPlacer:
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
         current_layers, nodes = repair.layers_of(placement), problem.candidates
 
-        def with_layers(layers: tuple[ExplicitStage, ...], candidates: Sequence[Candidate]) -> Placement:
+        def with_layers(
+            layers: tuple[ExplicitStage, ...], candidates: Sequence[Candidate]
+        ) -> Placement:
             variant = problem.with_spec(prompt_tokens=None, new_tokens=None, layers=layers)
             return self._placed(_Site(replace(variant, candidates=candidates), self._provers))
 
@@ -109,7 +135,10 @@ class PlanningPlacer:
 
     def repair(self, problem: PlacementProblem, broken: Placement, losses: Lost) -> Placement:
         candidates = problem.candidates
-        usable = [replace(node, connected=node.connected and node.node_id not in losses.nodes) for node in candidates]
+        usable = [
+            replace(node, connected=node.connected and node.node_id not in losses.nodes)
+            for node in candidates
+        ]
         problem = replace(problem, candidates=usable)
         # A stalled link may be avoided by dropping either endpoint.
         without = [losses, *(replace(losses, nodes=losses.nodes | {end}) for end in losses.ends)]
@@ -121,7 +150,9 @@ class PlanningPlacer:
         ways = [repair.ways(one, lambda used: not rules.broken(conditions, used)) for one in left]
         for stages in itertools.chain.from_iterable(ways):
             with suppress(EdgeShardError):
-                placement = _Site(problem.with_spec(layers=stages, source=stages[0].node), self._provers).kept(broken)
+                placement = _Site(
+                    problem.with_spec(layers=stages, source=stages[0].node), self._provers
+                ).kept(broken)
                 if not losses.crosses(placement):
                     placements.append(placement)
         # Weights in memory count more than a better pace, and those on the disk more than a
@@ -129,27 +160,43 @@ class PlanningPlacer:
         # nodes.
         if placements:
             rank = rank_among(placement.predicted for placement in placements)
-            best = nearest(placements, lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)), candidates)
+            best = nearest(
+                placements,
+                lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)),
+                candidates,
+            )
         else:
-            best = self._without(replace(problem, measured=_without_links(problem.measured, losses)), losses)
-        return replace(best, note=f"{best.note} {repair.moved_bits(broken, best, candidates)}".strip())
+            best = self._without(
+                replace(problem, measured=_without_links(problem.measured, losses)), losses
+            )
+        return replace(
+            best, note=f"{best.note} {repair.moved_bits(broken, best, candidates)}".strip()
+        )
 
     def _without(self, problem: PlacementProblem, losses: Lost) -> Placement:
         """Any placement on the nodes that are left, from any of them if the source is lost."""
         spec = problem.spec
-        sources = [node for node in problem.candidates if node.placeable and node.name not in spec.exclude]
+        sources = [
+            node for node in problem.candidates if node.placeable and node.name not in spec.exclude
+        ]
         sources.sort(key=lambda node: (node.name != spec.source, -node.free_bytes, node.name))
         sources = [*allowed_sources(spec, problem.candidates, sources)]
-        error: EdgeShardError = ResourceExhaustedError("no node is left", field="node", reason="NO_NODE")
+        error: EdgeShardError = ResourceExhaustedError(
+            "no node is left", field="node", reason="NO_NODE"
+        )
         for source in sources[: repair.MOST_SPARES]:
             try:
-                placement = self._anew(_Site(problem.with_spec(layers=(), source=source.name), self._provers))
+                placement = self._anew(
+                    _Site(problem.with_spec(layers=(), source=source.name), self._provers)
+                )
             except EdgeShardError as refused:
                 error = refused
                 continue
             if not losses.crosses(placement):
                 return placement
-            error = UnavailableError("every placement needs a stalled link", field="link", reason="NO_LINK")
+            error = UnavailableError(
+                "every placement needs a stalled link", field="link", reason="NO_LINK"
+            )
         raise error
 
     def _anew(self, site: _Site) -> Placement:
@@ -159,7 +206,10 @@ class PlanningPlacer:
         except FailedPreconditionError as error:
             if error.reason != RULES_NEED_CPSAT:
                 raise
-            return replace(site.by_memory(), note=f"Placed by memory, because no plan is possible: {error.message}.")
+            return replace(
+                site.by_memory(),
+                note=f"Placed by memory, because no plan is possible: {error.message}.",
+            )
 
     def _with_starting(self, site: _Site) -> Placement:
         starting = () if site.spec.layers else _starting(site.spec, site.candidates)
@@ -170,7 +220,10 @@ class PlanningPlacer:
             placement = self._placed(site)
         except ResourceExhaustedError as error:
             raise ResourceExhaustedError(
-                f"{error.message}. {left_out}", field=error.field, reason=error.reason, retry_after_s=1.0
+                f"{error.message}. {left_out}",
+                field=error.field,
+                reason=error.reason,
+                retry_after_s=1.0,
             ) from None
         return replace(placement, note=f"{placement.note} {left_out}".lstrip())
 
@@ -182,7 +235,9 @@ class PlanningPlacer:
         except FailedPreconditionError as error:
             if error.reason != NOT_MEASURED:
                 raise
-            return replace(site.by_memory(), note=describe_planned.not_planned(site.spec, error.message))
+            return replace(
+                site.by_memory(), note=describe_planned.not_planned(site.spec, error.message)
+            )
 
 
 def _fitting_concurrency(problem: PlacementProblem) -> int:
@@ -191,17 +246,23 @@ def _fitting_concurrency(problem: PlacementProblem) -> int:
     def fits(concurrency: int) -> bool:
         spec = problem.with_spec(concurrency=concurrency).spec
         try:
-            by_memory.SimplePlacer().place(spec, problem.manifest, problem.candidates, problem.draft)
+            by_memory.SimplePlacer().place(
+                spec, problem.manifest, problem.candidates, problem.draft
+            )
         except EdgeShardError:
             return False
         return True
 
-    return bisect_left(range(1, problem.spec.concurrency), True, key=lambda concurrency: not fits(concurrency))
+    return bisect_left(
+        range(1, problem.spec.concurrency), True, key=lambda concurrency: not fits(concurrency)
+    )
 
 
 def _is_cold(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> bool:
     stood_by = any(node.warm is not None for node in candidates)
-    return stood_by and any(layers for _, layers in repair.cold_layers(placement, broken, candidates))
+    return stood_by and any(
+        layers for _, layers in repair.cold_layers(placement, broken, candidates)
+    )
 
 
 def _cost(placement: Placement, rank: Callable[[Prediction], float]) -> float:
@@ -212,10 +273,15 @@ class _Site:
     """A problem as the planner sees it. Raises as SimplePlacer does for nodes that cannot be."""
 
     def __init__(self, problem: PlacementProblem, provers: Provers, advises: bool = False) -> None:
-        """With `advises`, a note describes what would do without streaming, which takes some plans more."""
+        """With `advises`, a note describes what would do without streaming, which takes some plans
+        more."""
         self._provers, self._advises = provers, advises
         self.spec, self.candidates = problem.spec, problem.candidates
-        self._manifest, self._measured, self._draft = problem.manifest, problem.measured, problem.draft
+        self._manifest, self._measured, self._draft = (
+            problem.manifest,
+            problem.measured,
+            problem.draft,
+        )
         self._shape: ModelShape = by_memory.checked_shape(self.spec, self._manifest)
         self._context = self.spec.max_context or self._shape.max_context
         self._typical = typical_request(self.spec, self._context, problem.traffic)
@@ -223,15 +289,23 @@ class _Site:
 
     @property
     def context_note(self) -> str:
-        """The consequence of the deployment's context for the model's arithmetic, if there is any."""
+        """The consequence of the deployment's context for the model's arithmetic, if there is
+        any."""
         return context_note(self._manifest.config, self.spec.max_context)
 
     @property
     def formats(self) -> frozenset[Quantisation | None]:
         """The forms in which the nodes that may serve keep their weights."""
         spec = self.spec
-        may_serve = [name for name, node in self._nodes.items() if node.placeable and name not in spec.exclude]
-        return frozenset(spec.quantisation_of(name) for name in [stage.node for stage in spec.layers] or may_serve)
+        may_serve = [
+            name
+            for name, node in self._nodes.items()
+            if node.placeable and name not in spec.exclude
+        ]
+        return frozenset(
+            spec.quantisation_of(name)
+            for name in [stage.node for stage in spec.layers] or may_serve
+        )
 
     @property
     def _quantisation(self) -> Quantisation | None:
@@ -239,16 +313,23 @@ class _Site:
         return only
 
     def by_memory(self) -> Placement:
-        return by_memory.SimplePlacer().place(self.spec, self._manifest, self.candidates, self._draft)
+        return by_memory.SimplePlacer().place(
+            self.spec, self._manifest, self.candidates, self._draft
+        )
 
     def kept(self, broken: Placement) -> Placement:
-        """The spec's layers with the KV pool and the load of a placement before, so that nodes keep their stages."""
+        """The spec's layers with the KV pool and the load of a placement before, so that nodes keep
+        their stages."""
         load = Load(broken.micro_batch, broken.micro_batches)
         sizes = by_memory.sizes_of(self.spec, self._manifest, broken)
         placement = by_memory.place_stages(self.spec, sizes, self._nodes, self.spec.layers, load)
         with suppress(EdgeShardError):  # without measurements there are no figures
             figures = self.predicted_by_hand()
-            return weighed(replace(placement, predicted=figures.predicted, note=figures.note, costs=figures.costs))
+            return weighed(
+                replace(
+                    placement, predicted=figures.predicted, note=figures.note, costs=figures.costs
+                )
+            )
         return placement
 
     def predicted_by_hand(self) -> Placement:
@@ -267,7 +348,10 @@ class _Site:
         if not isfinite(figures.time_per_token_s):
             pairs = zip(spec.layers, (*spec.layers[1:], spec.layers[0]), strict=True)
             missing = [(a.node, b.node) for a, b in pairs if (a.node, b.node) in site.unmeasured]
-            return replace(placement, note=f"Not predicted: {describe_planned.links_are(missing)} not measured yet.")
+            return replace(
+                placement,
+                note=f"Not predicted: {describe_planned.links_are(missing)} not measured yet.",
+            )
         result = result_of(costs, figures, None, GAP_OF_LATENCY)
         return replace(
             placement,
@@ -310,11 +394,15 @@ class _Site:
         )
 
     def _streaming(self, site: SiteCluster, result: PlanResult, costs: Costs) -> Placement:
-        """A plan whose nodes stream, with a KV pool for the requests that it is for: more of them would stream more."""
+        """A plan whose nodes stream, with a KV pool for the requests that it is for: more of them
+        would stream more."""
         assert result.prediction is not None
         if micro_batches := self.spec.micro_batches:
-            # If no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
-            matching_loads = [load for load in stream_loads(costs) if load.load.micro_batches == micro_batches]
+            # If no load with the spec's own number of micro-batches fits the cut, the plan stays as
+            # it is.
+            matching_loads = [
+                load for load in stream_loads(costs) if load.load.micro_batches == micro_batches
+            ]
             result = _fastest(costs, result.prediction.cut, matching_loads) or result
         assert result.prediction is not None
         load = result.prediction.load
@@ -323,35 +411,55 @@ class _Site:
         pool = self._with_pool(stages, load, load.requests)
         return self._told_streaming(pool, site, costs, result, load.requests, advice)
 
-    def _streaming_by_hand(self, site: SiteCluster, placement: Placement, costs: Costs, cut: Cut) -> Placement:
-        """The operator's layers, of which some stream, with the figures of the pool that they have."""
+    def _streaming_by_hand(
+        self, site: SiteCluster, placement: Placement, costs: Costs, cut: Cut
+    ) -> Placement:
+        """The operator's layers, of which some stream, with the figures of the pool that they
+        have."""
         requests = self.spec.concurrency if costs.problem.request_limit != 1 else 1
-        loads = [StreamedLoad(Load(placement.micro_batch, placement.micro_batches), placement.micro_batches)]
+        loads = [
+            StreamedLoad(
+                Load(placement.micro_batch, placement.micro_batches), placement.micro_batches
+            )
+        ]
         loads += [load for load in stream_loads(costs) if load.load.requests <= requests]
         best = _fastest(costs, cut, loads)
         if best is None or best.prediction is None:
-            return replace(placement, note="Not predicted: a disk that weights stream from was not measured.")
+            return replace(
+                placement, note="Not predicted: a disk that weights stream from was not measured."
+            )
         load = best.prediction.load
         placement = replace(placement, micro_batch=load.batch, micro_batches=load.micro_batches)
         return self._told_streaming(placement, site, costs, best, self.spec.concurrency)
 
     def _told_streaming(
-        self, placement: Placement, site: SiteCluster, costs: Costs, result: PlanResult, requests: int, advice: str = ""
+        self,
+        placement: Placement,
+        site: SiteCluster,
+        costs: Costs,
+        result: PlanResult,
+        requests: int,
+        advice: str = "",
     ) -> Placement:
-        """The placement with the figures of a plan that streams; `requests` of full length fit the KV pool."""
+        """The placement with the figures of a plan that streams; `requests` of full length fit the
+        KV pool."""
         assert result.prediction is not None
         sentences = [f"Streams weights: {'; '.join(describe_streaming(result))}."]
         sentences += [f"{advice[0].upper()}{advice[1:]}."] if advice else []
         return replace(
             placement,
             predicted=describe_planned.prediction_of(result, self._typical.source),
-            note=" ".join([*sentences, describe_planned.placed_note(self.spec, site, result, requests)]).rstrip(),
+            note=" ".join(
+                [*sentences, describe_planned.placed_note(self.spec, site, result, requests)]
+            ).rstrip(),
             costs=streaming_costs(costs, result),
             sweep=result.prediction.sweep,
         )
 
     def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
-        sizes = by_memory.StageSizes(self.spec, self._manifest, self._shape, load, requests, draft=self._draft)
+        sizes = by_memory.StageSizes(
+            self.spec, self._manifest, self._shape, load, requests, draft=self._draft
+        )
         return by_memory.place_stages(self.spec, sizes, self._nodes, stages, load)
 
     def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
@@ -360,7 +468,9 @@ class _Site:
         return site_cluster(
             [node for node in self._nodes.values() if not only or node.name in only],
             links_of(self._measured),
-            profiles_for(self._measured, (config_hash(self._manifest.config), spec.dtype, self._quantisation)),
+            profiles_for(
+                self._measured, (config_hash(self._manifest.config), spec.dtype, self._quantisation)
+            ),
             model=spec.model,
             dtype=spec.dtype,
             quantisation=self._quantisation,
@@ -382,9 +492,13 @@ class _Site:
             "allow_streaming": spec.allow_streaming,
             "kv_dtype": spec.kv_dtype,
             "max_time_per_token_s": spec.max_time_per_token_s,
-            "reserve": {name: float(size) for name in site.cluster.names if (size := self._reserve_of(name))},
+            "reserve": {
+                name: float(size) for name in site.cluster.names if (size := self._reserve_of(name))
+            },
             "packed_parts": {
-                node.name: node.packed_parts for node in self._nodes.values() if node.packed_parts != NOTHING_HELD
+                node.name: node.packed_parts
+                for node in self._nodes.values()
+                if node.packed_parts != NOTHING_HELD
             },
         }
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
@@ -395,7 +509,8 @@ class _Site:
         return self.spec.reserve_of(node) + drafted
 
     def _load(self, costs: Costs, cut: Cut) -> Load | None:
-        """The load with the highest rate on this cut, of at most `concurrency` requests; None when no load fits."""
+        """The load with the highest rate on this cut, of at most `concurrency` requests; None when
+        no load fits."""
         if self.spec.mode == "sequential":
             return Load()
         many = Costs(replace(costs.problem, objective=Objective.AUTO))
@@ -407,18 +522,24 @@ class _Site:
         return None if best is None else best.load
 
     def _loads(self, costs: Costs) -> list[Load]:
-        """The loads to consider, the smallest first; with the spec's own number of micro-batches only such."""
+        """The loads to consider, the smallest first; with the spec's own number of micro-batches
+        only such."""
         micro_batches = self.spec.micro_batches
         if not micro_batches:
             return loads(costs)
         most = max(1, self.spec.concurrency // micro_batches)
-        return [Load(batch, micro_batches) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
+        return [
+            Load(batch, micro_batches)
+            for batch in sorted({min(load.batch, most) for load in loads(costs)})
+        ]
 
     def _without_plan(self, site: SiteCluster, shortage: Shortage, offer: str) -> Placement:
         """A placement by memory, if there is one: the planner wants measured links."""
         if shortage.constraint == "max_time_per_token":
             raise FailedPreconditionError(
-                f"max_time_per_token_s: {shortage.text}", field="max_time_per_token_s", reason="TOO_SLOW"
+                f"max_time_per_token_s: {shortage.text}",
+                field="max_time_per_token_s",
+                reason="TOO_SLOW",
             )
         try:
             placement = self.by_memory()
@@ -431,11 +552,14 @@ class _Site:
 
 def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[NodeName, ...]:
     """The nodes that would be considered if they were done with starting."""
-    return tuple(n.name for n in candidates if n.connected and n.starting and n.name not in spec.exclude)
+    return tuple(
+        n.name for n in candidates if n.connected and n.starting and n.name not in spec.exclude
+    )
 
 
 def _fastest(costs: Costs, cut: Cut, loads: Sequence[StreamedLoad]) -> PlanResult | None:
-    """The plan of the load whose tokens cost least on a cut, streaming; None if none of `loads` fits."""
+    """The plan of the load whose tokens cost least on a cut, streaming; None if none of `loads`
+    fits."""
     tried = [given_streaming(costs, cut, load) for load in loads]
     fitting = [one for one in tried if one is not None and one.prediction is not None]
     return min(fitting, key=_token_cost, default=None)
@@ -447,19 +571,26 @@ def _token_cost(result: PlanResult) -> float:
     return 1.0 / result.prediction.throughput_tps
 
 
-def _without_links(measured: Mapping[NodeId, Measurements], losses: Lost) -> Mapping[NodeId, Measurements]:
+def _without_links(
+    measured: Mapping[NodeId, Measurements], losses: Lost
+) -> Mapping[NodeId, Measurements]:
     """Stalled links count as not measured."""
     return {
         sender: replace(
             measurements,
-            links={to: link for to, link in measurements.links.items() if (sender, to) not in losses.links},
+            links={
+                to: link
+                for to, link in measurements.links.items()
+                if (sender, to) not in losses.links
+            },
         )
         for sender, measurements in measured.items()
     }
 
 
 def _objective(spec: DeploymentSpec) -> Objective:
-    """The planner's objective. In mode `sequential` one step is under way at a time, so a single request matters."""
+    """The planner's objective. In mode `sequential` one step is under way at a time, so a single
+    request matters."""
     objective = Objective(spec.objective)
     one = objective.is_single or objective is Objective.ENERGY
     return objective if one or spec.mode != "sequential" else Objective.REQUEST

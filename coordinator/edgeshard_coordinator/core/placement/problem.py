@@ -1,5 +1,5 @@
-"""The problem of a placement, the typical request that it is planned for, and the placers that solve
-it: the seam between placing and the services. Pure."""
+"""The problem of a placement, the typical request that it is planned for, and the placers that
+solve it: the seam between placing and the services. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Typical:
 
 
 def typical_request(spec: DeploymentSpec, max_context: int, traffic: Traffic) -> Typical:
-    """The lengths of the spec, else the means of the traffic, else `DEFAULT_TOKENS`; never more than the deployment
-    takes.
+    """The lengths of the spec, else the means of the traffic, else `DEFAULT_TOKENS`; never more
+    than the deployment takes.
 
-    Memory is reserved by the spec's limits, whatever is typical. Raises InvalidArgumentError naming the length for one
-    that does not fit in `max_context` tokens.
+    Memory is reserved by the spec's limits, whatever is typical. Raises InvalidArgumentError naming
+    the length for one that does not fit in `max_context` tokens.
     """
     check_typical(spec, max_context)
     if spec.prompt_tokens is not None and spec.new_tokens is not None:
@@ -47,7 +47,9 @@ def typical_request(spec: DeploymentSpec, max_context: int, traffic: Traffic) ->
     if traffic.requests:
         prompt, new = math.floor(traffic.prompts.mean), math.floor(traffic.answers.mean)
     if spec.new_tokens is None:
-        new = max(1, min(new, spec.most_new_tokens(max_context), max_context - (spec.prompt_tokens or 1)))
+        new = max(
+            1, min(new, spec.most_new_tokens(max_context), max_context - (spec.prompt_tokens or 1))
+        )
     else:
         new = spec.new_tokens
     prompt = spec.prompt_tokens or max(1, min(prompt, max_context - new))
@@ -65,7 +67,9 @@ def of_nodes_there(spec: DeploymentSpec, candidates: Collection[Candidate]) -> D
         exclude=tuple(name for name in spec.exclude if name in names),
         standby=tuple(name for name in spec.standby if name in (*names, AUTO_STANDBY)),
         reserve={name: size for name, size in spec.reserve.items() if name in names},
-        quantisation={name: form for name, form in spec.quantisation.items() if name in (*names, EVERY_NODE)},
+        quantisation={
+            name: form for name, form in spec.quantisation.items() if name in (*names, EVERY_NODE)
+        },
         rule=tuple(left for rule in spec.rule if (left := rule.among(names)) is not None),
     )
 
@@ -98,7 +102,8 @@ class Placer(Protocol):
         """A placement that fits, or a typed error that names the field at fault."""
 
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
-        """The figures of a placement for the problem's traffic, and whether another would do better."""
+        """The figures of a placement for the problem's traffic, and whether another would do
+        better."""
 
     def repair(self, problem: PlacementProblem, broken: Placement, losses: Lost) -> Placement:
         """A placement to continue with if `broken` cannot: the remaining nodes keep their layers

@@ -1,4 +1,5 @@
-"""The placements of a deployment's replicas: pipelines on disjoint nodes that serve one name together. Pure."""
+"""The placements of a deployment's replicas: pipelines on disjoint nodes that serve one name
+together. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 PlaceOn = Callable[[Sequence[Candidate]], Placement]
 
 
-def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place: PlaceOn) -> tuple[Placement, ...]:
+def place_replicas(
+    spec: DeploymentSpec, candidates: Sequence[Candidate], place: PlaceOn
+) -> tuple[Placement, ...]:
     """The placements of all replicas that the spec requests, or of the number with the highest
     total rate. `place` plans one pipeline on the candidates that are connected.
 
@@ -45,7 +48,9 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
             everywhere.extend([error] if len(group) == len(usable) else [])
             return None
         return Worth(
-            placement, 0.0 if placement.predicted is None else placement.predicted.throughput_tps, len(placement.stages)
+            placement,
+            0.0 if placement.predicted is None else placement.predicted.throughput_tps,
+            len(placement.stages),
         )
 
     count = None if spec.replicas == AUTO_REPLICAS else spec.replicas
@@ -59,30 +64,48 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
 
 def only_on(candidates: Sequence[Candidate], names: Collection[str]) -> tuple[Candidate, ...]:
     """The candidates, of which no others than these are connected."""
-    return tuple(replace(node, connected=node.connected and node.name in names) for node in candidates)
+    return tuple(
+        replace(node, connected=node.connected and node.name in names) for node in candidates
+    )
 
 
-def without_siblings(state: State, spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates for a replica: nodes of the other replicas of its name are not for it, since a node that is lost
-    would take both."""
+def without_siblings(
+    state: State, spec: DeploymentSpec, candidates: Sequence[Candidate]
+) -> tuple[Candidate, ...]:
+    """The candidates for a replica: nodes of the other replicas of its name are not for it, since a
+    node that is lost would take both."""
     sibling_ids: set[NodeId] = set()
     for other in state.siblings_of(spec):
         sibling_ids |= {stage.node_id for stage in other.placement.stages}
-    return tuple(replace(node, connected=False) if node.node_id in sibling_ids else node for node in candidates)
+    return tuple(
+        replace(node, connected=False) if node.node_id in sibling_ids else node
+        for node in candidates
+    )
 
 
 def check_joins(spec: DeploymentSpec, digest: Digest, others: Sequence[DeploymentRecord]) -> None:
-    """Raise unless a replica can join the `others` of its name, as one of them that is gone: of the same spec, and of
-    the model with this digest.
+    """Raise unless a replica can join the `others` of its name, as one of them that is gone: of the
+    same spec, and of the model with this digest.
 
-    Raises InvalidArgumentError if the name has no such replica, FailedPreconditionError naming what differs.
+    Raises InvalidArgumentError if the name has no such replica, FailedPreconditionError naming what
+    differs.
     """
-    standing = [other for other in others if not other.delete_revision and other.phase is not DeploymentPhase.DELETING]
+    standing = [
+        other
+        for other in others
+        if not other.delete_revision and other.phase is not DeploymentPhase.DELETING
+    ]
     if not standing or spec.name not in standing[0].spec.replica_names:
-        raise InvalidArgumentError.about("replica", "the coordinator numbers replicas; leave it out", "INVALID_SPEC")
+        raise InvalidArgumentError.about(
+            "replica", "the coordinator numbers replicas; leave it out", "INVALID_SPEC"
+        )
     there = standing[0]
     alike = replace(there.spec, name=spec.name, replica=spec.replica, source=spec.source)
-    differs = [field for field in type(spec).__match_args__ if getattr(spec, field) != getattr(alike, field)]
+    differs = [
+        field
+        for field in type(spec).__match_args__
+        if getattr(spec, field) != getattr(alike, field)
+    ]
     if differs or digest != there.manifest_digest:
         raise FailedPreconditionError.about(
             differs[0] if differs else "model",
@@ -93,10 +116,13 @@ def check_joins(spec: DeploymentSpec, digest: Digest, others: Sequence[Deploymen
 
 
 def computes_the_same(state: State, one: DeploymentRecord, other: DeploymentRecord) -> bool:
-    """Whether two replicas give a request the same tokens: their nodes compute the same bits, and keep each layer's
-    weights in the same form. All else of their specs is the same."""
+    """Whether two replicas give a request the same tokens: their nodes compute the same bits, and
+    keep each layer's weights in the same form. All else of their specs is the same."""
     nodes = {stage.node_id for record in (one, other) for stage in record.placement.stages}
-    prints = {node.facts.bits_fingerprint if (node := state.nodes.get(id)) is not None else "" for id in nodes}
+    prints = {
+        node.facts.bits_fingerprint if (node := state.nodes.get(id)) is not None else ""
+        for id in nodes
+    }
     return len(prints) == 1 and "" not in prints and _forms(one) == _forms(other)
 
 
@@ -119,7 +145,8 @@ def _why_not(spec: DeploymentSpec, usable: int, errors: Sequence[EdgeShardError]
             retry_after_s=1.0,
         )
     return ResourceExhaustedError(
-        f"replicas: the {usable} usable nodes do not hold {spec.replicas} pipelines of {spec.model} "
+        f"replicas: the {usable} usable nodes do not hold {spec.replicas} pipelines of "
+        f"{spec.model} "
         "on separate nodes; request fewer, free memory, or connect more nodes",
         field="replicas",
         reason="TOO_MANY_REPLICAS",

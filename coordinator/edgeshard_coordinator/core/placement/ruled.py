@@ -25,9 +25,11 @@ MOST_STEPS = 1 << 16
 """Steps of one search for sets."""
 
 
-def conditions_of(spec: DeploymentSpec, candidates: Collection[Candidate]) -> tuple[RuleCondition, ...]:
-    """The conditions of a spec's rules. Raises InvalidArgumentError naming the rule that is about nothing there is,
-    or for an option that does not go with rules."""
+def conditions_of(
+    spec: DeploymentSpec, candidates: Collection[Candidate]
+) -> tuple[RuleCondition, ...]:
+    """The conditions of a spec's rules. Raises InvalidArgumentError naming the rule that is about
+    nothing there is, or for an option that does not go with rules."""
     if not spec.rule:
         return ()
     if spec.allow_streaming or spec.objective == "energy":
@@ -35,18 +37,26 @@ def conditions_of(spec: DeploymentSpec, candidates: Collection[Candidate]) -> tu
         why = f"{what} is not placed under rules yet; leave out one of the two"
         raise InvalidArgumentError.about("rule", why, "RULES_NOT_SUPPORTED")
     by_name = {node.name: node for node in sorted(candidates, key=lambda node: node.connected)}
-    return resolve(spec.rule, [RuledNode(node.name, node.labels, node.busy_w) for node in by_name.values()])
+    return resolve(
+        spec.rule, [RuledNode(node.name, node.labels, node.busy_w) for node in by_name.values()]
+    )
 
 
 def check_rules(conditions: Sequence[RuleCondition], used: Collection[str]) -> None:
     """Raise PlacementError naming the rules that a placement on these nodes would break."""
     if broken_rules := broken(conditions, used):
-        why = f"layers on {', '.join(sorted(used))} break {_quoted(broken_rules)}; place them otherwise, or change the rule"
+        why = (
+            f"layers on {', '.join(sorted(used))} break {_quoted(broken_rules)}; place them "
+            "otherwise, or change the rule"
+        )
         raise PlacementError.about("rule", why, "RULE_BROKEN")
 
 
-def allowed_sets(conditions: Sequence[RuleCondition], names: Sequence[str], must: str) -> Iterator[frozenset[str]]:
-    """The sets of `names` with `must` that meet the conditions: sets with the first names precede others.
+def allowed_sets(
+    conditions: Sequence[RuleCondition], names: Sequence[str], must: str
+) -> Iterator[frozenset[str]]:
+    """The sets of `names` with `must` that meet the conditions: sets with the first names precede
+    others.
 
     All of them for at most 16 nodes; for more it ends after `MOST_STEPS`.
     """
@@ -75,8 +85,14 @@ def allowed_sources(
     conditions = conditions_of(spec, candidates)
     if not conditions:
         return sources
-    names = [str(node.name) for node in candidates if node.placeable and node.name not in spec.exclude]
-    allowed = [node for node in sources if next(allowed_sets(conditions, names, node.name), None) is not None]
+    names = [
+        str(node.name) for node in candidates if node.placeable and node.name not in spec.exclude
+    ]
+    allowed = [
+        node
+        for node in sources
+        if next(allowed_sets(conditions, names, node.name), None) is not None
+    ]
     return allowed or [node for node in sources if not barred(conditions, node.name)] or sources
 
 

@@ -23,15 +23,22 @@ def with_source(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
     return spec if spec.source else replace(spec, source=str(placement.stages[0].node_name))
 
 
-def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place: Place) -> Placement:
-    """The best placement over the sources there are: by its figures, or without any the one with most free memory.
+def place_from_any(
+    spec: DeploymentSpec, candidates: Sequence[Candidate], place: Place
+) -> Placement:
+    """The best placement over the sources there are: by its figures, or without any the one with
+    most free memory.
 
     Among nearly equal ones, it takes the source whose nodes hold most of the model
     (`core.placement.nearest_placement`). A source costs a plan, so no more of them are tried than
     nodes stand in for a lost one. If there is no placement at all, raises as the first source's
     does; UnavailableError without a node to place on.
     """
-    plain = without_held(candidates) if any(node.packed_parts != NOTHING_HELD for node in candidates) else candidates
+    plain = (
+        without_held(candidates)
+        if any(node.packed_parts != NOTHING_HELD for node in candidates)
+        else candidates
+    )
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     sources.sort(key=lambda node: (-node.free_bytes, node.name))
     sources = [*allowed_sources(spec, candidates, sources)]
@@ -53,12 +60,19 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     best = min(placements, key=rank)
     placement, why = best, f"the best of the {len(placements)} nodes that could be it"
     if plain is not candidates:
-        placement = _nearest(best, placements, lambda one: place(_from(spec, one), candidates), candidates)
+        placement = _nearest(
+            best, placements, lambda one: place(_from(spec, one), candidates), candidates
+        )
         if placement.head.node_id != best.head.node_id:
-            why = f"whose plan has less to fetch and pack than that of {best.head.node_name}, the best of {len(placements)}"
+            why = (
+                f"whose plan has less to fetch and pack than that of {best.head.node_name}, the "
+                f"best of {len(placements)}"
+            )
     if len(placements) == 1:
         return placement
-    return replace(placement, note=f"{placement.note} Source: {placement.head.node_name}, {why}.".strip())
+    return replace(
+        placement, note=f"{placement.note} Source: {placement.head.node_name}, {why}.".strip()
+    )
 
 
 def _nearest(
@@ -70,7 +84,11 @@ def _nearest(
     """The placement with the least to fetch and pack, among those nearly as good as the best of all
     sources, so that the margin is not used twice. `again` places for the units that nodes hold,
     from the same source."""
-    allowed = [placement for one in placements if _is_near(one, best) and _is_near(placement := again(one), best)]
+    allowed = [
+        placement
+        for one in placements
+        if _is_near(one, best) and _is_near(placement := again(one), best)
+    ]
     return nearest([best, *allowed], lambda one: (False, 0.0), candidates)
 
 
@@ -85,4 +103,7 @@ def _from(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
 
 def _rank_among(placements: Sequence[Placement]) -> Callable[[Placement], tuple[bool, float]]:
     rank = rank_among(one.predicted for one in placements)
-    return lambda one: (one.predicted is None, 0.0 if one.predicted is None else rank(one.predicted))
+    return lambda one: (
+        one.predicted is None,
+        0.0 if one.predicted is None else rank(one.predicted),
+    )

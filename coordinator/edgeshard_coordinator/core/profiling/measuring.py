@@ -1,9 +1,11 @@
-"""Measurements by the nodes: those that an operator requested, and of links that are not measured yet.
+"""Measurements by the nodes: those that an operator requested, and of links that are not measured
+yet.
 
-A job is one node's share: first its layers, then its links in batches of peers. Links are measured by one node of the
-site at a time and while no node measures its layers, so that measurements do not disturb each other. The coordinator's
-own measurements of links wait until the site has been quiet for a while, and are one batch long. When no link is left
-that may be measured, they are followed by layers that a node lacks (`core.profiling.missing_profiles`).
+A job is one node's share: first its layers, then its links in batches of peers. Links are measured
+by one node of the site at a time and while no node measures its layers, so that measurements do not
+disturb each other. The coordinator's own measurements of links wait until the site has been quiet
+for a while, and are one batch long. When no link is left that may be measured, they are followed by
+layers that a node lacks (`core.profiling.missing_profiles`).
 
 Layers that a node measured while it was busy with something else are measured again, without a
 request, when it is quiet. Nodes that serve are measured last, and only when the site is quiet too.
@@ -53,13 +55,17 @@ def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
             starting = next((node for node in state.nodes.values() if node.connected), None)
             if starting is not None:
                 raise _not_placeable(starting)
-            raise UnavailableError("nodes: no node is connected; start an agent first", field="nodes", reason="NO_NODE")
+            raise UnavailableError(
+                "nodes: no node is connected; start an agent first", field="nodes", reason="NO_NODE"
+            )
         return {node.node_id: node.name for node in sorted(placeable, key=lambda node: node.name)}
     nodes = {}
     for name in names:
         node = state.find_node(name)
         if node is None:
-            raise NotFoundError(f"nodes: there is no node {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE")
+            raise NotFoundError(
+                f"nodes: there is no node {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE"
+            )
         if not node.placeable:
             raise _not_placeable(node)
         nodes[node.node_id] = node.name
@@ -78,7 +84,15 @@ def on_requested(state: State, event: MeasureRequested) -> State:
             raise _away(NodeName(node_id))
         if not node.placeable:
             raise _not_placeable(node)
-        jobs.append(Job(event.uid, node_id, node.connection, compute=event.compute, every_link=event.every_link))
+        jobs.append(
+            Job(
+                event.uid,
+                node_id,
+                node.connection,
+                compute=event.compute,
+                every_link=event.every_link,
+            )
+        )
     if event.compute is not None:
         configs = {**state.configs, config_hash(event.compute.config): event.compute.config}
         state = replace(state, configs=configs)
@@ -91,7 +105,9 @@ def _not_placeable(node: KnownNode) -> UnavailableError:
 
 def _away(name: NodeName) -> UnavailableError:
     return UnavailableError(
-        f"nodes: node {name} is not connected; start it, or leave it out", field="nodes", reason="NODE_AWAY"
+        f"nodes: node {name} is not connected; start it, or leave it out",
+        field="nodes",
+        reason="NODE_AWAY",
     )
 
 
@@ -99,19 +115,29 @@ def on_sent(state: State, action: SendCommand, now: float) -> State:
     """A measuring command was sent."""
     timings, command = state.timings, action.command
     assert isinstance(command, MeasureCompute | ProbeLinks)
-    limit = timings.probe_timeout_s if isinstance(command, ProbeLinks) else timings.measure_timeout_s
+    limit = (
+        timings.probe_timeout_s if isinstance(command, ProbeLinks) else timings.measure_timeout_s
+    )
 
     def after(job: Job) -> Job:
         if job.node_id != action.node_id or job.next_key != action.command_key:
             return job
-        return replace(job, step=job.step + 1, sent=SentCommand(action.command_key, command, now, now + limit))
+        return replace(
+            job, step=job.step + 1, sent=SentCommand(action.command_key, command, now, now + limit)
+        )
 
     return replace(state, jobs=tuple(after(job) for job in state.jobs))
 
 
-def on_answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardError | None, now: float) -> State:
-    """A node's answer to a command; the very same state when it was no measurement, or one that is given up."""
-    job = next((j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.command_key == key), None)
+def on_answered(
+    state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardError | None, now: float
+) -> State:
+    """A node's answer to a command; the very same state when it was no measurement, or one that is
+    given up."""
+    job = next(
+        (j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.command_key == key),
+        None,
+    )
     if job is None or job.sent is None:
         return state
     command = job.sent.command
@@ -123,7 +149,9 @@ def on_answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeSha
         peer_ids = tuple(peer.node_id for peer in command.peers)
         state = _tried(state, node_id, peer_ids, now)
         missed = frozenset(_not_measured(state, node_id, peer_ids, job.sent.sent_at))
-        following = replace(job, asked=job.asked | frozenset(peer_ids), missed=job.missed | missed, sent=None)
+        following = replace(
+            job, asked=job.asked | frozenset(peer_ids), missed=job.missed | missed, sent=None
+        )
     if failure is not None:
         return _end(state, job, failure)
     return replace(state, jobs=tuple(following if other is job else other for other in state.jobs))
@@ -136,7 +164,9 @@ def told(state: State, action: TellMeasured) -> State:
 def forget_tries(state: State, node_id: NodeId) -> State:
     """Forget a node's tries: it is another process now, and may do what failed before."""
     tries = {
-        sender: {receiver: probe_try for receiver, probe_try in pairs.items() if receiver != node_id}
+        sender: {
+            receiver: probe_try for receiver, probe_try in pairs.items() if receiver != node_id
+        }
         for sender, pairs in state.tries.items()
         if sender != node_id
     }
@@ -145,7 +175,8 @@ def forget_tries(state: State, node_id: NodeId) -> State:
 
 
 def settle(state: State, now: float) -> State:
-    """End the jobs of nodes that went away, jobs unanswered for too long, and jobs with nothing left to do."""
+    """End the jobs of nodes that went away, jobs unanswered for too long, and jobs with nothing
+    left to do."""
     for job in state.jobs:
         node = state.nodes.get(job.node_id)
         if node is None or node.connection != job.connection:
@@ -164,7 +195,9 @@ def settle(state: State, now: float) -> State:
                 reason="NO_ANSWER",
             )
             if isinstance(job.sent.command, ProbeLinks):
-                state = _tried(state, job.node_id, [peer.node_id for peer in job.sent.command.peers], now)
+                state = _tried(
+                    state, job.node_id, [peer.node_id for peer in job.sent.command.peers], now
+                )
             state = _end(state, job, late)
         elif job.sent is None and job.compute is None and next(_peers(state, job), None) is None:
             state = _end(state, job, None)
@@ -183,15 +216,21 @@ def on_ticked(state: State, active_requests: int, now: float) -> State:
 
 
 def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: float) -> State:
-    """The state after a restart, with the models that nodes are measured for, of the store's by the digests of their
-    manifests.
+    """The state after a restart, with the models that nodes are measured for, of the store's by the
+    digests of their manifests.
 
-    Layers that were measured on busy nodes, with stages or for a first deployment are to be measured again.
+    Layers that were measured on busy nodes, with stages or for a first deployment are to be
+    measured again.
     """
     shapes = {digest: config_hash(config) for digest, config in configs.items()}
     by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
     retakes = [
-        Retake(node_id, _again(MeasureCompute(by_hash[shape], dtype, entry.value.effort, True, quantisation)), 0, now)
+        Retake(
+            node_id,
+            _again(MeasureCompute(by_hash[shape], dtype, entry.value.effort, True, quantisation)),
+            0,
+            now,
+        )
         for node_id, measured in state.measured.items()
         for (shape, dtype, quantisation), entry in measured.profiles.items()
         if shape in by_hash and may_improve(entry.value)
@@ -205,7 +244,9 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
 
 
 def _probing(state: State, active_requests: int, now: float) -> State:
-    if active_requests or any(record.phase in _IN_TRANSITION for record in state.deployments.values()):
+    if active_requests or any(
+        record.phase in _IN_TRANSITION for record in state.deployments.values()
+    ):
         return replace(state, busy_at=now)
     if state.jobs or now - state.busy_at < state.timings.probe_quiet_s:
         return state
@@ -216,11 +257,19 @@ def _probing(state: State, active_requests: int, now: float) -> State:
         peers = _missing(state, sender, placeable, now)
         if peers:
             # Nodes take turns, so that one node's links are not all measured before another's.
-            return replace(missing_profiles.with_own_job(state, sender, peers=peers), probe_turn=position + 1)
+            return replace(
+                missing_profiles.with_own_job(state, sender, peers=peers), probe_turn=position + 1
+            )
     measuring = missing_profiles.begun(state, now)
-    if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):
+    if measuring is not state and not any(
+        _missing(state, sender, placeable, now) for sender in placeable
+    ):
         return measuring
-    return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(placeable) > LOOKED_AT else state
+    return (
+        replace(state, probe_turn=state.probe_turn + LOOKED_AT)
+        if len(placeable) > LOOKED_AT
+        else state
+    )
 
 
 # Actions
@@ -238,13 +287,16 @@ def actions(state: State) -> Iterator[Action]:
             yield SendCommand(job.node_id, job.connection, job.next_key, job.compute)
             busy.add(job.node_id)
         elif not busy:
-            peers = tuple(_peer(state, node_id) for node_id in nsmallest(PEERS_AT_ONCE, _peers(state, job)))
+            peers = tuple(
+                _peer(state, node_id) for node_id in nsmallest(PEERS_AT_ONCE, _peers(state, job))
+            )
             yield SendCommand(job.node_id, job.connection, job.next_key, ProbeLinks(peers))
             probing = True
 
 
 def _peers(state: State, job: Job) -> Iterator[NodeId]:
-    """The nodes that a job still has to probe, one by one: at every event every job returns its first."""
+    """The nodes that a job still has to probe, one by one: at every event every job returns its
+    first."""
     links = state.links_from(job.node_id)
     for node_id in job.peers if job.peers is not None else state.nodes:
         if node_id in job.asked or node_id == job.node_id or not state.is_placeable(node_id):
@@ -253,7 +305,9 @@ def _peers(state: State, job: Job) -> Iterator[NodeId]:
             yield node_id
 
 
-def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
+def _missing(
+    state: State, sender: NodeId, placeable: Sequence[NodeId], now: float
+) -> tuple[NodeId, ...]:
     """A batch of the links from a node that may be tried now."""
     links, tries = state.links_from(sender), state.tries.get(sender, {})
     receivers: list[NodeId] = []
@@ -261,7 +315,9 @@ def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: flo
         if receiver == sender or receiver in links:
             continue
         tried = tries.get(receiver)
-        if tried is not None and (tried.attempts >= state.timings.probe_attempts or now < tried.not_before):
+        if tried is not None and (
+            tried.attempts >= state.timings.probe_attempts or now < tried.not_before
+        ):
             continue
         receivers.append(receiver)
         if len(receivers) == PEERS_AT_ONCE:
@@ -274,18 +330,24 @@ def _peer(state: State, node_id: NodeId) -> Peer:
     return Peer(node.node_id, node.name, node.address)
 
 
-def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
+def _judged(
+    state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float
+) -> State:
     """The state after a measurement of layers. It is due again if it was disturbed, up to a limit.
     It is due once more when the node does not serve, if the node held stages or the effort was the
     first."""
     key, measurements = key_asked(command), state.measured.get(job.node_id)
     other_retakes = tuple(
-        item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key)
+        item
+        for item in state.retakes
+        if (item.node_id, key_asked(item.command)) != (job.node_id, key)
     )
     before = next((item for item in state.retakes if item not in other_retakes), None)
     if failure is not None:
         if job.own and before is not None and _interrupted(failure):
-            return replace(state, retakes=(*other_retakes, replace(before, attempts=before.attempts - 1)))
+            return replace(
+                state, retakes=(*other_retakes, replace(before, attempts=before.attempts - 1))
+            )
         return state
     profile = measurements.profiles.get(key) if measurements is not None else None
     if profile is None or not may_improve(profile.value):
@@ -306,7 +368,11 @@ def _retaking(state: State, now: float) -> State:
         due = item.attempts < state.timings.retake_attempts and now >= item.not_before
         if due and _left_alone(state, item, item.node_id in serving_nodes, now):
             attempts = item.attempts + 1
-            later = replace(item, attempts=attempts, not_before=now + missing_profiles.retake_delay(state, attempts))
+            later = replace(
+                item,
+                attempts=attempts,
+                not_before=now + missing_profiles.retake_delay(state, attempts),
+            )
             others = tuple(other for other in state.retakes if other is not item)
             measuring = missing_profiles.with_own_job(state, item.node_id, item.command)
             return replace(measuring, retakes=(*others, later))
@@ -316,7 +382,8 @@ def _retaking(state: State, now: float) -> State:
 def _left_alone(state: State, item: Retake, serves: bool, now: float) -> bool:
     """Whether the node still has that profile and has been quiet for long enough.
 
-    If it serves, the site must be quiet too, and its next profile can only be one taken with stages.
+    If it serves, the site must be quiet too, and its next profile can only be one taken with
+    stages.
     """
     node, measurements = state.nodes.get(item.node_id), state.measured.get(item.node_id)
     profile = None if measurements is None else measurements.profiles.get(key_asked(item.command))
@@ -332,7 +399,8 @@ def _interrupted(failure: EdgeShardError | None) -> bool:
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:
-    """The state after a probe: links that failed are due again later, after a longer delay each time."""
+    """The state after a probe: links that failed are due again later, after a longer delay each
+    time."""
     timings, links = state.timings, state.links_from(sender)
     tries = dict(state.tries.get(sender, {}))
     for receiver in receivers:
@@ -344,7 +412,9 @@ def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float
     return replace(state, tries={**others, sender: tries} if tries else others)
 
 
-def _not_measured(state: State, sender: NodeId, receivers: Sequence[NodeId], since: float) -> Iterator[NodeId]:
+def _not_measured(
+    state: State, sender: NodeId, receivers: Sequence[NodeId], since: float
+) -> Iterator[NodeId]:
     """The receivers without a link in any report since then."""
     links = state.links_from(sender)
     for receiver in receivers:
@@ -354,6 +424,12 @@ def _not_measured(state: State, sender: NodeId, receivers: Sequence[NodeId], sin
 
 
 def _end(state: State, job: Job, failure: EdgeShardError | None) -> State:
-    missed = tuple(sorted(state.nodes[node_id].name for node_id in job.missed if node_id in state.nodes))
-    outcomes = state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure, missed))
-    return replace(state, jobs=tuple(other for other in state.jobs if other is not job), told=outcomes)
+    missed = tuple(
+        sorted(state.nodes[node_id].name for node_id in job.missed if node_id in state.nodes)
+    )
+    outcomes = (
+        state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure, missed))
+    )
+    return replace(
+        state, jobs=tuple(other for other in state.jobs if other is not job), told=outcomes
+    )

@@ -34,7 +34,9 @@ class Unknown:
         for measurements in state.measured.values():
             for key, profile in measurements.profiles.items():
                 if key[0] in state.configs:
-                    self._efforts[key] = at_least(self._efforts.get(key, Effort.QUICK), profile.value.effort)
+                    self._efforts[key] = at_least(
+                        self._efforts.get(key, Effort.QUICK), profile.value.effort
+                    )
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
         """The measurements to request from the node, deployed models first; in full if another node
@@ -75,13 +77,16 @@ def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
     unknown, serving_nodes = Unknown(state), serving(state)
 
     def lacks(node: KnownNode) -> bool:
-        return unknown.link_count(node) > 0 or (node.node_id not in serving_nodes and bool(unknown.profiles(node)))
+        return unknown.link_count(node) > 0 or (
+            node.node_id not in serving_nodes and bool(unknown.profiles(node))
+        )
 
     return not any(node.placeable and lacks(node) for node in nodes)
 
 
 def serving(state: State) -> frozenset[NodeId]:
-    """The nodes that a deployment has a place on, or that hold a stage: measuring their layers yields to steps."""
+    """The nodes that a deployment has a place on, or that hold a stage: measuring their layers
+    yields to steps."""
     placed = {stage.node_id for record in _holding(state) for stage in record.placement.stages}
     return frozenset(placed | {node.node_id for node in state.nodes.values() if node.stages})
 
@@ -108,8 +113,8 @@ def begun(state: State, now: float) -> State:
 
 
 def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) -> State:
-    """The state after a measurement of layers: one that gave a profile is over, and one that was `interrupted` was no
-    attempt."""
+    """The state after a measurement of layers: one that gave a profile is over, and one that was
+    `interrupted` was no attempt."""
     tries, key, measurements = (
         state.profile_tries.get(job.node_id, {}),
         key_asked(command),
@@ -127,18 +132,27 @@ def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) ->
 
 
 def forgotten(state: State, node_id: NodeId) -> State:
-    """The state without a node's tries: it is another process now, and may do what failed before."""
+    """The state without a node's tries: it is another process now, and may do what failed
+    before."""
     return _with_tries(state, node_id, {})
 
 
-def _asked(state: State, node: KnownNode, command: MeasureCompute, attempts: int, now: float) -> State:
+def _asked(
+    state: State, node: KnownNode, command: MeasureCompute, attempts: int, now: float
+) -> State:
     delay = retake_delay(state, attempts)
-    tries = {**state.profile_tries.get(node.node_id, {}), key_asked(command): ProbeTry(attempts + 1, now + delay)}
+    tries = {
+        **state.profile_tries.get(node.node_id, {}),
+        key_asked(command): ProbeTry(attempts + 1, now + delay),
+    }
     return _with_tries(with_own_job(state, node.node_id, command), node.node_id, tries)
 
 
 def with_own_job(
-    state: State, node_id: NodeId, compute: MeasureCompute | None = None, peers: tuple[NodeId, ...] = ()
+    state: State,
+    node_id: NodeId,
+    compute: MeasureCompute | None = None,
+    peers: tuple[NodeId, ...] = (),
 ) -> State:
     """The state in which a node is to measure something that no caller waits for."""
     count = state.probe_count + 1
@@ -153,7 +167,9 @@ def retake_delay(state: State, attempts: int) -> float:
 
 
 def _with_tries(state: State, node_id: NodeId, tries: dict[ProfileKey, ProbeTry]) -> State:
-    others = {other: node_tries for other, node_tries in state.profile_tries.items() if other != node_id}
+    others = {
+        other: node_tries for other, node_tries in state.profile_tries.items() if other != node_id
+    }
     return replace(state, profile_tries={**others, node_id: tries} if tries else others)
 
 

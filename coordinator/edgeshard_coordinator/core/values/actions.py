@@ -14,7 +14,8 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, HeldStage,
 
 @dataclass(frozen=True, slots=True)
 class SendCommand:
-    """Put a command on a node's control stream, if that is still the stream numbered `connection`."""
+    """Put a command on a node's control stream, if that is still the stream numbered
+    `connection`."""
 
     node_id: NodeId
     connection: int
@@ -28,7 +29,8 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseOrphans:
-    """Have a node release stages of deployments that were deleted; one action, for there may be thousands."""
+    """Have a node release stages of deployments that were deleted; one action, for there may be
+    thousands."""
 
     instance: str
     node_id: NodeId
@@ -42,7 +44,9 @@ class ReleaseOrphans:
             SendCommand(
                 self.node_id,
                 self.connection,
-                CommandKey(f"{self.instance}-{self.connection}-{deployment}", epoch, CommandKind.RELEASE, 0),
+                CommandKey(
+                    f"{self.instance}-{self.connection}-{deployment}", epoch, CommandKind.RELEASE, 0
+                ),
                 ReleaseStage(deployment, epoch),
             )
             for deployment, epoch in self.stages
@@ -61,8 +65,8 @@ class TellUnknownStages:
 
 @dataclass(frozen=True, slots=True)
 class SaveDeployment:
-    """Write the record, and `others` of the same name that are due as well, with their served operations, in one
-    transaction; answered by DeploymentSaved or SaveFailed for each."""
+    """Write the record, and `others` of the same name that are due as well, with their served
+    operations, in one transaction; answered by DeploymentSaved or SaveFailed for each."""
 
     record: DeploymentRecord
     others: tuple[DeploymentRecord, ...] = ()
@@ -74,7 +78,8 @@ class SaveDeployment:
 
 @dataclass(frozen=True, slots=True)
 class ForgetDeployment:
-    """Remove the record from disk and keep its last epoch; answered by DeploymentForgotten or SaveFailed."""
+    """Remove the record from disk and keep its last epoch; answered by DeploymentForgotten or
+    SaveFailed."""
 
     record: DeploymentRecord
 
@@ -121,7 +126,8 @@ class Replan:
 
 @dataclass(frozen=True, slots=True)
 class PlanStandby:
-    """Choose nodes that keep weights for this deployment, from the state of `version`; answered by StandbyPlanned."""
+    """Choose nodes that keep weights for this deployment, from the state of `version`; answered by
+    StandbyPlanned."""
 
     deployment: DeploymentName
     uid: str

@@ -1,8 +1,8 @@
 """The allowed writers: a row for each field of each message of an agent, and the checks that the
 state machine makes.
 
-A node speaks for itself and for what the coordinator gave it: a stage of a placement, a command. Its word on anything
-else counts for nothing: such a message changes no deployment.
+A node speaks for itself and for what the coordinator gave it: a stage of a placement, a command.
+Its word on anything else counts for nothing: such a message changes no deployment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Writer(StrEnum):
     """The allowed writer of a field."""
 
     ITSELF = "itself"
-    """Any node, of itself. It decides nothing of another node or of a deployment in which the node has no part."""
+    """Any node, of itself. It decides nothing of another node or of a deployment in which the node
+    has no part."""
     STAGE = "stage"
     """The node of the stage, by the placement of the current epoch."""
     HEAD = "head"
@@ -35,7 +36,8 @@ class Writer(StrEnum):
     COMMANDED = "commanded"
     """The node to which the command was sent."""
     NONE = "none"
-    """No node: it is compared with what the coordinator knows, and a message that differs counts for nothing."""
+    """No node: it is compared with what the coordinator knows, and a message that differs counts
+    for nothing."""
 
 
 _ITSELF, _STAGE, _HEAD = Writer.ITSELF, Writer.STAGE, Writer.HEAD
@@ -47,13 +49,45 @@ def _fields(authority: Writer, *names: str) -> dict[str, Writer]:
 
 
 _STAGE_FIGURES = (
-    *("layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes"),
-    *("steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting"),
-    *("micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming", "filling", "experts"),
+    *(
+        "layers",
+        "phase",
+        "parameter_bytes",
+        "kv_bytes_capacity",
+        "kv_bytes_in_use",
+        "fetched_bytes",
+        "total_bytes",
+    ),
+    *(
+        "steps_done",
+        "tokens_done",
+        "busy_share",
+        "steps_waiting",
+        "requests_running",
+        "requests_waiting",
+    ),
+    *(
+        "micro_batches",
+        "step_age_s",
+        "step_cpu_s",
+        "failure_reason",
+        "load_s",
+        "streaming",
+        "filling",
+        "experts",
+    ),
     *("swap", "guesses"),
 )
 _CONDITION = (
-    *("version", "utc_s", "cores", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "swap_used_bytes"),
+    *(
+        "version",
+        "utc_s",
+        "cores",
+        "cpu_quota",
+        "memory_total_bytes",
+        "memory_available_bytes",
+        "swap_used_bytes",
+    ),
     *("disk_total_bytes", "disk_free_bytes", "disk_write_bps", "huge_pages", "kernels", "cuda"),
     *("certificate_ends_s", "certificate_due_s", "clock_ahead_s"),
 )
@@ -68,26 +102,44 @@ TABLE: Mapping[type, Mapping[str, Writer]] = {
     commands.ControlHello: _fields(_NONE, "node_id", "incarnation"),
     commands.Heartbeat: {
         **_fields(_NONE, "node_id", "incarnation"),
-        **_fields(_ITSELF, "stages", "memory_available_bytes", "huge_pages", "others_share", "packed"),
+        **_fields(
+            _ITSELF, "stages", "memory_available_bytes", "huge_pages", "others_share", "packed"
+        ),
     },
     commands.HeartbeatChange: _fields(
-        _ITSELF, "stages", "removed", "memory_available_bytes", "huge_pages", "others_share", "urgent", "packed"
+        _ITSELF,
+        "stages",
+        "removed",
+        "memory_available_bytes",
+        "huge_pages",
+        "others_share",
+        "urgent",
+        "packed",
     ),
-    # A stage beyond the node's placement counts for two things: the node is to release it, and the next epoch of the
-    # name is above `State.epoch_floor`, which no node chooses.
-    StageStatus: {**_fields(_NONE, "deployment", "epoch", "stage"), **_fields(_STAGE, *_STAGE_FIGURES)},
+    # A stage beyond the node's placement counts for two things: the node is to release it, and the
+    # next epoch of the name is above `State.epoch_floor`, which no node chooses.
+    StageStatus: {
+        **_fields(_NONE, "deployment", "epoch", "stage"),
+        **_fields(_STAGE, *_STAGE_FIGURES),
+    },
     commands.CommandResult: {
         **_fields(_NONE, "operation_id"),
         **_fields(_COMMANDED, "failure", "stage", "trace", "packed"),
     },
-    commands.CommandProgress: {**_fields(_NONE, "operation_id"), **_fields(_COMMANDED, "done", "total", "what")},
+    commands.CommandProgress: {
+        **_fields(_NONE, "operation_id"),
+        **_fields(_COMMANDED, "done", "total", "what"),
+    },
     commands.DumpPart: {**_fields(_NONE, "operation_id"), **_fields(_COMMANDED, "part", "last")},
     LinkSuspected: {
         **_fields(_NONE, "deployment", "epoch", "from_stage", "to_stage"),
         **_fields(_STAGE, "recovered", "why"),
     },
     Condition: _fields(_ITSELF, *_CONDITION),
-    commands.ProfileReport: {**_fields(_NONE, "node_id"), **_fields(_ITSELF, "facts", "compute", "links")},
+    commands.ProfileReport: {
+        **_fields(_NONE, "node_id"),
+        **_fields(_ITSELF, "facts", "compute", "links"),
+    },
     MeasuredLink: {**_fields(_NONE, "sender", "receiver"), **_fields(_ITSELF, "profile")},
     head.HeadHello: {
         **_fields(_NONE, "node_id", "deployment", "epoch"),
@@ -100,8 +152,11 @@ TABLE: Mapping[type, Mapping[str, Writer]] = {
 """A test compares it with the messages."""
 
 
-def may_set(kind: type, field: str, record: DeploymentRecord, node_id: NodeId, stage: int = 0) -> bool:
-    """Whether a node may set this field of a message that is about a stage of the deployment, by its row."""
+def may_set(
+    kind: type, field: str, record: DeploymentRecord, node_id: NodeId, stage: int = 0
+) -> bool:
+    """Whether a node may set this field of a message that is about a stage of the deployment, by
+    its row."""
     match TABLE[kind][field]:
         case Writer.STAGE:
             return has_stage(record, node_id, stage)
@@ -118,14 +173,18 @@ def has_stage(record: DeploymentRecord, node_id: NodeId, stage: int) -> bool:
 
 
 def speaks_for_stage(record: DeploymentRecord, node_id: NodeId, status: StageStatus) -> bool:
-    """Whether a node's status of a stage counts for the deployment: it is of the epoch, and of the node's own stage."""
+    """Whether a node's status of a stage counts for the deployment: it is of the epoch, and of the
+    node's own stage."""
     is_of_epoch = (status.deployment, status.epoch) == (record.name, record.epoch)
     is_running = is_of_epoch and status.phase is not StagePhase.STANDBY
     return is_running and may_set(StageStatus, "phase", record, node_id, status.stage)
 
 
 def may_answer(record: DeploymentRecord, node_id: NodeId, key: CommandKey) -> bool:
-    """Whether a command of the deployment was for this node: one of the current epoch for its stage, or its standby."""
+    """Whether a command of the deployment was for this node: one of the current epoch for its
+    stage, or its standby."""
     if key.kind is CommandKind.STANDBY:
-        return any(entry.number == key.stage and entry.node_id == node_id for entry in record.standbys)
+        return any(
+            entry.number == key.stage and entry.node_id == node_id for entry in record.standbys
+        )
     return key.epoch == record.epoch and has_stage(record, node_id, key.stage)

@@ -15,13 +15,14 @@ from edgeshard.domain.nodes.profile import DiskProfile
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node as a placer sees it. `free_bytes` is its memory budget less the memory that other deployments hold there.
+    """A node as a placer sees it. `free_bytes` is its memory budget less the memory that other
+    deployments hold there.
 
     Layers are placed on it when it is connected and not `starting` any more. It keeps the weights
     of the layers `warm` of the deployment in question in memory, and the units with the ids
-    `packed` on its disk. `packed_parts` are the units of the model and the form in question, if they were
-    looked up (`core.placement.nearest_placement`). `disk` is None if it is unmeasured, and so is
-    `busy_w`, its watts while it computes.
+    `packed` on its disk. `packed_parts` are the units of the model and the form in question, if
+    they were looked up (`core.placement.nearest_placement`). `disk` is None if it is unmeasured,
+    and so is `busy_w`, its watts while it computes.
     """
 
     node_id: NodeId

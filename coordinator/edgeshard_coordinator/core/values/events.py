@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.domain.control.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
+from edgeshard.domain.control.commands import (
+    CommandResult,
+    Heartbeat,
+    MeasureCompute,
+    ProfileReport,
+    Registration,
+)
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
@@ -58,20 +64,23 @@ class NodeLabelled:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatsReceived:
-    """The newest heartbeats of nodes whose control streams are open, together because there are many."""
+    """The newest heartbeats of nodes whose control streams are open, together because there are
+    many."""
 
     heartbeats: tuple[Heartbeat, ...]
     now: float
 
     @property
     def rough_bytes(self) -> int:
-        """The rough size, by hand, because the ring of events would walk through all of them ten times a second."""
+        """The rough size, by hand, because the ring of events would walk through all of them ten
+        times a second."""
         return sum(450 + 1000 * len(heartbeat.stages) for heartbeat in self.heartbeats)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReported:
-    """A node reports that a link of its stage to the next one carries nothing, or that it does again."""
+    """A node reports that a link of its stage to the next one carries nothing, or that it does
+    again."""
 
     node_id: NodeId
     suspected: LinkSuspected
@@ -80,7 +89,8 @@ class LinkReported:
 
 @dataclass(frozen=True, slots=True)
 class HeadReported:
-    """The coordinator's own watch reports that nothing arrives from a head with requests, or that it does again."""
+    """The coordinator's own watch reports that nothing arrives from a head with requests, or that
+    it does again."""
 
     deployment: DeploymentName
     epoch: Epoch
@@ -97,7 +107,8 @@ class ProfileReported:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequested:
-    """The operator's call `uid` has nodes measure layers (`compute`, if any) and links: missing ones, or every one."""
+    """The operator's call `uid` has nodes measure layers (`compute`, if any) and links: missing
+    ones, or every one."""
 
     uid: str
     node_ids: tuple[NodeId, ...]
@@ -110,8 +121,9 @@ class MeasureRequested:
 class DeployRequested:
     """A placement was found from the state of `snapshot_version`; on a newer state it is refused.
 
-    `config` is the model's decoded config.json: nodes are measured for a model that is deployed. `others` are the
-    replicas before this one, which are saved with it. A replica without others joins those that there are.
+    `config` is the model's decoded config.json: nodes are measured for a model that is deployed.
+    `others` are the replicas before this one, which are saved with it. A replica without others
+    joins those that there are.
     """
 
     record: DeploymentRecord
@@ -137,8 +149,8 @@ class ReplanRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
-    """An operator deletes a deployment. It takes effect when it is on disk; with `force` it is gone then, though nodes
-    may not have released it yet."""
+    """An operator deletes a deployment. It takes effect when it is on disk; with `force` it is gone
+    then, though nodes may not have released it yet."""
 
     deployment: DeploymentName
     operation: ServedOperation
@@ -148,7 +160,8 @@ class DeleteRequested:
 
 @dataclass(frozen=True, slots=True)
 class ModelDeleted:
-    """No model of this shape (`config_hash`) is left in the store: no node is to be measured for it."""
+    """No model of this shape (`config_hash`) is left in the store: no node is to be measured for
+    it."""
 
     shape: str
     now: float
@@ -192,7 +205,8 @@ class DeploymentSaved:
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
-    """The disk refused `revision`. The save is tried again after `retry_after_s`; calls that wait fail."""
+    """The disk refused `revision`. The save is tried again after `retry_after_s`; calls that wait
+    fail."""
 
     deployment: DeploymentName
     uid: str
@@ -213,7 +227,8 @@ class DeploymentForgotten:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """The outcome of a Replan: a placement found from the state of `version`, or the error why there is none."""
+    """The outcome of a Replan: a placement found from the state of `version`, or the error why
+    there is none."""
 
     deployment: DeploymentName
     uid: str
@@ -235,7 +250,8 @@ class StandbyPlanned:
 
 @dataclass(frozen=True, slots=True)
 class ActionIssued:
-    """An action is about to be performed; issued before its performance, so that reconcile requests it once."""
+    """An action is about to be performed; issued before its performance, so that reconcile requests
+    it once."""
 
     action: Action
     now: float

@@ -11,7 +11,8 @@ from edgeshard.domain.ids import Epoch, NodeId, NodeName
 
 @dataclass(frozen=True, slots=True)
 class SentCommand:
-    """A command under way since `sent_at`; unanswered at `deadline` it counts as failed. In monotonic seconds."""
+    """A command under way since `sent_at`; unanswered at `deadline` it counts as failed. In
+    monotonic seconds."""
 
     command_key: CommandKey
     command: MeasureCompute | ProbeLinks
@@ -21,14 +22,14 @@ class SentCommand:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One node's remaining measurements, over the control stream numbered `connection`: its layers, then its links.
+    """One node's remaining measurements, over the control stream numbered `connection`: its layers,
+    then its links.
 
-    uid         of the operator's call that waits for it, or the coordinator's own number for it
-    compute     the measurement of layers still to do
-    peers       the nodes to probe; None: all connected nodes without a measured link, all if `every_link`
-    asked       nodes whose probe was answered, with any result. The ones without a link are in `missed`.
-    step        number of commands sent, so that each has a key of its own
-    own         no caller waits for it
+    uid of the operator's call that waits for it, or the coordinator's own number for it compute the
+    measurement of layers still to do peers the nodes to probe; None: all connected nodes without a
+    measured link, all if `every_link` asked nodes whose probe was answered, with any result. The
+    ones without a link are in `missed`. step number of commands sent, so that each has a key of its
+    own own no caller waits for it
     """
 
     uid: str
@@ -54,7 +55,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTry:
-    """The number of failed probes of a link, or measurements of layers, and the earliest time of another."""
+    """The number of failed probes of a link, or measurements of layers, and the earliest time of
+    another."""
 
     attempts: int
     not_before: float
@@ -75,7 +77,8 @@ class Retake:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One node's part of an operator's call is over; `failure` has the reason if it could not be measured.
+    """One node's part of an operator's call is over; `failure` has the reason if it could not be
+    measured.
 
     `missed` are the nodes that it could not measure its link to.
     """

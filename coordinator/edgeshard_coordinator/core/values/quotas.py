@@ -1,7 +1,8 @@
-"""The share of one identity of a site: its requests at once, its tokens a minute, and its highest priority.
+"""The share of one identity of a site: its requests at once, its tokens a minute, and its highest
+priority.
 
-An identity is a certificate's role and id, such as `client/app`, or a key's (`key_identity`), which the file of quotas
-names `key/app`; '' is everyone in plaintext.
+An identity is a certificate's role and id, such as `client/app`, or a key's (`key_identity`), which
+the file of quotas names `key/app`; '' is everyone in plaintext.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from edgeshard.domain.ids import check_name
 QUEUED_PER_SLOT = 4
 """Requests that may wait at a head for each one that may run; more are refused at once."""
 QUEUED_OF_ONE = 2
-"""The number of these that one identity may have, unless a quota sets another: the others have the rest."""
+"""The number of these that one identity may have, unless a quota sets another: the others have the
+rest."""
 EVERYONE_ELSE = "*"
 MOST_IDENTITIES = 10_000
 _ROLES = (Role.CLIENT, Role.OPERATOR, KEY_ROLE)
-_LIMITS = {"requests": (1, 1_000_000), "tokens_per_minute": (1, 1_000_000_000), "max_priority": (-10, 10)}
+_LIMITS = {
+    "requests": (1, 1_000_000),
+    "tokens_per_minute": (1, 1_000_000_000),
+    "max_priority": (-10, 10),
+}
 """Least and most of each key."""
 
 
@@ -60,7 +66,8 @@ class Quotas:
 
 
 def most_requests(running: int) -> int:
-    """The number of requests that may run or wait at a deployment that runs `running` of them at once."""
+    """The number of requests that may run or wait at a deployment that runs `running` of them at
+    once."""
     return running * (1 + QUEUED_PER_SLOT)
 
 
@@ -71,16 +78,23 @@ def parse_quotas(document: Mapping[str, Any], what: str) -> Quotas:
     Raises InvalidArgumentError of the key at fault; `what` begins its message.
     """
     if len(document) > MOST_IDENTITIES:
-        raise InvalidArgumentError(f"{what}: has more than {MOST_IDENTITIES} identities", field="quotas")
+        raise InvalidArgumentError(
+            f"{what}: has more than {MOST_IDENTITIES} identities", field="quotas"
+        )
     sections = {name: _section(what, name, section) for name, section in document.items()}
     everyone = sections.pop(EVERYONE_ELSE, {})
-    return Quotas({name: Quota(**{**everyone, **section}) for name, section in sections.items()}, Quota(**everyone))
+    return Quotas(
+        {name: Quota(**{**everyone, **section}) for name, section in sections.items()},
+        Quota(**everyone),
+    )
 
 
 def _section(what: str, name: str, section: Any) -> dict[str, int]:
     _check_identity(what, name)
     if not isinstance(section, dict):
-        raise InvalidArgumentError(f'{what}: {name[:80]} must be a section, ["{name[:80]}"]', field=name)
+        raise InvalidArgumentError(
+            f'{what}: {name[:80]} must be a section, ["{name[:80]}"]', field=name
+        )
     for key, value in section.items():
         if key not in _LIMITS:
             raise InvalidArgumentError(
@@ -91,7 +105,8 @@ def _section(what: str, name: str, section: Any) -> dict[str, int]:
         least, most = _LIMITS[key]
         if type(value) is not int or not least <= value <= most:
             raise InvalidArgumentError(
-                f'{what}: {key} in ["{name}"] must be a whole number from {least} to {most}', field=key
+                f'{what}: {key} in ["{name}"] must be a whole number from {least} to {most}',
+                field=key,
             )
     return section
 
@@ -106,7 +121,8 @@ def _check_identity(what: str, name: str) -> None:
     except InvalidArgumentError:
         pass  # The next check reports it for the whole.
     raise InvalidArgumentError(
-        f"{what}: {name[:80]!r} is not an identity: write client/NAME, operator/NAME, key/NAME, or * for all others",
+        f"{what}: {name[:80]!r} is not an identity: write client/NAME, operator/NAME, key/NAME, or "
+        "* for all others",
         field=name,
         reason="UNKNOWN_KEY",
     )

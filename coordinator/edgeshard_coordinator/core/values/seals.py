@@ -1,4 +1,5 @@
-"""Seals in files of lines: each holds a code, made with a key, of the lines since the seal before it, and of that seal.
+"""Seals in files of lines: each holds a code, made with a key, of the lines since the seal before
+it, and of that seal.
 
 With the key, a check finds a line that was changed, removed or added, and a file that is missing
 between two others. A seal is a line too: HMAC-SHA256 of the log's name, the seal before, the number
@@ -19,7 +20,8 @@ LINES_PER_SEAL = 100
 SEAL_BYTES = 256
 """A seal is no longer."""
 _SEAL = re.compile(
-    rb'\{"seal": "([0-9a-f]{64})", "before": "([0-9a-f]{64}|)", "lines": (\d{1,18}), "key": "(\w{16})"\}\n'
+    rb'\{"seal": "([0-9a-f]{64})", "before": "([0-9a-f]{64}|)", "lines": (\d{1,18}), "key": '
+    rb'"(\w{16})"\}\n'
 )
 
 
@@ -41,7 +43,8 @@ class SealKey:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """`code` is over the `lines` before it and over the code of the seal `before` ("" for the first of a log)."""
+    """`code` is over the `lines` before it and over the code of the seal `before` ("" for the first
+    of a log)."""
 
     code: str
     before: str
@@ -49,12 +52,16 @@ class Seal:
     key_id: str
 
     def line(self) -> bytes:
-        text = f'{{"seal": "{self.code}", "before": "{self.before}", "lines": {self.lines}, "key": "{self.key_id}"}}\n'
+        text = (
+            f'{{"seal": "{self.code}", "before": "{self.before}", "lines": {self.lines}, "key": '
+            f'"{self.key_id}"}}\n'
+        )
         return text.encode()
 
 
 def seal_of(line: bytes) -> Seal | None:
-    """The seal of a line; None if it is no seal. A truncated seal is a line like others, and sealed with them."""
+    """The seal of a line; None if it is no seal. A truncated seal is a line like others, and sealed
+    with them."""
     match = _SEAL.fullmatch(line)
     if match is None:
         return None
@@ -111,7 +118,11 @@ def check_files(
     if checks and head is not None and (reader.head or "") != head and not checks[-1].why:
         newest = checks[-1]
         checks[-1] = AuditCheck(
-            newest.file, newest.lines, newest.sealed, newest.lines + 1, "lines or seals are missing after its end"
+            newest.file,
+            newest.lines,
+            newest.sealed,
+            newest.lines + 1,
+            "lines or seals are missing after its end",
         )
     return tuple(checks)
 
@@ -134,12 +145,16 @@ class _Reader:
             why = self._fault(seal, lines[sealed : number - 1], is_first=sealed == 0)
             if why:
                 self.head = _last_seal(lines)
-                return AuditCheck(name, len(lines), sealed, sealed + 1, f"lines {sealed + 1} to {number}: {why}")
+                return AuditCheck(
+                    name, len(lines), sealed, sealed + 1, f"lines {sealed + 1} to {number}: {why}"
+                )
             self.head, sealed = seal.code, number
         # A file from before there were seals has none, and the first seal of all records that there
         # was none before.
         if not is_newest and sealed < len(lines) and (sealed or self.head):
-            return AuditCheck(name, len(lines), sealed, sealed + 1, "lines after its last seal are not sealed")
+            return AuditCheck(
+                name, len(lines), sealed, sealed + 1, "lines after its last seal are not sealed"
+            )
         if sealed == 0 and not is_newest:
             self.head = ""
         return AuditCheck(name, len(lines), sealed)
@@ -148,11 +163,17 @@ class _Reader:
         """The fault of a seal that does not match the lines before it, "" if it matches."""
         if seal.key_id != self._key.id:
             return "it is sealed with another key than the site's authority has now"
-        code = self._key.code(self._log, seal.before, seal.lines, sha256(b"".join(lines)).hexdigest())
+        code = self._key.code(
+            self._log, seal.before, seal.lines, sha256(b"".join(lines)).hexdigest()
+        )
         if seal.lines != len(lines) or not hmac.compare_digest(code, seal.code):
             return "they are not those that were sealed"
         if self.head is not None and seal.before != self.head:
-            return "a file before it is missing or was replaced" if is_first else "seals before it are missing"
+            return (
+                "a file before it is missing or was replaced"
+                if is_first
+                else "seals before it are missing"
+            )
         return ""
 
 

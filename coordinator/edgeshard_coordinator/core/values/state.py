@@ -15,8 +15,21 @@ from edgeshard.domain.deployments.deployment import (
     running_requests,
 )
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, NotFoundError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Digest,
+    Epoch,
+    ModelName,
+    NodeId,
+    NodeName,
+    OperationId,
+)
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.labels import check_labels
@@ -24,7 +37,13 @@ from edgeshard.domain.nodes.profile import LinkProfile
 from edgeshard_coordinator.core.values import authority
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
-from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, busy_w_of, disk_of
+from edgeshard_coordinator.core.values.measurements import (
+    Measurements,
+    ProfileKey,
+    Reported,
+    busy_w_of,
+    disk_of,
+)
 from edgeshard_coordinator.core.values.token_bucket import TokenBucket
 
 NO_EPOCH = Epoch(0)
@@ -42,7 +61,8 @@ class Timings:
     unconnected_s: float = 60.0
     """A node that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
-    """Time for nodes to return if the coordinator itself may have been at fault (`core.nodes.lost_nodes`)."""
+    """Time for nodes to return if the coordinator itself may have been at fault
+    (`core.nodes.lost_nodes`)."""
     stall_s: float = 1.5
     """Ticks are half a second apart; two further apart mean that the coordinator stood still."""
     activate_timeout_s: float = 60.0
@@ -62,33 +82,38 @@ class Timings:
     """A node that loads a stage without progress for this time counts as lost."""
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
-    """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
+    """A deployment that was ready and failed to load again retries after the first delay, doubled
+    up to the limit."""
     steady_s: float = 30.0
-    """A stage that fails sooner after READY has cut its epoch short: each such epoch but the first waits as a retry
-    does."""
+    """A stage that fails sooner after READY has cut its epoch short: each such epoch but the first
+    waits as a retry does."""
     measure_timeout_s: float = 3600.0
     probe_timeout_s: float = 120.0
     """Time for the layers of a model, and for one batch of links."""
     probe_quiet_s: float = 5.0
-    """Time for which the site must have been quiet before the coordinator has links and layers measured by itself."""
+    """Time for which the site must have been quiet before the coordinator has links and layers
+    measured by itself."""
     probe_retry_first_s: float = 10.0
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
-    """A link whose probe fails is tried again with these delays, and then not until one of its nodes restarts."""
+    """A link whose probe fails is tried again with these delays, and then not until one of its
+    nodes restarts."""
     retake_quiet_s: float = 30.0
-    """Time for which a node must have been quiet before layers that it measured while busy are measured again."""
+    """Time for which a node must have been quiet before layers that it measured while busy are
+    measured again."""
     retake_first_s: float = 60.0
     retake_limit_s: float = 3600.0
     retake_attempts: int = 6
-    """The same for such a measurement, which a node that is never quiet would repeat for ever, and for a first one that
-    fails, until the node restarts."""
+    """The same for such a measurement, which a node that is never quiet would repeat for ever, and
+    for a first one that fails, until the node restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
     """A node that registered once. `connection` numbers its control stream, 0 while there is none.
 
-    While it is `starting`, its facts are from its last run; if the node never ran before, they may be incomplete.
+    While it is `starting`, its facts are from its last run; if the node never ran before, they may
+    be incomplete.
     """
 
     node_id: NodeId
@@ -100,7 +125,8 @@ class KnownNode:
     starting: bool = False
     connection: int = 0
     joined: bool = True
-    """Whether it ever had a control stream; only then is it on disk (`core.nodes.unconnected_nodes`)."""
+    """Whether it ever had a control stream; only then is it on disk
+    (`core.nodes.unconnected_nodes`)."""
     heard_at: float = 0.0
     others_at: float = 0.0
     """Time when others last took more of its cores than a measurement tolerates; at first, the time
@@ -120,9 +146,11 @@ class KnownNode:
     own_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels from the agent's settings."""
     set_labels: Mapping[str, str | None] = field(default_factory=dict)
-    """Labels set by an operator, which take precedence; None if it removes a label of the agent's."""
+    """Labels set by an operator, which take precedence; None if it removes a label of the
+    agent's."""
     unknown_stages_told: bool = False
-    """Whether the log reports that it holds stages of unknown deployments; once for each connection."""
+    """Whether the log reports that it holds stages of unknown deployments; once for each
+    connection."""
 
     @property
     def connected(self) -> bool:
@@ -140,7 +168,8 @@ class KnownNode:
         return {key: value for key, value in both.items() if value is not None}
 
     def relabelled(self, labels: Mapping[str, str], removed: Collection[str]) -> KnownNode:
-        """The node with an operator's labels. Raises InvalidArgumentError naming `labels` if there are too many."""
+        """The node with an operator's labels. Raises InvalidArgumentError naming `labels` if there
+        are too many."""
         hidden = dict.fromkeys(key for key in removed if key in self.own_labels)
         other_labels = {key: value for key, value in self.set_labels.items() if key not in removed}
         node = replace(self, set_labels={**other_labels, **hidden, **labels}, saved=False)
@@ -150,7 +179,8 @@ class KnownNode:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of one command: the connection it was last sent on (0: not yet), and whether it was answered."""
+    """The progress of one command: the connection it was last sent on (0: not yet), and whether it
+    was answered."""
 
     sent_on: int = 0
     done: bool = False
@@ -158,7 +188,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ServedOperation:
-    """A mutating call that took effect, kept so that its repeat gets the same answer. `outcome` is opaque here."""
+    """A mutating call that took effect, kept so that its repeat gets the same answer. `outcome` is
+    opaque here."""
 
     operation_id: OperationId
     fingerprint: str
@@ -208,7 +239,8 @@ class SuspectLink:
 
 @dataclass(frozen=True, slots=True)
 class StandbyChoice:
-    """A node and the layers it is to keep; `reserved_bytes` are for them, and for the stages when they run."""
+    """A node and the layers it is to keep; `reserved_bytes` are for them, and for the stages when
+    they run."""
 
     node_id: NodeId
     node_name: NodeName
@@ -218,8 +250,8 @@ class StandbyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """The layers that a node is to keep in memory for a deployment, or None to keep nothing any more. `number` is that
-    of its command.
+    """The layers that a node is to keep in memory for a deployment, or None to keep nothing any
+    more. `number` is that of its command.
 
     `reserved_bytes` of its memory count as taken.
     """
@@ -243,13 +275,14 @@ class Move:
 
 
 STANDBY_SEARCHES = TokenBucket(rate=0.1, holds_s=50.0)
-"""A few searches in a row, then one in ten seconds: facts of nodes may change all the time, and no request waits for
-standbys."""
+"""A few searches in a row, then one in ten seconds: facts of nodes may change all the time, and no
+request waits for standbys."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
-    """A deployment, the progress of its commands for the current epoch, and the part of it that is on disk.
+    """A deployment, the progress of its commands for the current epoch, and the part of it that is
+    on disk.
 
     `uid` distinguishes it from an earlier deployment of the same name. `revision` counts changes
     that must be saved; `saving` is the newest one handed to the disk and `saved_epoch` the newest
@@ -285,11 +318,13 @@ class DeploymentRecord:
     was_ready: bool = False
     """Whether it was ready before that restart, at the epoch that it began with."""
     avoided: frozenset[NodeId] = frozenset()
-    """Nodes that failed to load it, or were silent when a link of it stalled, since it last was ready."""
+    """Nodes that failed to load it, or were silent when a link of it stalled, since it last was
+    ready."""
     planned_for: int = -1
     """The version of the state in which a placement without the lost nodes was last searched."""
     searching: bool = False
-    """Whether a search is under way, for such a placement or for standbys: there is one at a time."""
+    """Whether a search is under way, for such a placement or for standbys: there is one at a
+    time."""
     search_after: float = 0.0
     """Earliest time of the next search."""
     standbys: tuple[Standby, ...] = ()
@@ -305,7 +340,8 @@ class DeploymentRecord:
     saved_epoch: Epoch = NO_EPOCH
     save_after: float = 0.0
     operations: tuple[ServedOperation, ...] = ()
-    """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
+    """Saved in one transaction with the record, and dropped from here once that is done or has
+    failed."""
     delete_revision: int = 0
     """The revision from which the disk has it as deleting, which it is once that is there; 0 if
     there is no such request."""
@@ -317,7 +353,8 @@ class DeploymentRecord:
     forced: bool = False
     """Whether its deletion waits for no node. Not on disk."""
     shape: str = ""
-    """The shape of its model, by which `State.configs` has the config; "" if that is unknown. Not on disk."""
+    """The shape of its model, by which `State.configs` has the config; "" if that is unknown. Not
+    on disk."""
 
     @property
     def name(self) -> DeploymentName:
@@ -344,7 +381,11 @@ class DeploymentRecord:
     @property
     def is_live(self) -> bool:
         """Whether the current epoch is being opened or is open."""
-        return self.phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY)
+        return self.phase in (
+            DeploymentPhase.LOADING,
+            DeploymentPhase.ACTIVATING,
+            DeploymentPhase.READY,
+        )
 
     @property
     def durable(self) -> bool:
@@ -357,7 +398,9 @@ class DeploymentRecord:
             return replace(self, phase=DeploymentPhase.DELETING)
         if self.move is not None:
             loading = DeploymentPhase.LOADING
-            return replace(self, phase=loading, placement=self.move.placement, epoch=self.move.epoch)
+            return replace(
+                self, phase=loading, placement=self.move.placement, epoch=self.move.epoch
+            )
         return self
 
 
@@ -367,18 +410,20 @@ def fresh_progress(placement: Placement) -> tuple[Progress, ...]:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`instance` names this run of the coordinator. `version` counts changes a placement depends on."""
+    """`instance` names this run of the coordinator. `version` counts changes a placement depends
+    on."""
 
     instance: str
     timings: Timings = Timings()
     term: Term = NO_TERM
     epoch_floor: Epoch = NO_EPOCH
-    """An epoch above all that the site issued before this run, whatever its disk has lost: the clock at the start, in
-    milliseconds since 1970."""
+    """An epoch above all that the site issued before this run, whatever its disk has lost: the
+    clock at the start, in milliseconds since 1970."""
     nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
     deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
-    """Last epoch of each deleted deployment: a name used again starts above it, so an epoch never repeats."""
+    """Last epoch of each deleted deployment: a name used again starts above it, so an epoch never
+    repeats."""
     measured: Mapping[NodeId, Measurements] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
     """Jobs in the order of the requests."""
@@ -389,7 +434,8 @@ class State:
     retakes: tuple[Retake, ...] = ()
     """Measurements of layers on nodes that were busy with something else."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Decoded config.json of models that nodes are measured for, by `config_hash`: measured on one, or deployed."""
+    """Decoded config.json of models that nodes are measured for, by `config_hash`: measured on one,
+    or deployed."""
     profile_tries: Mapping[NodeId, Mapping[ProfileKey, ProbeTry]] = field(default_factory=dict)
     """First measurements of layers that were begun by themselves and have given nothing."""
     suspects: tuple[SuspectLink, ...] = ()
@@ -414,7 +460,8 @@ class State:
     probe_count: int = 0
     version: int = 0
     node_versions: Mapping[NodeId, int] = field(default_factory=dict)
-    """The version in which the connection, address or labels of a node last changed, or in which it left."""
+    """The version in which the connection, address or labels of a node last changed, or in which it
+    left."""
 
     def with_record(self, record: DeploymentRecord) -> State:
         return replace(self, deployments={**self.deployments, record.name: record})
@@ -435,19 +482,30 @@ class State:
         node = self.nodes.get(node_id)
         return node is not None and node.placeable
 
-    def pending_operation(self, name: DeploymentName, operation_id: OperationId) -> ServedOperation | None:
-        """A call on a deployment that the disk has neither taken nor refused yet; for replicas, on one of them."""
-        operations = (operation for record in self.replicas_of(name) for operation in record.operations)
-        return next((operation for operation in operations if operation.operation_id == operation_id), None)
+    def pending_operation(
+        self, name: DeploymentName, operation_id: OperationId
+    ) -> ServedOperation | None:
+        """A call on a deployment that the disk has neither taken nor refused yet; for replicas, on
+        one of them."""
+        operations = (
+            operation for record in self.replicas_of(name) for operation in record.operations
+        )
+        return next(
+            (operation for operation in operations if operation.operation_id == operation_id), None
+        )
 
     def refusal(self, operation_id: OperationId) -> EdgeShardError | None:
-        return next((item.failure for item in self.refused if item.operation_id == operation_id), None)
+        return next(
+            (item.failure for item in self.refused if item.operation_id == operation_id), None
+        )
 
     def find_node(self, name_or_id: str) -> KnownNode | None:
         """The node with this id, else with this name; of two with one name the connected one."""
         by_id = self.nodes.get(NodeId(name_or_id))
         named = [node for node in self.nodes.values() if node.name == name_or_id]
-        return by_id or next((node for node in named if node.connected), named[0] if named else None)
+        return by_id or next(
+            (node for node in named if node.connected), named[0] if named else None
+        )
 
     def node_named(self, name_or_id: str) -> KnownNode:
         """The node with this id or name, as `find_node`. Raises NotFoundError naming `node`."""
@@ -465,15 +523,19 @@ class State:
         return records[0]
 
     def one_deployment(self, name: str, field: str = "name") -> DeploymentRecord:
-        """As `deployment_named`; raises InvalidArgumentError naming `field` for a name that replicas have in common."""
+        """As `deployment_named`; raises InvalidArgumentError naming `field` for a name that
+        replicas have in common."""
         records = self.replicas_of(DeploymentName(name))
         if len(records) > 1:
             names = ", ".join(record.name for record in records)
-            raise InvalidArgumentError(f"{field}: {name} has {len(records)} replicas; name one of {names}", field=field)
+            raise InvalidArgumentError(
+                f"{field}: {name} has {len(records)} replicas; name one of {names}", field=field
+            )
         return self.deployment_named(name, field)
 
     def replicas_of(self, name: DeploymentName) -> tuple[DeploymentRecord, ...]:
-        """The deployment of this name; of a name that replicas have in common, each of them in their order."""
+        """The deployment of this name; of a name that replicas have in common, each of them in
+        their order."""
         record = self.deployments.get(name)
         if record is not None:
             return (record,)
@@ -484,7 +546,11 @@ class State:
         """The other replicas of its name, if it is one."""
         if not spec.replica:
             return ()
-        return tuple(other for other in self.replicas_of(DeploymentName(spec.served_name)) if other.name != spec.name)
+        return tuple(
+            other
+            for other in self.replicas_of(DeploymentName(spec.served_name))
+            if other.name != spec.name
+        )
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
         """The epoch at which a deployment of this name begins: above its last one."""
@@ -493,8 +559,9 @@ class State:
     def epoch_after(self, name: DeploymentName, last: Epoch) -> Epoch:
         """The epoch after `last`, the highest that this coordinator knows of a deployment.
 
-        A node may hold a higher one if the coordinator lost its state or was restored from a backup, and it refuses
-        lower ones. A node's word is no epoch, though: any such claim only moves the next epoch above `epoch_floor`.
+        A node may hold a higher one if the coordinator lost its state or was restored from a
+        backup, and it refuses lower ones. A node's word is no epoch, though: any such claim only
+        moves the next epoch above `epoch_floor`.
         """
         stages = (stage for node in self.nodes.values() for stage in node.stages)
         if any(stage.deployment == name and stage.epoch > last for stage in stages):
@@ -503,34 +570,50 @@ class State:
 
     def free_bytes(self, node: KnownNode, without: DeploymentName | None = None) -> int:
         """The node's memory budget less what deployments hold, except the deployment `without`."""
-        used_bytes = sum(held_bytes(stage) for stage in self._placed(without) if stage.node_id == node.node_id)
-        used_bytes += sum(entry.reserved_bytes for entry in self._standbys(without) if entry.node_id == node.node_id)
+        used_bytes = sum(
+            held_bytes(stage) for stage in self._placed(without) if stage.node_id == node.node_id
+        )
+        used_bytes += sum(
+            entry.reserved_bytes
+            for entry in self._standbys(without)
+            if entry.node_id == node.node_id
+        )
         return max(0, node.facts.memory_budget_bytes - used_bytes)
 
     def holds_still(self, spec: DeploymentSpec, placement: Placement, version: int) -> bool:
-        """Whether a placement found in the state of `version` is right in this one. Its nodes are there as they were
-        and have its memory. None holds another replica of the name."""
-        siblings = {stage.node_id for other in self.siblings_of(spec) for stage in other.placement.stages}
+        """Whether a placement found in the state of `version` is right in this one. Its nodes are
+        there as they were and have its memory. None holds another replica of the name."""
+        siblings = {
+            stage.node_id for other in self.siblings_of(spec) for stage in other.placement.stages
+        }
         return all(
             self._is_as_before(stage.node_id, version)
             and stage.node_id not in siblings
-            and held_bytes(stage) <= self.free_bytes(self.nodes[stage.node_id], DeploymentName(spec.name))
+            and held_bytes(stage)
+            <= self.free_bytes(self.nodes[stage.node_id], DeploymentName(spec.name))
             for stage in placement.stages
         )
 
-    def standby_holds_still(self, name: DeploymentName, choice: StandbyChoice, version: int) -> bool:
+    def standby_holds_still(
+        self, name: DeploymentName, choice: StandbyChoice, version: int
+    ) -> bool:
         """As `holds_still`, for the memory of a standby of the deployment `name`."""
         if not self._is_as_before(choice.node_id, version):
             return False
         record, node = self.deployments[name], self.nodes[choice.node_id]
-        own = sum(held_bytes(stage) for stage in record.placement.stages if stage.node_id == choice.node_id)
+        own = sum(
+            held_bytes(stage)
+            for stage in record.placement.stages
+            if stage.node_id == choice.node_id
+        )
         return choice.reserved_bytes <= self.free_bytes(node, name) - own
 
     def _is_as_before(self, node_id: NodeId, version: int) -> bool:
         return self.is_placeable(node_id) and self.node_versions.get(node_id, 0) <= version
 
     def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
-        """Every known node as the placer sees it, by name, with the memory of the deployment `without` counted as free.
+        """Every known node as the placer sees it, by name, with the memory of the deployment
+        `without` counted as free.
 
         It takes a moment for many nodes: call it off the loop.
         """
@@ -540,7 +623,11 @@ class State:
         for entry in self._standbys(without):
             used_bytes[entry.node_id] = used_bytes.get(entry.node_id, 0) + entry.reserved_bytes
         own = self.deployments.get(without) if without is not None else None
-        warm = {entry.node_id: entry.layers for entry in own.standbys if self._is_warm(entry)} if own else {}
+        warm = (
+            {entry.node_id: entry.layers for entry in own.standbys if self._is_warm(entry)}
+            if own
+            else {}
+        )
         ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
         return tuple(
             Candidate(
@@ -588,14 +675,20 @@ def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
 
 def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
     """Names of the deployment's nodes that are not connected, or not done with starting."""
-    return tuple(stage.node_name for stage in record.placement.stages if not state.is_placeable(stage.node_id))
+    return tuple(
+        stage.node_name
+        for stage in record.placement.stages
+        if not state.is_placeable(stage.node_id)
+    )
 
 
 def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
     """Names of its missing nodes that are not awaited: without these its epoch cannot continue."""
     stages = record.placement.stages
     lost_stages = (
-        stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id)
+        stage
+        for stage in stages
+        if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id)
     )
     return tuple(stage.node_name for stage in lost_stages)
 
@@ -623,7 +716,8 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
         for placed in record.placement.stages
         if (node := state.nodes.get(placed.node_id)) is not None
         for status in node.stages
-        if status.stage == placed.index and authority.speaks_for_stage(record, placed.node_id, status)
+        if status.stage == placed.index
+        and authority.speaks_for_stage(record, placed.node_id, status)
     ]
     suspects = tuple(
         SuspectHop(suspect.from_stage, suspect.to_stage, suspect.why)
@@ -645,30 +739,51 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
 def validate_state(state: State) -> None:
     """Raise InternalError naming the first invariant that does not hold."""
     connected = [node for node in state.nodes.values() if node.connected]
-    _hold(len({node.name for node in connected}) == len(connected), "two connected nodes have one name")
-    _hold(len({node.connection for node in connected}) == len(connected), "two nodes share a connection")
+    _hold(
+        len({node.name for node in connected}) == len(connected),
+        "two connected nodes have one name",
+    )
+    _hold(
+        len({node.connection for node in connected}) == len(connected),
+        "two nodes share a connection",
+    )
     for node_id, node in state.nodes.items():
         _hold(node.node_id == node_id, f"node {node_id} is filed under another id")
     for node_id in state.awaited:
-        _hold(node_id in state.nodes and not state.is_connected(node_id), f"node {node_id} is awaited and not away")
+        _hold(
+            node_id in state.nodes and not state.is_connected(node_id),
+            f"node {node_id} is awaited and not away",
+        )
     for name, record in state.deployments.items():
         _hold(record.name == name, f"deployment {name} is filed under another name")
         _validate_record(state, record)
     for suspect in state.suspects:
         live = state.deployments.get(suspect.deployment)
-        _hold(live is not None and live.is_live and live.epoch == suspect.epoch, "a link of no live epoch is suspect")
-    _hold(all(sender != receiver for sender, receiver in state.bad_links), "a node has a bad link to itself")
+        _hold(
+            live is not None and live.is_live and live.epoch == suspect.epoch,
+            "a link of no live epoch is suspect",
+        )
+    _hold(
+        all(sender != receiver for sender, receiver in state.bad_links),
+        "a node has a bad link to itself",
+    )
     _validate_jobs(state)
 
 
 def _validate_jobs(state: State) -> None:
     under_way = [job for job in state.jobs if job.sent is not None]
     probing = [job for job in under_way if job.probing]
-    _hold(len({job.node_id for job in under_way}) == len(under_way), "a node measures two things at once")
+    _hold(
+        len({job.node_id for job in under_way}) == len(under_way),
+        "a node measures two things at once",
+    )
     _hold(not probing or len(under_way) == 1, "links are measured while something else is")
     for job in state.jobs:
         node = state.nodes.get(job.node_id)
-        _hold(node is not None and node.connection == job.connection != 0, f"node {job.node_id} is away and measures")
+        _hold(
+            node is not None and node.connection == job.connection != 0,
+            f"node {job.node_id} is away and measures",
+        )
     for sender, measurements in state.measured.items():
         _hold(sender in state.nodes, f"there are measurements of {sender}, which is not a node")
         _hold(sender not in measurements.links, f"node {sender} measured a link to itself")
@@ -680,12 +795,21 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
     _hold(record.epoch > state.retired.get(record.name, 0), f"{where}: its epoch was used before")
     _hold(0 <= record.saved_epoch <= record.epoch, f"{where}: an epoch is on disk that is not yet")
     _hold(record.saved <= record.saving <= record.revision, f"{where}: revisions are out of order")
-    _hold(record.delete_revision <= record.revision, f"{where}: it is deleted at a revision that is not yet")
+    _hold(
+        record.delete_revision <= record.revision,
+        f"{where}: it is deleted at a revision that is not yet",
+    )
     if any(progress.sent_on for progress in record.prepared):
-        _hold(record.saved_epoch == record.epoch, f"{where}: a stage was prepared before its epoch was on disk")
+        _hold(
+            record.saved_epoch == record.epoch,
+            f"{where}: a stage was prepared before its epoch was on disk",
+        )
     if record.activated.sent_on:
         _hold(all_prepared, f"{where}: the head was activated before every stage was prepared")
-    _hold(len(record.prepared) == len(record.placement.stages), f"{where}: progress does not match the stages")
+    _hold(
+        len(record.prepared) == len(record.placement.stages),
+        f"{where}: progress does not match the stages",
+    )
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         _hold(not lost_nodes(state, record), f"{where}: a node is away")
     if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
@@ -693,13 +817,23 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING):
         _hold(record.deadline is not None, f"{where}: there is no deadline")
     if phase is DeploymentPhase.READY:
-        _hold(record.activated.done and record.attachment != 0, f"{where}: the head is not attached")
-        _hold(record.ever_ready and record.failure is None, f"{where}: it counts as never ready or as failed")
+        _hold(
+            record.activated.done and record.attachment != 0, f"{where}: the head is not attached"
+        )
+        _hold(
+            record.ever_ready and record.failure is None,
+            f"{where}: it counts as never ready or as failed",
+        )
     _hold(record.move is None or phase is DeploymentPhase.READY, f"{where}: it is about to move")
     on_the_way = (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.WAITING)
-    _hold(record.former is None or phase in on_the_way, f"{where}: it has a placement to go back to")
+    _hold(
+        record.former is None or phase in on_the_way, f"{where}: it has a placement to go back to"
+    )
     if phase is DeploymentPhase.FAILED:
-        _hold(record.failure is not None and not record.ever_ready, f"{where}: without a reason, or after READY")
+        _hold(
+            record.failure is not None and not record.ever_ready,
+            f"{where}: without a reason, or after READY",
+        )
 
 
 def _hold(condition: bool, message: str) -> None:

@@ -1,4 +1,5 @@
-"""A bucket that fills at a steady rate and may be overdrawn, since its charges are known only after the use."""
+"""A bucket that fills at a steady rate and may be overdrawn, since its charges are known only after
+the use."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenBucket:
-    """A bucket that fills by `rate` a second and holds the amount of `holds_s` seconds. It is full until something is
-    charged.
+    """A bucket that fills by `rate` a second and holds the amount of `holds_s` seconds. It is full
+    until something is charged.
 
     `full_at` is when it will be full again, in seconds of the caller's clock: one number holds the
     level and the debt.

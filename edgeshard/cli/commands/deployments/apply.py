@@ -56,29 +56,41 @@ class Change:
 def apply(
     context: typer.Context,
     files: Annotated[
-        list[Path], spec_file("Read a spec, or several as [[deployment]], from a TOML or JSON file; repeatable.")
+        list[Path],
+        spec_file(
+            "Read a spec, or several as [[deployment]], from a TOML or JSON file; repeatable."
+        ),
     ],
     replace: Annotated[
-        bool, switch("--replace", "Delete a deployment that differs and deploy it again; its running requests end.")
+        bool,
+        switch(
+            "--replace",
+            "Delete a deployment that differs and deploy it again; its running requests end.",
+        ),
     ] = False,
-    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until all deployments are ready.")] = True,
+    wait: Annotated[
+        bool, switch("--wait/--no-wait", "Wait until all deployments are ready.")
+    ] = True,
     timeout: Annotated[
         float | None,
         option(
             "SECONDS",
-            "Wait at most SECONDS for each deployment (default: no limit). Then exit with 6; deployments that were "
+            "Wait at most SECONDS for each deployment (default: no limit). Then exit with 6; "
+            "deployments that were "
             "begun continue to load.",
             min=0,
         ),
     ] = None,
-    dry_run: Annotated[bool, switch("--dry-run", "Print the changes and placements, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, switch("--dry-run", "Print the changes and placements, and change nothing.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make the site's deployments match the files. The command deploys missing deployments and replicas, and leaves
-    those that already match. A deployment that no file names stays as it is. A key that a file leaves out takes its
-    default, except source, which stays as it is. A running deployment cannot be changed. If one differs from its
-    file, the command names the fields and fails. If you give --replace, the command deletes that deployment and
-    deploys it again.
+    """Make the site's deployments match the files. The command deploys missing deployments and
+    replicas, and leaves those that already match. A deployment that no file names stays as it is. A
+    key that a file leaves out takes its default, except source, which stays as it is. A running
+    deployment cannot be changed. If one differs from its file, the command names the fields and
+    fails. If you give --replace, the command deletes that deployment and deploys it again.
     """
     specs = specs_of(files)
 
@@ -106,7 +118,8 @@ REFUSED = "refused"
 
 
 def specs_of(files: list[Path]) -> list[DeploymentSpec]:
-    """The specs of all files. Raises InvalidArgumentError naming the file and every field that is wrong in one."""
+    """The specs of all files. Raises InvalidArgumentError naming the file and every field that is
+    wrong in one."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
     specs: dict[str, DeploymentSpec] = {}
@@ -115,7 +128,11 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
         tables = values.pop("deployment", None)
         if tables is None:
             tables = [values]
-        elif values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        elif (
+            values
+            or not isinstance(tables, list)
+            or not all(isinstance(table, dict) for table in tables)
+        ):
             raise InvalidArgumentError(
                 f"{file}: a file with [[deployment]] tables may contain nothing else",
                 field="file",
@@ -125,15 +142,20 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
             try:
                 spec = parse_spec(table)
             except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"{file}: {error.message}", field=error.field, reason=error.reason) from None
+                raise InvalidArgumentError(
+                    f"{file}: {error.message}", field=error.field, reason=error.reason
+                ) from None
             if spec.name in specs:
-                raise InvalidArgumentError(f"{file}: there are two deployments {spec.name}", field="name")
+                raise InvalidArgumentError(
+                    f"{file}: there are two deployments {spec.name}", field="name"
+                )
             specs[spec.name] = spec
     return list(specs.values())
 
 
 def differences(current: DeploymentSpec, target: DeploymentSpec) -> tuple[Difference, ...]:
-    """The fields that differ. A source that is not given is whichever was chosen, and so is a number of replicas."""
+    """The fields that differ. A source that is not given is whichever was chosen, and so is a
+    number of replicas."""
     if current.replica:
         current = dataclasses.replace(current, name=current.served_name, replica=0, source="")
     if target.replicas == AUTO_REPLICAS:
@@ -165,7 +187,8 @@ def missing(current: Sequence[Deployment]) -> tuple[DeploymentSpec, ...]:
 
 
 def _check(spec: DeploymentSpec, current: Sequence[Deployment]) -> None:
-    """Raise FailedPreconditionError naming the fields of a deployment that would have to change, or why it failed."""
+    """Raise FailedPreconditionError naming the fields of a deployment that would have to change, or
+    why it failed."""
     if not current:
         return
     spec_differences = differences(current[0].spec, spec)
@@ -180,7 +203,9 @@ def _check(spec: DeploymentSpec, current: Sequence[Deployment]) -> None:
     for one in filter(_is_dead, current):
         why = f": {one.failure.message}" if one.failure is not None else ""
         raise FailedPreconditionError(
-            f"deployment {one.spec.name} is {one.phase}{why}. {again}", field="name", reason="NOT_RUNNING"
+            f"deployment {one.spec.name} is {one.phase}{why}. {again}",
+            field="name",
+            reason="NOT_RUNNING",
         )
 
 
@@ -188,7 +213,9 @@ def _is_dead(deployment: Deployment) -> bool:
     return deployment.phase.value in ("failed", "deleting")
 
 
-async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[Deployment], replace: bool) -> Change:
+async def _would_apply(
+    client: Client, spec: DeploymentSpec, current: Sequence[Deployment], replace: bool
+) -> Change:
     if not current:
         return Change(spec.name, "created", placement=await client.plan(spec))
     spec_differences = differences(current[0].spec, spec)
@@ -197,11 +224,17 @@ async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[D
     missing_specs = missing(current)
     for one in missing_specs[:1]:  # raises if there is no capacity for it
         await client.plan(one)
-    return Change(spec.name, "restored" if missing_specs else "unchanged", placement=current[0].placement)
+    return Change(
+        spec.name, "restored" if missing_specs else "unchanged", placement=current[0].placement
+    )
 
 
 async def _applied(
-    client: Client, spec: DeploymentSpec, current: Sequence[Deployment], wait: bool, timeout_s: float | None
+    client: Client,
+    spec: DeploymentSpec,
+    current: Sequence[Deployment],
+    wait: bool,
+    timeout_s: float | None,
 ) -> Change:
     spec_differences = differences(current[0].spec, spec) if current else ()
     with stderr_console().status(f"applying {spec.name}") as status:
@@ -210,16 +243,24 @@ async def _applied(
             missing_specs = missing(current)
             for one in missing_specs:
                 await client.deploy(one, wait, timeout_s, reporter.show)
-            first = await client.wait_ready(spec.name, timeout_s, reporter.show) if wait else current[0]
-            return Change(spec.name, "restored" if missing_specs else "unchanged", placement=first.placement)
+            first = (
+                await client.wait_ready(spec.name, timeout_s, reporter.show) if wait else current[0]
+            )
+            return Change(
+                spec.name, "restored" if missing_specs else "unchanged", placement=first.placement
+            )
         if current:
             await client.delete_deployment(spec.name, timeout_s=timeout_s)
         deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
-    return Change(spec.name, "replaced" if current else "created", spec_differences, deployment.placement)
+    return Change(
+        spec.name, "replaced" if current else "created", spec_differences, deployment.placement
+    )
 
 
 def _difference_text(difference: Difference) -> str:
-    return f"{difference.field} is {_text(difference.now)} and would become {_text(difference.wanted)}"
+    return (
+        f"{difference.field} is {_text(difference.now)} and would become {_text(difference.wanted)}"
+    )
 
 
 def _text(value: Any) -> str:
@@ -235,6 +276,9 @@ def _placement_text(change: Change) -> str:
 _COLUMNS: list[Column[Change]] = [
     Column("NAME", lambda change: change.name),
     Column("ACTION", lambda change: change.action),
-    Column("DIFFERS IN", lambda change: ",".join(difference.field for difference in change.differences) or "-"),
+    Column(
+        "DIFFERS IN",
+        lambda change: ",".join(difference.field for difference in change.differences) or "-",
+    ),
     Column("PLACEMENT", _placement_text),
 ]

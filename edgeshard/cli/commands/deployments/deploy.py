@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.command_options import argument, option, spec_file, switch, wait_timeout, with_option_groups
+from edgeshard.cli.commands.command_options import (
+    argument,
+    option,
+    spec_file,
+    switch,
+    wait_timeout,
+    with_option_groups,
+)
 from edgeshard.cli.commands.deployments.model import add_model
 from edgeshard.cli.commands.spec_options import KEYS, flag_of, read_texts, spec_options
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
-from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, show_text, stderr_console
+from edgeshard.cli.render.output import (
+    TABLES,
+    Output,
+    OutputOption,
+    show_fields,
+    show_list,
+    show_text,
+    stderr_console,
+)
 from edgeshard.domain.deployments.deployment import joined_mistakes, parse_spec, spec_mistakes
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
@@ -34,20 +49,27 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     *,
     name: Annotated[str | None, argument("NAME", KEYS["name"].option.help)] = None,
-    file: Annotated[Path | None, spec_file("Read the spec from a TOML or JSON file instead of options.")] = None,
+    file: Annotated[
+        Path | None, spec_file("Read the spec from a TOML or JSON file instead of options.")
+    ] = None,
     options: Annotated[dict[str, Any], spec_options()],
     wait: Annotated[bool, switch("--wait/--no-wait", "Wait until the deployment is ready.")] = True,
     timeout: Annotated[float | None, wait_timeout("the deployment continues to load")] = None,
     measure: Annotated[
         float,
-        option("SECONDS", "Profile unmeasured idle nodes first, for up to SECONDS (0: skip).", min=0),
+        option(
+            "SECONDS", "Profile unmeasured idle nodes first, for up to SECONDS (0: skip).", min=0
+        ),
     ] = MEASURE_S,
-    dry_run: Annotated[bool, switch("--dry-run", "Print the placement, and deploy nothing.")] = False,
+    dry_run: Annotated[
+        bool, switch("--dry-run", "Print the placement, and deploy nothing.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deploy a model. Give either --file, or NAME and --model. Without --layers, EdgeShard chooses nodes and layers
-    from measurements. It uses what `edgectl profile` measured, and first measures idle nodes that have no measurement
-    (--measure). If measurements are still missing, it estimates from data sheets or free memory, and prints a note.
+    """Deploy a model. Give either --file, or NAME and --model. Without --layers, EdgeShard chooses
+    nodes and layers from measurements. It uses what `edgectl profile` measured, and first measures
+    idle nodes that have no measurement (--measure). If measurements are still missing, it estimates
+    from data sheets or free memory, and prints a note.
     """
     from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS, PLACED_COLUMNS
 
@@ -82,16 +104,24 @@ def model_source(model: str | None) -> Source | None:
 
 
 def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
-    """The spec of `--file`, or of options by key. Raises InvalidArgumentError naming the key or option at fault."""
+    """The spec of `--file`, or of options by key. Raises InvalidArgumentError naming the key or
+    option at fault."""
     if file is not None:
         if options:
             flags = ", ".join(flag_of(key) for key in options)
-            raise InvalidArgumentError(f"--file holds the whole spec: leave out {flags}", field="file")
+            raise InvalidArgumentError(
+                f"--file holds the whole spec: leave out {flags}", field="file"
+            )
         return parse_spec(read_spec(file))
     values, mistakes = read_texts(options)
     for key in ("name", "model"):
         if key not in values:
-            mistakes.insert(0, InvalidArgumentError(f"{key} is missing: give it, or a spec with --file", field=key))
+            mistakes.insert(
+                0,
+                InvalidArgumentError(
+                    f"{key} is missing: give it, or a spec with --file", field=key
+                ),
+            )
             values[key] = "missing"
     mistakes += spec_mistakes(values)
     if mistakes:
@@ -107,7 +137,9 @@ def _about_option(error: InvalidArgumentError) -> InvalidArgumentError:
     key = error.field.partition(".")[0]
     if key not in KEYS or not error.message.startswith(key):
         return error
-    return type(error)(flag_of(key) + error.message.removeprefix(key), field=error.field, reason=error.reason)
+    return type(error)(
+        flag_of(key) + error.message.removeprefix(key), field=error.field, reason=error.reason
+    )
 
 
 def read_spec(file: Path) -> dict[str, Any]:
@@ -115,7 +147,9 @@ def read_spec(file: Path) -> dict[str, Any]:
     read = read_json if file.suffix == ".json" else read_toml
     values = read(file, f"{file} is not a spec", "file", "INVALID_SPEC")
     if not isinstance(values, dict):
-        raise InvalidArgumentError(f"{file} is not a spec: it holds no object", field="file", reason="INVALID_SPEC")
+        raise InvalidArgumentError(
+            f"{file} is not a spec: it holds no object", field="file", reason="INVALID_SPEC"
+        )
     return values
 
 
@@ -131,19 +165,25 @@ async def _deployed(
             console.print(f"before it starts: {first.note}", markup=False)
         reporter = DeployReporter(status)
         try:
-            deployment = await deploy_measured(client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s)
-            deployments = await client.replicas(spec.name) if deployment.spec.replica else [deployment]
+            deployment = await deploy_measured(
+                client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s
+            )
+            deployments = (
+                await client.replicas(spec.name) if deployment.spec.replica else [deployment]
+            )
             for warning in await placed_kernel_warnings(client, deployments):
                 console.print(warning, markup=False)
             return deployments
         except asyncio.CancelledError:
-            # The answer may have been lost: only the coordinator knows whether the deployment continues.
+            # The answer may have been lost: only the coordinator knows whether the deployment
+            # continues.
             console.print(interrupted(spec.name, reporter.begun), markup=False)
             raise
 
 
 async def placed_kernel_warnings(client: Client, deployments: Sequence[Deployment]) -> list[str]:
-    """Warnings about missing or slow kernels of the nodes that deployments are placed on, with a remedy."""
+    """Warnings about missing or slow kernels of the nodes that deployments are placed on, with a
+    remedy."""
     from edgeshard.cli.render.kernel_views import kernel_warnings
 
     names = {stage.node_name for deployment in deployments for stage in deployment.placement.stages}

@@ -25,15 +25,23 @@ from edgeshard.cli.render.output import (
 if TYPE_CHECKING:
     from edgeshard.client import Client
 
-app = typer.Typer(cls=NounGroup, help="Show the details of a node, model or deployment.", no_args_is_help=True)
+app = typer.Typer(
+    cls=NounGroup, help="Show the details of a node, model or deployment.", no_args_is_help=True
+)
 
 
 @app.command(short_help="Show a node: device, memory, stages, measurements.")
 def node(context: typer.Context, name: NodeName, output: OutputOption = Output.TABLE) -> None:
-    """Show a node, by name or id: its device, memory and stages, the packed units on its disk, and the measurements of
-    it and of its links.
+    """Show a node, by name or id: its device, memory and stages, the packed units on its disk, and
+    the measurements of it and of its links.
     """
-    from edgeshard.cli.render.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text, unknown_fields
+    from edgeshard.cli.render.profile_views import (
+        LINK_COLUMNS,
+        link_rows,
+        node_data,
+        profile_text,
+        unknown_fields,
+    )
     from edgeshard.cli.render.views import PACKED_COLUMNS, STAGE_COLUMNS, node_fields, packed_text
     from edgeshard.domain.errors import EdgeShardError
 
@@ -73,13 +81,16 @@ def model(context: typer.Context, name: ModelName, output: OutputOption = Output
 
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
-def deployment(context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and the cause, the layers of each node, and the prediction. The output
-    also shows the usual lengths of its requests, and whether another placement would suit these lengths better. Each
-    node has counters: steps, tokens, idle share, waiting steps and KV cache in use. Nodes that stream weights or swap
-    KV have counters for that, too. If the deployment is ready, the output also predicts, for each node, which node
-    would replace it if it died and how long requests would pause. If a name has replicas, the output shows each of
-    them.
+def deployment(
+    context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE
+) -> None:
+    """Show a deployment: its settings, its phase and the cause, the layers of each node, and the
+    prediction. The output also shows the usual lengths of its requests, and whether another
+    placement would suit these lengths better. Each node has counters: steps, tokens, idle share,
+    waiting steps and KV cache in use. Nodes that stream weights or swap KV have counters for that,
+    too. If the deployment is ready, the output also predicts, for each node, which node would
+    replace it if it died and how long requests would pause. If a name has replicas, the output
+    shows each of them.
     """
     from edgeshard.cli.render.views import (
         LOSS_COLUMNS,
@@ -92,7 +103,11 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
 
     replicas = ask(context, lambda client: client.replicas(name, outlook=True))
     if output not in TABLES:
-        show_value(replicas[0] if len(replicas) == 1 else replicas, output, [one.spec.name for one in replicas])
+        show_value(
+            replicas[0] if len(replicas) == 1 else replicas,
+            output,
+            [one.spec.name for one in replicas],
+        )
         return
     for number, one in enumerate(replicas):
         show_text("\n" * (number > 0), nl=False)

@@ -1,4 +1,5 @@
-"""edgectl model list --found: the models on this disk, and the context for which each fits the site."""
+"""edgectl model list --found: the models on this disk, and the context for which each fits the
+site."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _NOMINAL_RATE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A row: `fits` is None without a site, and for a model that cannot be added; `context` is in tokens."""
+    """A row: `fits` is None without a site, and for a model that cannot be added; `context` is in
+    tokens."""
 
     model: str
     program: str
@@ -59,7 +61,9 @@ def show_local(context: typer.Context, output: Output) -> None:
         try:
             nodes = [node for node in ask(context, lambda client: client.nodes()) if node.placeable]
         except EdgeShardError as error:
-            show_text(f"note: no site answers, so it is not known what fits: {error.message}", err=True)
+            show_text(
+                f"note: no site answers, so it is not known what fits: {error.message}", err=True
+            )
         else:
             if not nodes:
                 show_text("note: the site has no connected nodes, so nothing fits yet", err=True)
@@ -89,8 +93,8 @@ def fitting_context(model: ModelSpec, nodes: Sequence[Node]) -> int | None:
     """The longest context in tokens for which one request fits the nodes' free memory; None if no
     request fits.
 
-    Only memory counts: figures of time, which the planner needs too, are the same for all nodes and links. Raises as
-    `plan` does.
+    Only memory counts: figures of time, which the planner needs too, are the same for all nodes and
+    links. Raises as `plan` does.
     """
     from edgeshard.domain.models.dtypes import DType
     from edgeshard.planning.inputs.catalogue import DeviceSpec
@@ -137,7 +141,8 @@ def fitting_context(model: ModelSpec, nodes: Sequence[Node]) -> int | None:
 
 
 def largest_that_fits(least: int, longest: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest context, `longest` or a multiple of a KV block's tokens; None if not even `least` fits."""
+    """The largest context, `longest` or a multiple of a KV block's tokens; None if not even `least`
+    fits."""
     if fits(longest):
         return longest
     if not fits(least):

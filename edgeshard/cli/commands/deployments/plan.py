@@ -1,4 +1,5 @@
-"""edgectl plan: which nodes and layers, how fast, and why; for the site, or from a cluster file without any daemon."""
+"""edgectl plan: which nodes and layers, how fast, and why; for the site, or from a cluster file
+without any daemon."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.command_options import option, switch, with_option_groups
-from edgeshard.cli.commands.spec_options import pairs, quantise_option, read_texts, spec_option, spec_options
+from edgeshard.cli.commands.spec_options import (
+    pairs,
+    quantise_option,
+    read_texts,
+    spec_option,
+    spec_options,
+)
 from edgeshard.cli.render.output import Output, OutputOption, show_text
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.errors import InvalidArgumentError
@@ -27,28 +34,40 @@ class ProblemOptions:
 
     batch: Annotated[int | None, option("N", "Put at most N requests into a micro-batch.")] = None
     max_share: Annotated[
-        list[str] | None, option("NODE=PART", "Limit a node's share of the layers, such as a=0.5; repeatable.")
+        list[str] | None,
+        option("NODE=PART", "Limit a node's share of the layers, such as a=0.5; repeatable."),
     ] = None
     min_nodes: Annotated[int, option("N", "Use at least N nodes.")] = 1
     max_nodes: Annotated[int | None, option("N", "Use at most N nodes.")] = None
     head_on_source: Annotated[
-        bool, switch("--head-on-source", "Keep the LM head on the source, so that no other node sees a token.")
+        bool,
+        switch(
+            "--head-on-source",
+            "Keep the LM head on the source, so that no other node sees a token.",
+        ),
     ] = False
     rate: Annotated[
         str,
         option(
             "RATE",
-            "Assume that a new request begins when another ends (steady), or that all begin at once (together).",
+            "Assume that a new request begins when another ends (steady), or that all begin at "
+            "once (together).",
         ),
     ] = "steady"
 
     def given(self) -> dict[str, Any]:
-        """Fields of `PlanProblem`. Raises InvalidArgumentError for a share or a rate that is none."""
+        """Fields of `PlanProblem`. Raises InvalidArgumentError for a share or a rate that is
+        none."""
         from edgeshard.planning.inputs.problem import Rate
 
         if self.rate not in list(Rate):
-            raise InvalidArgumentError(f"--rate {self.rate!r}: use one of {', '.join(Rate)}", field="rate")
-        values = asdict(self) | {"max_share": _shares(self.max_share or ()), "rate": Rate(self.rate)}
+            raise InvalidArgumentError(
+                f"--rate {self.rate!r}: use one of {', '.join(Rate)}", field="rate"
+            )
+        values = asdict(self) | {
+            "max_share": _shares(self.max_share or ()),
+            "rate": Rate(self.rate),
+        }
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -59,58 +78,80 @@ def _shares(items: Sequence[str]) -> dict[str, float]:
         try:
             shares[name] = float(value)
         except ValueError:
-            raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
+            raise InvalidArgumentError(
+                f"--max-share {name}={value} is not a number", field="max_share"
+            ) from None
     return shares
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionOptions:
-    """The options that select a question about the plan, or about plans of other nodes, links or loads."""
+    """The options that select a question about the plan, or about plans of other nodes, links or
+    loads."""
 
-    compare: Annotated[bool, switch("--compare", "Compare all strategies, including one node only.")] = False
+    compare: Annotated[
+        bool, switch("--compare", "Compare all strategies, including one node only.")
+    ] = False
     explain: Annotated[bool, switch("--explain", "Explain the plan in words.")] = False
-    what_if: Annotated[list[str] | None, option('"+2 orin-nx"', "Add nodes, or remove one with -NODE; repeatable.")] = (
-        None
-    )
-    sweep: Annotated[str | None, option("bandwidth=MIN:MAX", "Plan for several link rates from MIN to MAX Mb/s.")] = (
-        None
-    )
+    what_if: Annotated[
+        list[str] | None, option('"+2 orin-nx"', "Add nodes, or remove one with -NODE; repeatable.")
+    ] = None
+    sweep: Annotated[
+        str | None, option("bandwidth=MIN:MAX", "Plan for several link rates from MIN to MAX Mb/s.")
+    ] = None
     simulate: Annotated[
         str | None,
         option(
             "LOAD",
-            "Predict latency under one of four loads. together: run the planned batch. saturated: keep as many "
-            "requests running as fit. rate=2,requests=100: draw requests; prompt=64:512,new=128,seed=1 may follow. "
+            "Predict latency under one of four loads. together: run the planned batch. saturated: "
+            "keep as many "
+            "requests running as fit. rate=2,requests=100: draw requests; "
+            "prompt=64:512,new=128,seed=1 may follow. "
             "file=arrivals.csv: read requests, with columns arrival_s,prompt_tokens,new_tokens.",
         ),
     ] = None
     verify: Annotated[
-        bool, switch("--verify", "Search for a better plan with CP-SAT, for up to 60 s; exit with 1 if there is one.")
+        bool,
+        switch(
+            "--verify",
+            "Search for a better plan with CP-SAT, for up to 60 s; exit with 1 if there is one.",
+        ),
     ] = False
     plot: Annotated[
-        Path | None, option("FILE.svg", "Draw the sweep, the comparison or the simulation into this file.")
+        Path | None,
+        option("FILE.svg", "Draw the sweep, the comparison or the simulation into this file."),
     ] = None
 
     def check(self, allow_streaming: bool) -> None:
         """Raise InvalidArgumentError for options that do not go together."""
         if self.verify and (self.compare or self.sweep is not None or self.simulate is not None):
             raise InvalidArgumentError(
-                "--verify checks one plan: leave out --compare, --sweep and --simulate", field="verify"
+                "--verify checks one plan: leave out --compare, --sweep and --simulate",
+                field="verify",
             )
         if self.verify and allow_streaming:
             raise InvalidArgumentError(
-                "--allow-streaming: --verify knows only nodes that hold their weights; give one of them",
+                "--allow-streaming: --verify knows only nodes that hold their weights; give one of "
+                "them",
                 field="allow_streaming",
             )
-        if self.plot is not None and self.sweep is None and self.simulate is None and not self.compare:
+        if (
+            self.plot is not None
+            and self.sweep is None
+            and self.simulate is None
+            and not self.compare
+        ):
             raise InvalidArgumentError(
                 "--plot draws a --sweep, a --compare or a --simulate: give one too", field="plot"
             )
         if sum((self.compare, self.explain, self.sweep is not None, self.simulate is not None)) > 1:
-            raise InvalidArgumentError("give one of --compare, --explain, --sweep and --simulate", field="compare")
+            raise InvalidArgumentError(
+                "give one of --compare, --explain, --sweep and --simulate", field="compare"
+            )
         if allow_streaming and (self.compare or self.simulate is not None):
             raise InvalidArgumentError(
-                "--allow-streaming: --compare and --simulate know only nodes that hold their weights; give one of them",
+                "--allow-streaming: --compare and --simulate know only nodes that hold their "
+                "weights; give one of them",
                 field="allow_streaming",
             )
 
@@ -121,7 +162,11 @@ class QuestionOptions:
         return bool(self.sweep or self.compare or self.simulate or self.what_if)
 
     def show(
-        self, problem: PlanProblem, rules: Sequence[Rule], output: Output, guesses: SiteGuesses | None = None
+        self,
+        problem: PlanProblem,
+        rules: Sequence[Rule],
+        output: Output,
+        guesses: SiteGuesses | None = None,
     ) -> bool:
         """Print the answer, of a site's plan with its `guesses`. False if no requested plan was
         found, or only one that is not the best."""
@@ -148,16 +193,24 @@ class QuestionOptions:
                 return show_simulation(changed_problem, self.simulate, self.plot, output, prover)
             earlier = problem if self.what_if else None
             return show_plan(
-                changed_problem, earlier, self.explain, output, prover, verifier if self.verify else None, guesses
+                changed_problem,
+                earlier,
+                self.explain,
+                output,
+                prover,
+                verifier if self.verify else None,
+                guesses,
             )
 
 
 _SPEC = spec_options(
     *("objective", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
     *("exclude", "reserve", "allow_streaming", "rule"),
-    source="Put the first layer on this node (default: the file's source, or the measured node with the most free "
+    source="Put the first layer on this node (default: the file's source, or the measured node "
+    "with the most free "
     "memory).",
-    concurrency="Plan for at most N requests at once (default: the file's, else 1, or for throughput as many as fit).",
+    concurrency="Plan for at most N requests at once (default: the file's, else 1, or for "
+    "throughput as many as fit).",
     dtype="Compute in float32, float16 or bfloat16.",
     prompt_tokens="Plan for prompts of N tokens.",
     new_tokens="Plan for answers of N tokens.",
@@ -181,16 +234,22 @@ def plan(
         ),
     ] = "",
     options: Annotated[dict[str, Any], _SPEC],
-    quantise: Annotated[str | None, quantise_option("stored; --dtype on a site with accelerators")] = None,
+    quantise: Annotated[
+        str | None, quantise_option("stored; --dtype on a site with accelerators")
+    ] = None,
     own: ProblemOptions,
     question: QuestionOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan a model on the nodes of the running site: which nodes, which layers, how fast, and what limits the speed.
-    The plan uses what `edgectl profile` measured. With --cluster, plan for the nodes of a file, such as nodes you
-    might buy; that needs no daemon, no weights and no PyTorch.
+    """Plan a model on the nodes of the running site: which nodes, which layers, how fast, and what
+    limits the speed. The plan uses what `edgectl profile` measured. With --cluster, plan for the
+    nodes of a file, such as nodes you might buy; that needs no daemon, no weights and no PyTorch.
     """
-    from edgeshard.cli.commands.deployments.plan_inputs import Asked, offline_problem, online_problem
+    from edgeshard.cli.commands.deployments.plan_inputs import (
+        Asked,
+        offline_problem,
+        online_problem,
+    )
 
     question.check(options.get("allow_streaming", False))
     if not model:

@@ -1,4 +1,5 @@
-"""The load of `edgectl plan --simulate`: the request, the arrivals drawn or read, and the figures as text."""
+"""The load of `edgectl plan --simulate`: the request, the arrivals drawn or read, and the figures
+as text."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ _COLUMNS = ("arrival_s", "prompt_tokens", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class AskedLoad:
-    """A load: these requests, or without any the batch that starts together in `mode`, or a plan that is `saturated`.
-    `words` describes it."""
+    """A load: these requests, or without any the batch that starts together in `mode`, or a plan
+    that is `saturated`. `words` describes it."""
 
     words: str
     requests: tuple[ServedRequest, ...] = ()
@@ -69,10 +70,11 @@ class AskedLoad:
 
 
 def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
-    """`saturated`, `together`, `together,mode=bubbles`, `rate=2,requests=100,prompt=64:512,new=128,seed=1` or
-    `file=arrivals.csv`.
+    """`saturated`, `together`, `together,mode=bubbles`,
+    `rate=2,requests=100,prompt=64:512,new=128,seed=1` or `file=arrivals.csv`.
 
-    Prompts and answers are as long as the problem's unless given. Raises InvalidArgumentError naming the key at fault.
+    Prompts and answers are as long as the problem's unless given. Raises InvalidArgumentError
+    naming the key at fault.
     """
     first, *rest = text.split(",")
     if text.strip() == SATURATED:
@@ -87,11 +89,14 @@ def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
         return AskedLoad(f"one batch that starts together, {mode}", mode=Mode(mode))
     if "file" in values:
         _only(values, ("file",), "file")
-        return AskedLoad(f"the requests of {values['file']}", _read_requests(Path(values["file"]), problem))
+        return AskedLoad(
+            f"the requests of {values['file']}", _read_requests(Path(values["file"]), problem)
+        )
     _only(values, _DRAWN, "rate")
     if "rate" not in values:
         raise _wrong(
-            repr(text), f"give {TOGETHER}, {SATURATED}, rate=2 for two requests a second, or file=arrivals.csv"
+            repr(text),
+            f"give {TOGETHER}, {SATURATED}, rate=2 for two requests a second, or file=arrivals.csv",
         )
     return _drawn(values, problem)
 
@@ -99,11 +104,15 @@ def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
 def show_simulation(
     problem: PlanProblem, text: str, plot: Path | None, output: Output, prover: Prover | None = None
 ) -> bool:
-    """Plan, simulate the load on the plan, print the figures, draw some steps to `plot`. Returns whether there is a
-    plan."""
+    """Plan, simulate the load on the plan, print the figures, draw some steps to `plot`. Returns
+    whether there is a plan."""
     load = parse_load(text, problem)
     if (tokens := sum(request.new_tokens for request in load.requests)) > MOST_NEW_TOKENS:
-        raise _wrong("new", f"amounts to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are simulated")
+        raise _wrong(
+            "new",
+            f"amounts to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are "
+            "simulated",
+        )
     if not load.requests and not load.saturated:
         problem = replace(problem, rate=Rate.TOGETHER)
     result = plan(problem, alternatives=0, prover=prover)
@@ -113,13 +122,17 @@ def show_simulation(
     if load.saturated:
         simulation = saturated(result)
     else:
-        simulation = forecast(result, load.requests) if load.requests else together(result, load.mode)
+        simulation = (
+            forecast(result, load.requests) if load.requests else together(result, load.mode)
+        )
     if plot is not None:
         draw(plot, _picture(simulation, load, problem.model.name))
     if output in TABLES:
         _show_tables(result, simulation, load, output)
     else:
-        show_value(plan_data(result) | {"simulation": _data(simulation, load)}, output, [result.placement])
+        show_value(
+            plan_data(result) | {"simulation": _data(simulation, load)}, output, [result.placement]
+        )
     return True
 
 
@@ -129,7 +142,8 @@ def _pairs(items: list[str], text: str) -> dict[str, str]:
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
             raise _wrong(
-                repr(text), f"give {TOGETHER}, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128"
+                repr(text),
+                f"give {TOGETHER}, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128",
             )
         if name in pairs:
             raise _wrong(name, "is given twice")
@@ -151,7 +165,8 @@ def _drawn(values: Mapping[str, str], problem: PlanProblem) -> AskedLoad:
         rate = math.nan
     if not LEAST_RATE <= rate < math.inf:
         raise _wrong(
-            f"rate={values['rate']}", f"it must be requests a second, a number above 0 (at least {LEAST_RATE})"
+            f"rate={values['rate']}",
+            f"it must be requests a second, a number above 0 (at least {LEAST_RATE})",
         )
     count = _whole(values, "requests", DEFAULT_REQUESTS, 1, MOST_REQUESTS)
     seed = _whole(values, "seed", 0, 0, 2**63)
@@ -182,8 +197,12 @@ def _range(values: Mapping[str, str], name: str, default: int) -> tuple[int, int
     text = values.get(name, str(default))
     low, colon, high = text.partition(":")
     ends = [low, high] if colon else [low, low]
-    if not all(end.isascii() and end.isdigit() for end in ends) or not 0 < int(ends[0]) <= int(ends[1]):
-        raise _wrong(f"{name}={text}", "it must be a number of tokens such as 128, or a range such as 64:512")
+    if not all(end.isascii() and end.isdigit() for end in ends) or not 0 < int(ends[0]) <= int(
+        ends[1]
+    ):
+        raise _wrong(
+            f"{name}={text}", "it must be a number of tokens such as 128, or a range such as 64:512"
+        )
     return int(ends[0]), int(ends[1])
 
 
@@ -192,7 +211,8 @@ def _describe_range(ends: tuple[int, int]) -> str:
 
 
 def _read_requests(path: Path, problem: PlanProblem) -> tuple[ServedRequest, ...]:
-    """The requests of a CSV file whose first line names its columns; spaces and a byte order mark do not matter."""
+    """The requests of a CSV file whose first line names its columns; spaces and a byte order mark
+    do not matter."""
     text = read_input(path, f"--simulate {path}", "simulate").removeprefix("\ufeff")
     rows = csv.reader(text.splitlines())
     requests = []
@@ -200,28 +220,46 @@ def _read_requests(path: Path, problem: PlanProblem) -> tuple[ServedRequest, ...
         names = [name.strip() for name in next(rows, [])]
         if missing := [name for name in _COLUMNS if name not in names]:
             raise _wrong(
-                str(path), f"its first line must name the columns {','.join(_COLUMNS)}; {missing[0]} is missing"
+                str(path),
+                f"its first line must name the columns {','.join(_COLUMNS)}; {missing[0]} is "
+                "missing",
             )
         for row in rows:
             if row:
-                requests.append(_read_request(dict(zip(names, row, strict=False)), f"{path}, line {rows.line_num}"))
+                requests.append(
+                    _read_request(
+                        dict(zip(names, row, strict=False)), f"{path}, line {rows.line_num}"
+                    )
+                )
                 if requests[-1].prompt_tokens + requests[-1].new_tokens > problem.held_tokens:
-                    tokens = f"{requests[-1].prompt_tokens} tokens in and {requests[-1].new_tokens} out"
-                    raise _wrong(f"{path}, line {rows.line_num}", f"it has {tokens}; {most_held(problem)}")
+                    tokens = (
+                        f"{requests[-1].prompt_tokens} tokens in and {requests[-1].new_tokens} out"
+                    )
+                    raise _wrong(
+                        f"{path}, line {rows.line_num}", f"it has {tokens}; {most_held(problem)}"
+                    )
     except csv.Error as error:
         raise _wrong(f"{path}, line {rows.line_num}", str(error)) from None
     if not 0 < len(requests) <= MOST_REQUESTS:
-        raise _wrong(str(path), f"it holds {len(requests)} requests; it must hold 1 to {MOST_REQUESTS}")
+        raise _wrong(
+            str(path), f"it holds {len(requests)} requests; it must hold 1 to {MOST_REQUESTS}"
+        )
     return tuple(requests)
 
 
 def _read_request(row: Mapping[str, str], where: str) -> ServedRequest:
     try:
-        arrival_s, prompt, new = float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["new_tokens"])
+        arrival_s, prompt, new = (
+            float(row["arrival_s"]),
+            int(row["prompt_tokens"]),
+            int(row["new_tokens"]),
+        )
     except (KeyError, ValueError):
         arrival_s, prompt, new = math.nan, 0, 0
     if not 0 <= arrival_s < math.inf or prompt < 1 or new < 1:
-        raise _wrong(where, "it must hold seconds of at least 0 and two whole numbers of tokens above 0")
+        raise _wrong(
+            where, "it must hold seconds of at least 0 and two whole numbers of tokens above 0"
+        )
     return ServedRequest(arrival_s, prompt, new)
 
 
@@ -248,11 +286,16 @@ NODE_COLUMNS: list[Column[NodeLoad]] = [
 
 def _show_tables(result: PlanResult, simulation: Forecast, load: AskedLoad, output: Output) -> None:
     assert result.prediction is not None
-    steps = f"; at most {simulation.token_budget} tokens a step" if simulation.token_budget is not None else ""
+    steps = (
+        f"; at most {simulation.token_budget} tokens a step"
+        if simulation.token_budget is not None
+        else ""
+    )
     waiting = {}
     if simulation.waiting:
         waiting["waiting"] = (
-            f"{simulation.waiting} of {simulation.requests} requests for a place when the last one came"
+            f"{simulation.waiting} of {simulation.requests} requests for a place when the last one "
+            "came"
         )
     show_fields(
         {
@@ -260,9 +303,11 @@ def _show_tables(result: PlanResult, simulation: Forecast, load: AskedLoad, outp
             "plan": result.placement,
             "load": load.words,
             "at once": f"at most {describe_load(result)}{steps}",
-            "throughput": f"{simulation.tokens_per_s:.2f} tokens/s, {simulation.requests_per_s:.3g} requests/s over "
+            "throughput": f"{simulation.tokens_per_s:.2f} tokens/s, "
+            f"{simulation.requests_per_s:.3g} requests/s over "
             f"{human_seconds(simulation.span_s)}",
-            "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {describe_load(result)} all the time",
+            "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with "
+            f"{describe_load(result)} all the time",
             "idle": f"{percent(simulation.bubble_share)} of the nodes' time",
         }
         | waiting
@@ -282,14 +327,22 @@ def _show_tables(result: PlanResult, simulation: Forecast, load: AskedLoad, outp
 
 def _data(simulation: Forecast, load: AskedLoad) -> dict[str, Any]:
     values = {name: value for name, value in plain(simulation).items() if name != "visits"}
-    return {"load": load.words, **values, "requests_per_s": simulation.requests_per_s, "assumed": list(ASSUMPTIONS)}
+    return {
+        "load": load.words,
+        **values,
+        "requests_per_s": simulation.requests_per_s,
+        "assumed": list(ASSUMPTIONS),
+    }
 
 
 def _picture(simulation: Forecast, load: AskedLoad, model: str) -> str:
-    """Some steps from the middle of the run: a row for each node and each link, in the order of the ring."""
+    """Some steps from the middle of the run: a row for each node and each link, in the order of the
+    ring."""
     from edgeshard.cli.render.svg import timeline
 
-    rows = [row for node in simulation.nodes for row in (node.node, f"{node.node} -> {node.receiver}")]
+    rows = [
+        row for node in simulation.nodes for row in (node.node, f"{node.node} -> {node.receiver}")
+    ]
     steps = [visit for visit in simulation.visits if visit.station == rows[0]]
     first = max(0, (len(steps) - PICTURED_STEPS) // 2)
     from_s = steps[first].start_s
@@ -301,4 +354,9 @@ def _picture(simulation: Forecast, load: AskedLoad, model: str) -> str:
     ]
     names = ("turn", "step") if load.requests else ("micro-batch", "token")
     title = f"{model}: {until_s - from_s:.3g} s of the simulation, from {from_s:.3g} s on"
-    return timeline(sorted(visits, key=lambda visit: rows.index(visit.station)), title, until_s - from_s, names=names)
+    return timeline(
+        sorted(visits, key=lambda visit: rows.index(visit.station)),
+        title,
+        until_s - from_s,
+        names=names,
+    )

@@ -12,7 +12,15 @@ from edgeshard.cli import completion
 from edgeshard.cli.commands.command_options import argument, switch
 from edgeshard.cli.commands.spec_options import quantise_option, spec_option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, show_text, stderr_console
+from edgeshard.cli.render.output import (
+    TABLES,
+    Output,
+    OutputOption,
+    show_below,
+    show_list,
+    show_text,
+    stderr_console,
+)
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import escaped
 
@@ -31,22 +39,33 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
         list[str] | None,
-        argument("[NODE]...", "Measure these nodes (default: all connected nodes).", autocompletion=completion.nodes),
+        argument(
+            "[NODE]...",
+            "Measure these nodes (default: all connected nodes).",
+            autocompletion=completion.nodes,
+        ),
     ] = None,
     model: Annotated[
-        str | None, spec_option("model", "Measure for this model of the store; without it, measure links only.")
+        str | None,
+        spec_option(
+            "model", "Measure for this model of the store; without it, measure links only."
+        ),
     ] = None,
     dtype: Annotated[str | None, spec_option("dtype")] = None,
     quantise: Annotated[str | None, quantise_option("--dtype")] = None,
     head_quantisation: Annotated[str | None, spec_option("head_quantisation")] = None,
-    quick: Annotated[bool, switch("--quick", "Measure fewer points: takes seconds, and is less exact.")] = False,
-    again: Annotated[bool, switch("--again", "Measure again, even if a stored profile exists.")] = False,
+    quick: Annotated[
+        bool, switch("--quick", "Measure fewer points: takes seconds, and is less exact.")
+    ] = False,
+    again: Annotated[
+        bool, switch("--again", "Measure again, even if a stored profile exists.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Measure the links between nodes and, with --model, how fast each node runs that model. `edgectl plan` and
-    `edgectl deploy` use the results. A node measures one layer of each kind with random weights. It therefore needs
-    neither the model's files nor memory for the whole model. If one node or link fails, the others are still
-    measured.
+    """Measure the links between nodes and, with --model, how fast each node runs that model.
+    `edgectl plan` and `edgectl deploy` use the results. A node measures one layer of each kind with
+    random weights. It therefore needs neither the model's files nor memory for the whole model. If
+    one node or link fails, the others are still measured.
     """
     from edgeshard.cli.render.profile_views import node_rows
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
@@ -61,12 +80,22 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         }
         for option, value in about_layers.items():
             if value is not None:
-                raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
-    kind, quantisation = DType.parse(dtype or DEFAULT_DTYPE), parse_quantisation(quantise, head_quantisation)
+                raise InvalidArgumentError(
+                    f"--{option} is about measuring for a model: give --model too", field=option
+                )
+    kind, quantisation = (
+        DType.parse(dtype or DEFAULT_DTYPE),
+        parse_quantisation(quantise, head_quantisation),
+    )
 
     async def work(client: Client) -> tuple[list[NodeRow], list[Node]]:
         progress = client.profile(
-            model or "", tuple(nodes or ()), dtype=kind, quick=quick, again=again, quantisation=quantisation
+            model or "",
+            tuple(nodes or ()),
+            dtype=kind,
+            quick=quick,
+            again=again,
+            quantisation=quantisation,
         )
         outcomes = await _outcomes(progress)
         site = await client.site(model or "")
@@ -102,7 +131,8 @@ async def _outcomes(progress: AsyncGenerator[NodeProgress, None]) -> dict[str, N
                     reporter.show(event)
         except asyncio.CancelledError:
             reporter.console.print(
-                "the nodes continue to measure and end by themselves: `edgectl describe node NODE` shows the "
+                "the nodes continue to measure and end by themselves: `edgectl describe node NODE` "
+                "shows the "
                 "results; to stop a node, restart its agent",
                 markup=False,
             )
@@ -124,7 +154,9 @@ class ProfileReporter:
         if self._bars is not None:
             task = self._tasks.get(event.node)
             if task is None:
-                task = self._tasks[event.node] = self._bars.add_task(event.node, total=None, what="")
+                task = self._tasks[event.node] = self._bars.add_task(
+                    event.node, total=None, what=""
+                )
             what = _outcome(event) if event.finished else escaped(event.what)
             self._bars.update(task, completed=event.done, total=event.total or None, what=what)
         elif event.finished:
@@ -155,8 +187,13 @@ def progress_on(console: Console) -> Iterator[ProfileReporter]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    name, what = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[what]}", markup=False)
-    with Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), what, console=console) as bars:
+    name, what = (
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.fields[what]}", markup=False),
+    )
+    with Progress(
+        name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), what, console=console
+    ) as bars:
         yield ProfileReporter(console, bars)
 
 
@@ -165,7 +202,12 @@ def _outcome(event: NodeProgress) -> str:
 
 
 def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:
-    from edgeshard.cli.render.profile_views import LINK_COLUMNS, LINKS_ONLY_COLUMNS, NODE_COLUMNS, long_results
+    from edgeshard.cli.render.profile_views import (
+        LINK_COLUMNS,
+        LINKS_ONLY_COLUMNS,
+        NODE_COLUMNS,
+        long_results,
+    )
 
     columns: list[Any] = NODE_COLUMNS if with_model else LINKS_ONLY_COLUMNS
     show_list(rows, output, columns, lambda row: row.node, [row.as_data() for row in rows])

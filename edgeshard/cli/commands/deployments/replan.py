@@ -48,21 +48,29 @@ _COLUMNS: list[Column[LayerChange]] = [
 def replan(
     context: typer.Context,
     name: Annotated[str, argument("NAME", "Move the deployment of this name.")],
-    dry_run: Annotated[bool, switch("--dry-run", "Print what would change, and change nothing.")] = False,
-    force: Annotated[bool, switch("--force", "Move it even if the gain is small or unknown.")] = False,
-    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until the deployment is ready again.")] = True,
+    dry_run: Annotated[
+        bool, switch("--dry-run", "Print what would change, and change nothing.")
+    ] = False,
+    force: Annotated[
+        bool, switch("--force", "Move it even if the gain is small or unknown.")
+    ] = False,
+    wait: Annotated[
+        bool, switch("--wait/--no-wait", "Wait until the deployment is ready again.")
+    ] = True,
     timeout: Annotated[float | None, wait_timeout("the move continues")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan a running deployment for the site's current nodes, and move it if it gains 5 % or more. Running requests
-    pause and continue with their next token. A deployment that was placed by hand with --layers cannot move. The
-    replicas of a name are planned and moved one after the other.
+    """Plan a running deployment for the site's current nodes, and move it if it gains 5 % or more.
+    Running requests pause and continue with their next token. A deployment that was placed by hand
+    with --layers cannot move. The replicas of a name are planned and moved one after the other.
     """
     plans = ask(context, lambda client: _replanned(client, name, dry_run, force, wait, timeout))
     if output not in TABLES:
         rows = [share for outcome in plans.values() for share in shares(outcome)]
         data = [{"changed": outcome.changed, **plain(outcome)} for outcome in plans.values()]
-        show_list(rows, output, _COLUMNS, lambda share: share.node, data[0] if len(data) == 1 else data)
+        show_list(
+            rows, output, _COLUMNS, lambda share: share.node, data[0] if len(data) == 1 else data
+        )
         return
     for number, (each, outcome) in enumerate(plans.items()):
         show_text("\n" * (number > 0), nl=False)
@@ -86,7 +94,12 @@ async def _replanned(
             with stderr_console().status(f"planning {each}") as status:
                 on_change = DeployReporter(status).show
                 done[each] = await client.replan(
-                    each, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=on_change
+                    each,
+                    dry_run=dry_run,
+                    force=force,
+                    wait=wait,
+                    timeout_s=timeout_s,
+                    on_change=on_change,
                 )
     except EdgeShardError:
         for each, outcome in done.items():
@@ -98,7 +111,10 @@ async def _replanned(
 def shares(outcome: ReplanResult) -> list[LayerChange]:
     """A row for each node of either placement: present nodes first, then new ones."""
     now, then = (_layers(placement) for placement in (outcome.current, outcome.found))
-    return [LayerChange(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
+    return [
+        LayerChange(node, now.get(node, "-"), then.get(node, "-"))
+        for node in dict.fromkeys([*now, *then])
+    ]
 
 
 def _layers(placement: Placement) -> dict[str, str]:
@@ -110,14 +126,20 @@ def _figures(outcome: ReplanResult) -> dict[str, str]:
 
     fields = {"Now": _rates(outcome.expected), "Then": _rates(outcome.found.predicted)}
     if outcome.gain is not None and outcome.expected is not None:
-        fields["Gain"] = f"{100 * outcome.gain:.1f} % ({outcome.expected.objective}, {lengths_text(outcome.expected)})"
+        fields["Gain"] = (
+            f"{100 * outcome.gain:.1f} % ({outcome.expected.objective}, "
+            f"{lengths_text(outcome.expected)})"
+        )
     return fields | ({"Note": outcome.note} if outcome.note else {})
 
 
 def _rates(predicted: Prediction | None) -> str:
     if predicted is None:
         return "not predicted"
-    return f"{predicted.throughput_tps:.2f} tokens/s, {human_seconds(predicted.time_per_token_s)} per token"
+    return (
+        f"{predicted.throughput_tps:.2f} tokens/s, {human_seconds(predicted.time_per_token_s)} "
+        "per token"
+    )
 
 
 def sentence_of_gain(outcome: ReplanResult) -> str:
@@ -127,9 +149,13 @@ def sentence_of_gain(outcome: ReplanResult) -> str:
         return "an unknown gain"
     if now.objective == "throughput":
         return (
-            f"{100 * outcome.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
+            f"{100 * outcome.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of "
+            f"{now.throughput_tps:.1f})"
         )
-    times = f"{human_seconds(then.time_per_token_s)} per token instead of {human_seconds(now.time_per_token_s)}"
+    times = (
+        f"{human_seconds(then.time_per_token_s)} per token instead of "
+        f"{human_seconds(now.time_per_token_s)}"
+    )
     return f"{100 * outcome.gain:.0f} % less time ({times})"
 
 

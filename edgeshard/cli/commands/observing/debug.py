@@ -1,4 +1,5 @@
-"""edgectl debug: the state and recent actions of a site's processes in one file, and the replay of such a file."""
+"""edgectl debug: the state and recent actions of a site's processes in one file, and the replay of
+such a file."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from edgeshard.cli.commands.command_options import argument, option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_bytes, show_text, writing
 from edgeshard.debugging.dump import ProcessDump, site_document, site_parts
-from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
 
 app = typer.Typer(help="Dump the state of a site's processes and replay it.", no_args_is_help=True)
 
@@ -30,14 +35,22 @@ def dump(
     context: typer.Context,
     output: Annotated[
         Path | None,
-        option("FILE", "Write to this file (default: a name with date and time); - is stdout.", "--output", "-o"),
+        option(
+            "FILE",
+            "Write to this file (default: a name with date and time); - is stdout.",
+            "--output",
+            "-o",
+        ),
     ] = None,
     force: Annotated[bool, switch("--force", "Replace the file if it exists.")] = False,
-    timeout: Annotated[float, option("SECONDS", "Wait at most SECONDS for the coordinator.", min=0)] = 60.0,
+    timeout: Annotated[
+        float, option("SECONDS", "Wait at most SECONDS for the coordinator.", min=0)
+    ] = 60.0,
 ) -> None:
-    """Write the state, newest events, versions and settings of the coordinator and of every node to a JSON file. The
-    file contains no prompts, tokens, generated text or keys. It contains names and addresses of nodes, names and
-    configs of models, and file paths. It also names each node that did not answer.
+    """Write the state, newest events, versions and settings of the coordinator and of every node to
+    a JSON file. The file contains no prompts, tokens, generated text or keys. It contains names and
+    addresses of nodes, names and configs of models, and file paths. It also names each node that
+    did not answer.
     """
     now = datetime.now(UTC)
     path = output or Path(f"edgeshard-{now:%Y%m%d-%H%M%S}.json")
@@ -48,25 +61,38 @@ def dump(
         show_text(text)
     else:
         _write(path, text, force)
-        show_text(f"{path}: {human_bytes(path.stat().st_size)}, of the coordinator and {_nodes(dumps)}")
+        show_text(
+            f"{path}: {human_bytes(path.stat().st_size)}, of the coordinator and {_nodes(dumps)}"
+        )
     for failed in (item for item in dumps if item.failure is not None):
         assert failed.failure is not None
         show_text(f"node {failed.node} is missing: {failed.failure.message}", err=True)
 
 
 @app.command(short_help="Replay the events of a dump and compare the resulting state.")
-def replay(file: Annotated[Path, argument("FILE", "Read this file of `edgectl debug dump`; - is stdin.")]) -> None:
-    """Replay the events of a dump on each process's earlier state, and compare the result with the state in the dump.
-    If they differ, the process ran another version, or its state changed without an event.
+def replay(
+    file: Annotated[Path, argument("FILE", "Read this file of `edgectl debug dump`; - is stdin.")],
+) -> None:
+    """Replay the events of a dump on each process's earlier state, and compare the result with the
+    state in the dump. If they differ, the process ran another version, or its state changed without
+    an event.
     """
     coordinator, nodes = site_parts(_read(file))
     results = _replayed("edgeshard_coordinator.replay", {"coordinator": coordinator})
     agents = _replayed("edgeshard_agent.replay", nodes)
-    for name, result in (*results.items(), *((f"node {name}", result) for name, result in agents.items())):
+    for name, result in (
+        *results.items(),
+        *((f"node {name}", result) for name, result in agents.items()),
+    ):
         what = "; ".join(result["differs"][:5])
-        show_text(f"{name}: {result['events']} events, {f'differs: {what}' if what else 'the state is the same'}")
+        show_text(
+            f"{name}: {result['events']} events, "
+            f"{f'differs: {what}' if what else 'the state is the same'}"
+        )
     if any(result["differs"] for result in (*results.values(), *agents.values())):
-        raise FailedPreconditionError("the replay does not lead to the state of the dump", reason="REPLAY_DIFFERS")
+        raise FailedPreconditionError(
+            "the replay does not lead to the state of the dump", reason="REPLAY_DIFFERS"
+        )
 
 
 def _nodes(dumps: tuple[ProcessDump, ...]) -> str:
@@ -79,10 +105,14 @@ def _check_output(path: Path, force: bool) -> None:
     if path == STDOUT:
         return
     if not path.parent.is_dir():
-        raise InvalidArgumentError(f"cannot write --output {path}: there is no such directory", field="output")
+        raise InvalidArgumentError(
+            f"cannot write --output {path}: there is no such directory", field="output"
+        )
     if path.exists() and not force:
         raise AlreadyExistsError(
-            f"--output {path}: there is such a file; give --force to replace it", field="output", reason="FILE_EXISTS"
+            f"--output {path}: there is such a file; give --force to replace it",
+            field="output",
+            reason="FILE_EXISTS",
         )
 
 
@@ -114,9 +144,15 @@ def _read(path: Path) -> Any:
 def _replayed(module: str, parts: Mapping[str, Any]) -> dict[str, Any]:
     """The state machines are the daemons': each replays in a process of its own package."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", module], input=json.dumps(parts), stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-P", "-m", module],
+        input=json.dumps(parts),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
-        raise FailedPreconditionError(f"{module} ended with exit code {done.returncode}", reason="REPLAY_FAILED")
+        raise FailedPreconditionError(
+            f"{module} ended with exit code {done.returncode}", reason="REPLAY_FAILED"
+        )
     results: dict[str, Any] = json.loads(done.stdout)
     return results

@@ -26,7 +26,16 @@ from edgeshard.cli.commands.observing.doctor_checks import (
 )
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.kernel_views import kernel_lines
-from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, print_table, show_text, show_value, table
+from edgeshard.cli.render.output import (
+    TABLES,
+    Column,
+    Output,
+    OutputOption,
+    print_table,
+    show_text,
+    show_value,
+    table,
+)
 from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
@@ -51,15 +60,17 @@ def doctor(
         list[Fault] | None,
         option(
             "FAULT",
-            "Ignore the fault with this name, as the table prints it, for example clock-skew; repeatable.",
+            "Ignore the fault with this name, as the table prints it, for example clock-skew; "
+            "repeatable.",
             "--ignore",
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Find faults of the site and of this machine, and print a remedy for each. Check clocks, ports, disks, memory,
-    swap, CUDA, compute kernels, versions, huge pages, CPU quotas, links, certificates and keys. The coordinator and
-    the nodes report their own values; this machine is checked directly. The command changes nothing.
+    """Find faults of the site and of this machine, and print a remedy for each. Check clocks,
+    ports, disks, memory, swap, CUDA, compute kernels, versions, huge pages, CPU quotas, links,
+    certificates and keys. The coordinator and the nodes report their own values; this machine is
+    checked directly. The command changes nothing.
     """
     facts = run(_gathered(connect_of(context)))
     left_out = set(ignore or ())
@@ -130,7 +141,8 @@ async def _gathered(connect: Connect) -> Facts:
 
 
 def beyond(theirs_s: float, asked_s: float, answered_s: float) -> float:
-    """By how much a clock that was read between two moments of this one is certainly ahead; negative if it lags."""
+    """By how much a clock that was read between two moments of this one is certainly ahead;
+    negative if it lags."""
     return max(0.0, theirs_s - answered_s) + min(0.0, theirs_s - asked_s)
 
 
@@ -167,7 +179,8 @@ async def _why_closed(address: str) -> str:
     except TimeoutError:
         return f"no answer within {PORT_S:g} s from {HERE}"
     except (OSError, UnicodeError) as error:
-        # An unknown name has a number of the resolver's, below 0, and a name with invalid letters may have none.
+        # An unknown name has a number of the resolver's, below 0, and a name with invalid letters
+        # may have none.
         number = getattr(error, "errno", None) or 0
         why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
         return f"{why.lower()}, tried from {HERE}"
@@ -180,6 +193,10 @@ async def _why_closed(address: str) -> str:
 def _keys(places: Iterable[Path]) -> Iterable[KeyFile]:
     """The private keys of this user's credentials."""
     for place in places:
-        for path in sorted(place.rglob("*.key")) + sorted(place.rglob("key.pem")) if place.is_dir() else [place]:
+        for path in (
+            sorted(place.rglob("*.key")) + sorted(place.rglob("key.pem"))
+            if place.is_dir()
+            else [place]
+        ):
             with contextlib.suppress(OSError):
                 yield KeyFile(str(path), path.stat().st_mode & 0o777)

@@ -1,4 +1,5 @@
-"""Faults of a site, from facts of it. Pure: facts in, findings out; time is passed in as a value."""
+"""Faults of a site, from facts of it. Pure: facts in, findings out; time is passed in as a
+value."""
 
 from __future__ import annotations
 
@@ -66,29 +67,36 @@ ADVICE: Mapping[Fault, Advice] = {
     ),
     Fault.NODE_AWAY: Advice(
         "The node does not answer. Deployments that need it continue without it, or wait.",
-        "Look at the node and its agent's log; edgectl delete node takes one that will not be back out of the site.",
+        "Look at the node and its agent's log; edgectl delete node takes one that will not be back "
+        "out of the site.",
     ),
     Fault.DEPLOYMENT_NOT_READY: Advice(
         "The deployment answers no requests.", "See edgectl describe deployment NAME for the cause."
     ),
     Fault.PORT_CLOSED: Advice(
         "The port accepts no connections: nodes cannot send activations, or cannot join.",
-        "Check that the daemon runs, that the firewall admits the port, and the values of --listen and --advertise.",
+        "Check that the daemon runs, that the firewall admits the port, and the values of --listen "
+        "and --advertise.",
     ),
     Fault.CLOCK_SKEW: Advice(
-        "Certificates are refused by clocks that are far off, and logs of nodes cannot be compared.",
-        "Have the clocks set from the network: timedatectl set-ntp true, on the machine that is named.",
+        "Certificates are refused by clocks that are far off, and logs of nodes cannot be "
+        "compared.",
+        "Have the clocks set from the network: timedatectl set-ntp true, on the machine that is "
+        "named.",
     ),
     Fault.CERTIFICATE_EXPIRED: Advice(
         "The process is refused by everybody else.",
-        "Join again with another token (edgectl token create), or make another certificate (edgectl certificate).",
+        "Join again with another token (edgectl token create), or make another certificate "
+        "(edgectl certificate).",
     ),
     Fault.CERTIFICATE_ENDS: Advice(
         "It should have renewed itself by now, and stops working when it ends.",
-        "See the log of the process for why it does not; a site that makes none needs --ca-key at its coordinator.",
+        "See the log of the process for why it does not; a site that makes none needs --ca-key at "
+        "its coordinator.",
     ),
     Fault.KEY_READABLE: Advice(
-        "Others on this machine can take this process's place at the site; daemons refuse such a key.",
+        "Others on this machine can take this process's place at the site; daemons refuse such a "
+        "key.",
         "chmod 600 FILE; if somebody may have read it, edgectl node revoke NAME and join again.",
     ),
     Fault.VERSION_SKEW: Advice(
@@ -109,11 +117,14 @@ ADVICE: Mapping[Fault, Advice] = {
     ),
     Fault.SWAP_IN_USE: Advice(
         "Swap is a thousand times slower than memory; a step may wait for it.",
-        "Give the agent less with --memory, end what else runs there, or turn swap off: swapoff -a.",
+        "Give the agent less with --memory, end what else runs there, or turn swap off: swapoff "
+        "-a.",
     ),
     Fault.CUDA_UNUSED: Advice(
-        "There is an NVIDIA driver, and PyTorch here is a build for processors: the card is not used.",
-        "Install PyTorch's CUDA build into the agent's environment and start the agent with --device cuda.",
+        "There is an NVIDIA driver, and PyTorch here is a build for processors: the card is not "
+        "used.",
+        "Install PyTorch's CUDA build into the agent's environment and start the agent with "
+        "--device cuda.",
     ),
     Fault.KERNELS_MISSING: Advice(
         "Layers on the processor run several times slower than with the native kernels.",
@@ -121,24 +132,30 @@ ADVICE: Mapping[Fault, Advice] = {
     ),
     Fault.KERNELS_SLOW: Advice(
         "Products on the processor stay far below what its memory and its multiply-adds allow.",
-        "In the node's checkout run python hatch_build.py (CXX=clang++ tries another compiler), or install a wheel; "
-        "restart the agent. If the node was busy when it started, edgectl profile --again measures anew.",
+        "In the node's checkout run python hatch_build.py (CXX=clang++ tries another compiler), or "
+        "install a wheel; "
+        "restart the agent. If the node was busy when it started, edgectl profile --again measures "
+        "anew.",
     ),
     Fault.HUGE_PAGES_OFF: Advice(
         "Weights lie in small pages, which costs a tenth or more of the speed on most processors.",
         "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, and restart the agent.",
     ),
     Fault.CPU_QUOTA: Advice(
-        "A control group takes the processor away in the middle of steps; threads wait for each other then.",
-        "Lift the limit (CPUQuota=, --cpus), or give whole cores instead: CPUAffinity=, --cpuset-cpus.",
+        "A control group takes the processor away in the middle of steps; threads wait for each "
+        "other then.",
+        "Lift the limit (CPUQuota=, --cpus), or give whole cores instead: CPUAffinity=, "
+        "--cpuset-cpus.",
     ),
     Fault.IDENTITY_COPIED: Advice(
-        "The state directory of a node was copied, with a memory card perhaps. Its second agent cannot join.",
+        "The state directory of a node was copied, with a memory card perhaps. Its second agent "
+        "cannot join.",
         "Stop one of the two. Or remove --state-dir of the second one and join it as a new node.",
     ),
     Fault.LINK_SLOW: Advice(
         "Activations take longer over this link than layers take to compute.",
-        "Use a cable, or leave a node out (exclude); edgectl plan --explain shows the cost of the link.",
+        "Use a cable, or leave a node out (exclude); edgectl plan --explain shows the cost of the "
+        "link.",
     ),
 }
 
@@ -223,8 +240,12 @@ def _site(facts: Facts, site: Site) -> Iterator[Finding]:
         link, profile = stored.link, stored.link.profile
         slow = profile.bandwidth_bps < LINK_BPS or profile.latency_s > LINK_S
         if slow and link.sender in names and link.receiver in names:
-            figures = f"{human_rate(profile.bandwidth_bps)}, {human_seconds(profile.latency_s)} one way"
-            yield Finding(Fault.LINK_SLOW, f"{names[link.sender]} -> {names[link.receiver]}", figures)
+            figures = (
+                f"{human_rate(profile.bandwidth_bps)}, {human_seconds(profile.latency_s)} one way"
+            )
+            yield Finding(
+                Fault.LINK_SLOW, f"{names[link.sender]} -> {names[link.receiver]}", figures
+            )
     for deployment in facts.deployments:
         if deployment.phase in (DeploymentPhase.WAITING, DeploymentPhase.FAILED):
             why = f": {deployment.failure.message}" if deployment.failure is not None else ""
@@ -237,7 +258,10 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
         yield Finding(Fault.NODE_AWAY, node.name, f"last heard {node.heartbeat_age_s:.0f} s ago")
         return
     if node.twin_address:
-        where = f"two agents have its identity: {node.address} is connected, {node.twin_address} is refused"
+        where = (
+            f"two agents have its identity: {node.address} is connected, {node.twin_address} "
+            "is refused"
+        )
         yield Finding(Fault.IDENTITY_COPIED, node.name, where)
     condition, pages, speed = node.condition, node.huge_pages, node.facts.kernels
     if speed is not None and speed.name and (problem := kernel_problem(speed)):
@@ -253,7 +277,10 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
         and pages.wanted_bytes >= HUGE_PAGE_BYTES
         and pages.held_bytes < HUGE_PAGE_SHARE * pages.wanted_bytes
     ):
-        figures = f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)} lie in huge pages"
+        figures = (
+            f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)} lie in "
+            "huge pages"
+        )
         yield Finding(Fault.HUGE_PAGES_OFF, node.name, figures)
 
 
@@ -262,11 +289,16 @@ def _machine(where: str, condition: Condition, utc_s: float) -> Iterator[Finding
     if condition.disk_total_bytes and condition.disk_free_bytes < max(
         DISK_BYTES, DISK_SHARE * condition.disk_total_bytes
     ):
-        free = f"{human_bytes(condition.disk_free_bytes)} free of {human_bytes(condition.disk_total_bytes)}"
+        free = (
+            f"{human_bytes(condition.disk_free_bytes)} free of "
+            f"{human_bytes(condition.disk_total_bytes)}"
+        )
         yield Finding(Fault.DISK_FULL, where, free)
     if 0 < condition.disk_write_bps < DISK_WRITE_BPS:
         yield Finding(
-            Fault.DISK_SLOW, where, f"{human_bytes(int(condition.disk_write_bps))} a second written and flushed"
+            Fault.DISK_SLOW,
+            where,
+            f"{human_bytes(int(condition.disk_write_bps))} a second written and flushed",
         )
     total, left = condition.memory_total_bytes, condition.memory_available_bytes
     if total and left < max(MEMORY_BYTES, MEMORY_SHARE * total):
@@ -289,7 +321,9 @@ def _certificate(where: str, condition: Condition, utc_s: float) -> Iterator[Fin
     if ends and ends < utc_s:
         yield Finding(Fault.CERTIFICATE_EXPIRED, where, f"{_span(utc_s - ends)} ago")
     elif ends and utc_s > (due + ends) / 2:
-        yield Finding(Fault.CERTIFICATE_ENDS, where, f"in {_span(ends - utc_s)}, and was to be renewed before")
+        yield Finding(
+            Fault.CERTIFICATE_ENDS, where, f"in {_span(ends - utc_s)}, and was to be renewed before"
+        )
 
 
 def _span(seconds: float) -> str:
@@ -301,7 +335,9 @@ def _span(seconds: float) -> str:
 
 def _clock(where: str, ahead_s: float) -> Finding:
     return Finding(
-        Fault.CLOCK_SKEW, where, f"{_span(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's"
+        Fault.CLOCK_SKEW,
+        where,
+        f"{_span(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's",
     )
 
 
@@ -311,7 +347,9 @@ def _versions(facts: Facts, site: Site) -> Iterator[Finding]:
     if not theirs:
         return
     others = [(HERE, facts.version)]
-    others += [(node.name, node.condition.version) for node in site.nodes if node.condition is not None]
+    others += [
+        (node.name, node.condition.version) for node in site.nodes if node.condition is not None
+    ]
     for where, version in others:
         if version and version != theirs:
             yield Finding(Fault.VERSION_SKEW, where, f"{version}, and the coordinator has {theirs}")

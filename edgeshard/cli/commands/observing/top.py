@@ -27,9 +27,10 @@ def top(
     interval: Annotated[float, option("SECONDS", "Refresh every SECONDS.", min=0.2, max=60)] = 1.0,
     once: Annotated[bool, switch("--once", "Print the tables once and exit.")] = False,
 ) -> None:
-    """Watch the site live: nodes and their memory, deployments, stages (rates, waits, KV), links and requests. WAITS
-    is the share of the last seconds in which a stage had no step (bubbles). Arrow keys scroll, Tab selects the next
-    table, p pauses, q quits. If stdout is not a terminal, print the tables once.
+    """Watch the site live: nodes and their memory, deployments, stages (rates, waits, KV), links
+    and requests. WAITS is the share of the last seconds in which a stage had no step (bubbles).
+    Arrow keys scroll, Tab selects the next table, p pauses, q quits. If stdout is not a terminal,
+    print the tables once.
     """
     shown_once = once or not sys.stdout.isatty()
     if not shown_once:
@@ -52,7 +53,8 @@ def check_textual() -> None:
     """Raise FailedPreconditionError with the command that installs the missing package."""
     if find_spec("textual") is None:
         raise FailedPreconditionError(
-            f"edgectl top needs the top extra: {extra_line('top')} (edgectl top --once does without)",
+            f"edgectl top needs the top extra: {extra_line('top')} (edgectl top --once does "
+            "without)",
             reason="MISSING_EXTRA",
         )
 

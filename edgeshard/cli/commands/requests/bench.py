@@ -45,25 +45,47 @@ class LoadOptions:
 
     rate: Annotated[
         float | None,
-        option("N", "Start N requests a second, even if earlier ones are still running.", min=0.001, max=10_000),
+        option(
+            "N",
+            "Start N requests a second, even if earlier ones are still running.",
+            min=0.001,
+            max=10_000,
+        ),
     ] = None
-    concurrency: Annotated[int | None, option("N", "Keep N requests running (default: 1).", min=1, max=4096)] = None
+    concurrency: Annotated[
+        int | None, option("N", "Keep N requests running (default: 1).", min=1, max=4096)
+    ] = None
     requests: Annotated[int, option("N", "Send at most N requests.", min=1, max=100_000)] = 32
-    duration: Annotated[float, option("SECONDS", "Start no request after SECONDS.", min=0.1, max=86_400)] = 60.0
+    duration: Annotated[
+        float, option("SECONDS", "Start no request after SECONDS.", min=0.1, max=86_400)
+    ] = 60.0
     prompt_tokens: Annotated[
         str | None,
         option(
-            "N|LOW:HIGH", f"Draw prompts of N tokens, or of LOW to HIGH tokens (default: {PROMPT_TOKENS}, {_LESS})."
+            "N|LOW:HIGH",
+            f"Draw prompts of N tokens, or of LOW to HIGH tokens (default: {PROMPT_TOKENS}, "
+            f"{_LESS}).",
         ),
     ] = None
     new_tokens: Annotated[
         str | None,
-        option("N|LOW:HIGH", f"Generate N tokens per answer, or LOW to HIGH tokens (default: {NEW_TOKENS}, {_LESS})."),
+        option(
+            "N|LOW:HIGH",
+            f"Generate N tokens per answer, or LOW to HIGH tokens (default: {NEW_TOKENS}, "
+            f"{_LESS}).",
+        ),
     ] = None
     prompts: Annotated[
-        Path | None, option("FILE", 'Read prompts from this file instead: one per line, or JSON lines with "prompt".')
+        Path | None,
+        option(
+            "FILE",
+            'Read prompts from this file instead: one per line, or JSON lines with "prompt".',
+        ),
     ] = None
-    seed: Annotated[int, option("N", "Set the random seed. The same seed gives the same prompts and start times.")] = 0
+    seed: Annotated[
+        int,
+        option("N", "Set the random seed. The same seed gives the same prompts and start times."),
+    ] = 0
 
     def load(self) -> OfferedLoad:
         """Raises InvalidArgumentError for options that do not go together."""
@@ -76,7 +98,11 @@ class LoadOptions:
         return OfferedLoad(self.requests, self.duration, self.rate, self.concurrency or 1)
 
     def wanted(self) -> _Wanted:
-        prompts = _parsed(self.prompt_tokens, "prompt-tokens") if self.prompts is None else _read(self.prompts)
+        prompts = (
+            _parsed(self.prompt_tokens, "prompt-tokens")
+            if self.prompts is None
+            else _read(self.prompts)
+        )
         return prompts, _parsed(self.new_tokens, "new-tokens")
 
 
@@ -100,20 +126,24 @@ def bench(
         float | None,
         option(
             "SECONDS",
-            "Count an answer as good only if its mean inter-token latency (ITL) is at most SECONDS.",
+            "Count an answer as good only if its mean inter-token latency (ITL) is at most "
+            "SECONDS.",
             min=0,
         ),
     ] = None,
-    timeout: Annotated[float, option("SECONDS", "Cancel a request after SECONDS.", min=0.1)] = 120.0,
+    timeout: Annotated[
+        float, option("SECONDS", "Cancel a request after SECONDS.", min=0.1)
+    ] = 120.0,
     picture: Annotated[
         Path | None, option("FILE.svg", "Draw the distribution of token latencies into this file.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Send test requests to a deployment and measure its latency. Give either --rate or --concurrency, not both. By
-    default, prompts are random tokens. Their lengths are therefore exact, and a prompt cache cannot help. An answer
-    does not stop at an end-of-text token, so its length is exact, too. The first request is a warm-up. Ctrl-C ends
-    the run early and prints the results so far.
+    """Send test requests to a deployment and measure its latency. Give either --rate or
+    --concurrency, not both. By default, prompts are random tokens. Their lengths are therefore
+    exact, and a prompt cache cannot help. An answer does not stop at an end-of-text token, so its
+    length is exact, too. The first request is a warm-up. Ctrl-C ends the run early and prints the
+    results so far.
     """
     from edgeshard.cli.render import bench_report
     from edgeshard.cli.render.svg import check_matplotlib
@@ -124,9 +154,13 @@ def bench(
     if picture is not None:
         check_matplotlib()
     workload = options.wanted()
-    name, loading = ask(context, lambda client: _measured(client, load, options.seed, workload, deployment, timeout))
+    name, loading = ask(
+        context, lambda client: _measured(client, load, options.seed, workload, deployment, timeout)
+    )
     goal = bench_report.Goal(slo_ttft, slo_itl)
-    report = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
+    report = bench_report.report(
+        name, str(load), options.seed, loading.served, loading.unfinished, goal
+    )
     if picture is not None:
         _write(picture, bench_report.picture(report, loading.served))
     _show(report, output)
@@ -137,7 +171,12 @@ def bench(
 
 
 async def _measured(
-    client: Client, load: OfferedLoad, seed: int, workload: _Wanted, deployment: str, timeout_s: float
+    client: Client,
+    load: OfferedLoad,
+    seed: int,
+    workload: _Wanted,
+    deployment: str,
+    timeout_s: float,
 ) -> tuple[str, Loading]:
     """The deployment's name, and the result of the load."""
     from edgeshard.cli.commands.requests.bench_load import LengthRange, drawn, put_on, served
@@ -154,7 +193,8 @@ async def _measured(
         answers = LengthRange(*(max(1, min(NEW_TOKENS, left)),) * 2)
     if isinstance(prompts, LengthRange) and prompts.high + answers.high > room:
         raise InvalidArgumentError(
-            f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
+            f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} "
+            "that deployment "
             f"{served_model.deployment} takes together; give fewer",
             field="prompt-tokens",
         )
@@ -162,7 +202,8 @@ async def _measured(
     first = await served(client, served_model.deployment, next(requests), 0.0, timeout_s, clock)
     if first.error:
         raise FailedPreconditionError(
-            f"deployment {served_model.deployment} did not answer the warm-up request ({first.error}): run "
+            f"deployment {served_model.deployment} did not answer the warm-up request "
+            f"({first.error}): run "
             f"edgectl generate {served_model.deployment} to see why",
             reason=first.error,
         )
@@ -175,7 +216,9 @@ async def _measured(
             load,
             requests,
             seed,
-            lambda request, began: served(client, served_model.deployment, request, began, timeout_s, clock),
+            lambda request, began: served(
+                client, served_model.deployment, request, began, timeout_s, clock
+            ),
             clock,
             told,
         )
@@ -191,8 +234,12 @@ async def _chosen(client: Client, name: str) -> ServedModel:
         return (exact or matches)[0]
     names = ", ".join(model.deployment for model in models) or "none"
     if name and not matches:
-        raise NotFoundError(f"deployment {name} answers no requests; those that do: {names}", field="deployment")
-    raise InvalidArgumentError(f"name a deployment; those that answer requests: {names}", field="deployment")
+        raise NotFoundError(
+            f"deployment {name} answers no requests; those that do: {names}", field="deployment"
+        )
+    raise InvalidArgumentError(
+        f"name a deployment; those that answer requests: {names}", field="deployment"
+    )
 
 
 def _parsed(text: str | None, option: str) -> LengthRange | None:

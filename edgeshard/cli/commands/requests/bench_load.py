@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from edgeshard.domain.clock import Clock
 
 FIRST_ID, LAST_ID = 10, 200
-"""Drawn prompts use these tokens, which every vocabulary has; their meaning does not matter to the time."""
+"""Drawn prompts use these tokens, which every vocabulary has; their meaning does not matter to the
+time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class LengthRange:
             if 1 <= length_range.low <= length_range.high <= 1 << 20:
                 return length_range
         raise InvalidArgumentError(
-            f"--{option} {text[:40]!r} is neither a number of tokens nor LOW:HIGH, such as 64 or 32:128", field=option
+            f"--{option} {text[:40]!r} is neither a number of tokens nor LOW:HIGH, such as 64 or "
+            "32:128",
+            field=option,
         )
 
     def draw(self, chance: random.Random) -> int:
@@ -57,8 +60,11 @@ class Wanted:
     new_tokens: int
 
 
-def drawn(seed: int, prompts: LengthRange | Sequence[str], answers: LengthRange) -> Iterator[Wanted]:
-    """Requests without an end, the same for the same seed: of drawn tokens, or of given texts in turn."""
+def drawn(
+    seed: int, prompts: LengthRange | Sequence[str], answers: LengthRange
+) -> Iterator[Wanted]:
+    """Requests without an end, the same for the same seed: of drawn tokens, or of given texts in
+    turn."""
     chance, number = random.Random(seed), 0
     while True:
         prompt: str | tuple[int, ...]
@@ -89,7 +95,11 @@ class OfferedLoad:
     concurrency: int
 
     def __str__(self) -> str:
-        return f"{self.concurrency} at a time" if self.rate is None else f"{self.rate:g} requests/s, open loop"
+        return (
+            f"{self.concurrency} at a time"
+            if self.rate is None
+            else f"{self.rate:g} requests/s, open loop"
+        )
 
 
 @dataclass(slots=True)
@@ -162,11 +172,17 @@ async def _turns(
         yield
 
 
-async def served(client: Client, model: str, request: Wanted, began_s: float, timeout_s: float, clock: Clock) -> Served:
+async def served(
+    client: Client, model: str, request: Wanted, began_s: float, timeout_s: float, clock: Clock
+) -> Served:
     """Run one request to its end. An error is its result."""
     called, times, prompt_tokens, error = clock.now(), list[float](), 0, ""
     events = client.generate(
-        model, request.prompt, max_new_tokens=request.new_tokens, ignore_eos=True, timeout_s=timeout_s
+        model,
+        request.prompt,
+        max_new_tokens=request.new_tokens,
+        ignore_eos=True,
+        timeout_s=timeout_s,
     )
     try:
         async with aclosing(events):

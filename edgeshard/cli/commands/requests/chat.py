@@ -37,7 +37,8 @@ def chat(
         str | None,
         argument(
             "[MODEL]",
-            "Use this deployment, or this model if exactly one deployment serves it; optional if the site has only one "
+            "Use this deployment, or this model if exactly one deployment serves it; optional if "
+            "the site has only one "
             "deployment.",
         ),
     ] = None,
@@ -45,11 +46,15 @@ def chat(
     options: Annotated[dict[str, Any], CHAT_GENERATION],
     system: Annotated[str, option("TEXT", "Set the system message.")] = "",
     timeout: Annotated[
-        float | None, option("SECONDS", "Cancel an answer that takes longer than SECONDS (default: no limit).", min=0)
+        float | None,
+        option(
+            "SECONDS", "Cancel an answer that takes longer than SECONDS (default: no limit).", min=0
+        ),
     ] = None,
 ) -> None:
-    """Chat with a model. Piped input is one message. The conversation is not stored. If you leave out an option of
-    sampling, it takes the value that the model recommends. If the model recommends none, it takes the default below.
+    """Chat with a model. Piped input is one message. The conversation is not stored. If you leave
+    out an option of sampling, it takes the value that the model recommends. If the model recommends
+    none, it takes the default below.
     """
     generate_options = cast("GenerateOptions", {**_given(context, options), "timeout_s": timeout})
     try:
@@ -67,7 +72,11 @@ def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
     """The options on the command line."""
     names = {item.keyword: name for name, item in OPTIONS.items()}
     sources = {keyword: context.get_parameter_source(names[keyword]) for keyword in options}
-    return {name: value for name, value in options.items() if (source := sources[name]) and source.name != "DEFAULT"}
+    return {
+        name: value
+        for name, value in options.items()
+        if (source := sources[name]) and source.name != "DEFAULT"
+    }
 
 
 def _only_model(client: SyncClient) -> str:
@@ -76,7 +85,8 @@ def _only_model(client: SyncClient) -> str:
         return served[0]
     if not served:
         raise FailedPreconditionError(
-            "model: the site serves no model; deploy one first, as with `edgectl deploy`", field="model"
+            "model: the site serves no model; deploy one first, as with `edgectl deploy`",
+            field="model",
         )
     raise InvalidArgumentError(f"model: name one of {', '.join(sorted(served))}", field="model")
 
@@ -98,7 +108,11 @@ class Talk:
         the user's message is dropped, too. Raises EdgeShardError and KeyboardInterrupt.
         """
         message = {"role": "user", "content": text}
-        messages = [*([{"role": "system", "content": self.system}] if self.system else []), *self.history, message]
+        messages = [
+            *([{"role": "system", "content": self.system}] if self.system else []),
+            *self.history,
+            message,
+        ]
         pieces: list[str] = []
         try:
             self._write(messages, pieces)
@@ -116,7 +130,9 @@ class Talk:
         """Reasoning is only for people: programs read the answer."""
         shows_reasoning, thinks = sys.stdout.isatty(), False
         try:
-            with contextlib.closing(self.client.chat(self.model, messages, **self.options)) as events:
+            with contextlib.closing(
+                self.client.chat(self.model, messages, **self.options)
+            ) as events:
                 for event in events:
                     if isinstance(event, ReasoningDelta) and shows_reasoning:
                         self._raw("" if thinks else _DIM)

@@ -49,34 +49,49 @@ def generate(  # noqa: PLR0913 - one parameter for each option
             autocompletion=completion.served,
         ),
     ],
-    prompt: Annotated[str | None, argument("[PROMPT]", "Continue this prompt; - reads stdin.")] = None,
+    prompt: Annotated[
+        str | None, argument("[PROMPT]", "Continue this prompt; - reads stdin.")
+    ] = None,
     *,
     options: Annotated[dict[str, Any], GENERATION],
     prompt_option: Annotated[
         str | None, option("TEXT", "Give the prompt as an option instead.", "--prompt", "-p")
     ] = None,
-    request_id: Annotated[str, option("ID", "Name the request so that other processes can cancel it.")] = "",
+    request_id: Annotated[
+        str, option("ID", "Name the request so that other processes can cancel it.")
+    ] = "",
     timeout: Annotated[
         float | None,
-        option("SECONDS", "Cancel the request after SECONDS, and exit with 6 (default: no limit).", min=0),
+        option(
+            "SECONDS",
+            "Cancel the request after SECONDS, and exit with 6 (default: no limit).",
+            min=0,
+        ),
     ] = None,
     stats: Annotated[bool, switch("--stats", "Print timings to stderr at the end.")] = False,
-    output: Annotated[TextOutput, typer.Option("--output", "-o", help="Choose the output format.")] = TextOutput.TEXT,
+    output: Annotated[
+        TextOutput, typer.Option("--output", "-o", help="Choose the output format.")
+    ] = TextOutput.TEXT,
     guide: GuideOptions,
 ) -> None:
-    """Generate text and print it token by token. Ctrl-C cancels the request on every node. If you leave out an option,
-    it takes the default below, even if the model recommends another value; `edgectl chat` uses the model's.
+    """Generate text and print it token by token. Ctrl-C cancels the request on every node. If you
+    leave out an option, it takes the default below, even if the model recommends another value;
+    `edgectl chat` uses the model's.
     """
     call = {"guide": guide.guide(), "request_id": request_id, "timeout_s": timeout}
     generate_options = cast("GenerateOptions", {**options, **call})
     text = prompt_of(prompt, prompt_option)
 
     echo = output is TextOutput.TEXT
-    completion = ask(context, lambda client: stream(client, model, text, generate_options, echo=echo))
+    completion = ask(
+        context, lambda client: stream(client, model, text, generate_options, echo=echo)
+    )
     if not echo:
         show_data(completion_record(completion), Output(output.value))
     else:
-        prompt_rows = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
+        prompt_rows = list(
+            zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False)
+        )
         answer_rows = list(zip(completion.token_ids, completion.logprobs, strict=False))
         if prompt_rows or answer_rows:
             stderr_console().print(table([*prompt_rows, *answer_rows], _LOGPROBS))
@@ -85,28 +100,37 @@ def generate(  # noqa: PLR0913 - one parameter for each option
 
 
 def prompt_of(argument: str | None, option: str | None) -> str:
-    """The prompt, however it was given. Raises InvalidArgumentError if there is none, or more than one."""
+    """The prompt, however it was given. Raises InvalidArgumentError if there is none, or more than
+    one."""
     if argument is not None and option is not None:
-        raise InvalidArgumentError("prompt: give it after the model or with --prompt, not both", field="prompt")
+        raise InvalidArgumentError(
+            "prompt: give it after the model or with --prompt, not both", field="prompt"
+        )
     text = argument if option is None else option
     if text is None:
         raise InvalidArgumentError(
-            "prompt is missing: give it after the model or with --prompt; - reads it from stdin", field="prompt"
+            "prompt is missing: give it after the model or with --prompt; - reads it from stdin",
+            field="prompt",
         )
     return read_stdin() if text == "-" else text
 
 
 def read_stdin() -> str:
-    """The prompt on stdin, as it is. Raises InvalidArgumentError when it is not UTF-8, whatever the locale."""
+    """The prompt on stdin, as it is. Raises InvalidArgumentError when it is not UTF-8, whatever the
+    locale."""
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(
-            f"prompt: stdin is not UTF-8 text (byte {error.start}); convert it first, as with iconv", field="prompt"
+            f"prompt: stdin is not UTF-8 text (byte {error.start}); convert it first, as with "
+            "iconv",
+            field="prompt",
         ) from None
 
 
-async def stream(client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool) -> Completion:
+async def stream(
+    client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool
+) -> Completion:
     """Run a request, with `echo` writing its text to stdout as it arrives, and return all of it."""
     from edgeshard.client.completion import CompletionBuilder
     from edgeshard.domain.requests.generation import Finished, Token

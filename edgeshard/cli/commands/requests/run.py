@@ -28,29 +28,35 @@ def run(
         str,
         argument(
             "MODEL",
-            "Use this deployment, or this model of the store. ./DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME and "
+            "Use this deployment, or this model of the store. ./DIR, FILE.gguf, OWNER/NAME of the "
+            "Hub, ollama:NAME and "
             "lmstudio:NAME are added to the store first.",
             autocompletion=completion.models,
         ),
     ],
     prompt: Annotated[
-        str | None, argument("[PROMPT]", "Answer this prompt and exit; - reads stdin. Without it, start a chat.")
+        str | None,
+        argument(
+            "[PROMPT]", "Answer this prompt and exit; - reads stdin. Without it, start a chat."
+        ),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, option("N", "Limit the answer to N tokens.", "--max-new-tokens", "--max-tokens", min=1)
+        int | None,
+        option("N", "Limit the answer to N tokens.", "--max-new-tokens", "--max-tokens", min=1),
     ] = None,
     timeout: Annotated[
         float | None,
         option(
             "SECONDS",
-            "Wait at most SECONDS until the deployment is ready (default: no limit). Then exit with 6; the deployment "
+            "Wait at most SECONDS until the deployment is ready (default: no limit). Then exit "
+            "with 6; the deployment "
             "continues to load.",
             min=0,
         ),
     ] = None,
 ) -> None:
-    """Deploy a model if it is not deployed, then answer a prompt or start a chat. The deployment keeps running under
-    the model's name; `edgectl delete deployment NAME` frees its memory.
+    """Deploy a model if it is not deployed, then answer a prompt or start a chat. The deployment
+    keeps running under the model's name; `edgectl delete deployment NAME` frees its memory.
     """
     source = model_source(model)
     if prompt is None and not sys.stdin.isatty():
@@ -63,7 +69,9 @@ def run(
     if prompt is None:
         _chat(context, name)
     else:
-        options: dict[str, Any] = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+        options: dict[str, Any] = (
+            {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+        )
         generate(context, name, prompt_of(prompt, None), **options)
 
 
@@ -81,12 +89,18 @@ async def _served(client: Client, name: str, timeout_s: float | None) -> None:
             raise
 
 
-async def _deployed(client: Client, name: str, timeout_s: float | None, reporter: DeployReporter) -> None:
+async def _deployed(
+    client: Client, name: str, timeout_s: float | None, reporter: DeployReporter
+) -> None:
     try:
         await client.deployment(name)
     except NotFoundError:
         await client.stored_model(name)  # its error explains how to add a missing model
-        await client.deploy(spec_of(None, {"name": name, "model": name}), timeout_s=timeout_s, on_change=reporter.show)
+        await client.deploy(
+            spec_of(None, {"name": name, "model": name}),
+            timeout_s=timeout_s,
+            on_change=reporter.show,
+        )
     else:
         await client.wait_ready(name, timeout_s, reporter.show)
 
@@ -96,6 +110,8 @@ def _chat(context: typer.Context, name: str) -> None:
     root = context.find_root()
     command = getattr(root.command, "get_command", lambda *_: None)(root, "chat")
     if command is None:
-        raise InvalidArgumentError("prompt is missing: give it after the model; - reads it from stdin", field="prompt")
+        raise InvalidArgumentError(
+            "prompt is missing: give it after the model; - reads it from stdin", field="prompt"
+        )
     with command.make_context("chat", [name], parent=root) as chat:
         command.invoke(chat)

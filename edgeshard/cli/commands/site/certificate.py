@@ -1,4 +1,5 @@
-"""edgectl init and edgectl certificate: the authority of a site, and the files of its processes. Nothing is dialled."""
+"""edgectl init and edgectl certificate: the authority of a site, and the files of its processes.
+Nothing is dialled."""
 
 from __future__ import annotations
 
@@ -11,12 +12,20 @@ from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.domain.ids import check_name
 from edgeshard.local.cluster import own_address
-from edgeshard.local.user_files import path_from, state_home, tls_values, to_toml, write_client_settings
+from edgeshard.local.user_files import (
+    path_from,
+    state_home,
+    tls_values,
+    to_toml,
+    write_client_settings,
+)
 
 if TYPE_CHECKING:
     from edgeshard.identity.authority import Authority
 
-Directory = Annotated[Path, option("DIR", "Keep the authority in this directory.", "--directory", "-d")]
+Directory = Annotated[
+    Path, option("DIR", "Keep the authority in this directory.", "--directory", "-d")
+]
 _PKI = Path("pki")
 
 
@@ -27,24 +36,27 @@ def init(
         str,
         option(
             "HOST:PORT",
-            "Make the coordinator listen at this address. It accepts joins at the next port (7601 by default).",
+            "Make the coordinator listen at this address. It accepts joins at the next port (7601 "
+            "by default).",
         ),
     ] = "0.0.0.0:7600",
     http_listen: Annotated[
         str | None,
         option(
             "HOST:PORT",
-            "Serve the HTTP gateway at this address (default: no gateway). A loopback address such as 127.0.0.1:8000 "
+            "Serve the HTTP gateway at this address (default: no gateway). A loopback address such "
+            "as 127.0.0.1:8000 "
             "uses plain HTTP, any other such as 0.0.0.0:8443 uses TLS.",
         ),
     ] = None,
 ) -> None:
-    """Create a site: its authority, and the certificates of its coordinator and of its first operator, admin. Keep
-    DIR/ca.key on this machine and secret: it can sign any certificate of the site. DIR/coordinator and DIR/admin
-    hold ca.pem, cert.pem and key.pem each. DIR/coordinator.toml holds the coordinator's settings: start it with
-    `edgeshard-coordinator --config DIR/coordinator.toml`. edgectl then acts as admin for your user. If your user
-    already belongs to a site, that stays so: pass --coordinator, and --tls-ca, --tls-cert and --tls-key from
-    DIR/admin.
+    """Create a site: its authority, and the certificates of its coordinator and of its first
+    operator, admin. Keep DIR/ca.key on this machine and secret: it can sign any certificate of the
+    site. DIR/coordinator and DIR/admin hold ca.pem, cert.pem and key.pem each. DIR/coordinator.toml
+    holds the coordinator's settings: start it with
+    `edgeshard-coordinator --config DIR/coordinator.toml`. edgectl then acts as admin for your user.
+    If your user already belongs to a site, that stays so: pass --coordinator, and --tls-ca,
+    --tls-cert and --tls-key from DIR/admin.
     """
     from edgeshard.identity.authority import Authority, now
     from edgeshard.rpc.tls import split_address
@@ -56,7 +68,8 @@ def init(
         split_address(http_listen, "http-listen")
     if (directory / "ca.key").exists():
         raise AlreadyExistsError(
-            f"{directory} has the authority of a site already; give another --directory", field="directory"
+            f"{directory} has the authority of a site already; give another --directory",
+            field="directory",
         )
     authority = Authority.create(site, now())
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -65,7 +78,9 @@ def init(
     for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
         _write(authority, principal, directory)
     _write_settings(directory.absolute(), host, port, http_listen)
-    write_private(directory / "ca.key", authority.key_pem)  # last: a half made authority can be made again
+    write_private(
+        directory / "ca.key", authority.key_pem
+    )  # last: a half made authority can be made again
     config = directory.absolute() / "coordinator.toml"
     show_text(f"site {site} is made. Next: edgeshard-coordinator --config {config}")
     show_text(
@@ -79,8 +94,8 @@ def certificate(
     name: Annotated[str, argument("NAME", "Name the process; for an agent, the name of its node.")],
     directory: Directory = _PKI,
 ) -> None:
-    """Make the certificate of a process of the site: ca.pem, cert.pem and key.pem in DIR/NAME. Copy them to its
-    machine.
+    """Make the certificate of a process of the site: ca.pem, cert.pem and key.pem in DIR/NAME. Copy
+    them to its machine.
     """
     from edgeshard.identity.authority import Authority
 
@@ -88,13 +103,16 @@ def certificate(
         raise InvalidArgumentError("ROLE: edgectl init made the coordinator's files", field="role")
     check_name(name, "name")
     if (directory / name).exists():
-        raise AlreadyExistsError(f"{directory / name} exists already; remove it first", field="name")
+        raise AlreadyExistsError(
+            f"{directory / name} exists already; remove it first", field="name"
+        )
     try:
         pem = (directory / "ca.pem").read_bytes(), (directory / "ca.key").read_bytes()
         site = (directory / "site").read_text().strip()
     except OSError as error:
         raise InvalidArgumentError(
-            f"--directory {directory} holds no authority ({error.strerror}); make one with edgectl init",
+            f"--directory {directory} holds no authority ({error.strerror}); make one with edgectl "
+            "init",
             field="directory",
         ) from None
     _write(Authority.load(*pem), Principal(check_name(site, "site"), role, name), directory)
@@ -134,7 +152,10 @@ def _of_gateway(http_listen: str, directory: Path) -> str:
     keys = "programs show a key of edgectl key create NAME"
     if is_loopback(split_address(http_listen)[0]):
         return f"its HTTP gateway: http://{http_listen}/v1; {keys}"
-    return f"its HTTP gateway: {http_listen} over TLS, by a certificate of {directory / 'ca.pem'}; {keys}"
+    return (
+        f"its HTTP gateway: {http_listen} over TLS, by a certificate of {directory / 'ca.pem'}; "
+        f"{keys}"
+    )
 
 
 def _write(authority: Authority, principal: Principal, directory: Path) -> None:

@@ -1,4 +1,5 @@
-"""edgectl config: the content of a file of settings, a daemon's resulting settings, and all available ones."""
+"""edgectl config: the content of a file of settings, a daemon's resulting settings, and all
+available ones."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ DaemonName = Annotated[Daemon, argument("DAEMON", "Choose the daemon: agent or c
 @app.command("check")
 def check(
     files: Annotated[
-        list[Path] | None, argument("FILE", "Check these files (default: the files of `edgectl install`).")
+        list[Path] | None,
+        argument("FILE", "Check these files (default: the files of `edgectl install`)."),
     ] = None,
 ) -> None:
     """Check settings files for errors before you start or reload a daemon with them."""
@@ -44,11 +46,14 @@ def check(
 @app.command("show")
 def show(
     daemon: DaemonName,
-    config: Annotated[Path | None, option("FILE", "Read this file as the daemon's --config.", "--config")] = None,
+    config: Annotated[
+        Path | None, option("FILE", "Read this file as the daemon's --config.", "--config")
+    ] = None,
     resolved: Annotated[bool, switch("--resolved", "Show defaults, too.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the settings that a daemon would use, and the source of each: a file, the environment or a default."""
+    """Show the settings that a daemon would use, and the source of each: a file, the environment or
+    a default."""
     from edgeshard.process.config import given, settings_of
 
     kind = _kind(daemon)
@@ -65,8 +70,8 @@ def show(
 
 @app.command("docs")
 def docs(daemon: DaemonName, output: OutputOption = Output.TABLE) -> None:
-    """List all settings: the key in a file, its default, and whether a reload applies it to a running daemon (edgectl
-    config check, then systemctl reload).
+    """List all settings: the key in a file, its default, and whether a reload applies it to a
+    running daemon (edgectl config check, then systemctl reload).
     """
     from edgeshard.process.config import Given, settings_of
 

@@ -9,8 +9,8 @@ from edgeshard.cli.render.output import show_text
 
 
 def dashboard(context: typer.Context) -> None:
-    """Print a link that opens the dashboard in a browser. It works once, within a minute. Keep it secret: its user has
-    all rights of this operator.
+    """Print a link that opens the dashboard in a browser. It works once, within a minute. Keep it
+    secret: its user has all rights of this operator.
     """
     link = ask(context, lambda client: client.dashboard_link())
     show_text(link.url)

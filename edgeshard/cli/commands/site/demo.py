@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 NAME = "fairy-tales"
 NODES = ("a", "b", "c")
-# Memory for the KV cache: the demo runs one request, and one more that a curious user starts meanwhile.
+# Memory for the KV cache: the demo runs one request, and one more that a curious user starts
+# meanwhile.
 _CONCURRENCY = 2
 
 
@@ -68,7 +69,8 @@ class DemoRequest:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """The outcome. Seconds from the command's start to the deployment's readiness and to the first token."""
+    """The outcome. Seconds from the command's start to the deployment's readiness and to the first
+    token."""
 
     completion: Completion
     startup_s: float
@@ -76,22 +78,35 @@ class DemoResult:
 
 
 def demo(  # noqa: PLR0913 - one parameter for each option
-    prompt: Annotated[str, option("TEXT", "Begin the story with this text.", "--prompt", "-p")] = "Once upon a time",
+    prompt: Annotated[
+        str, option("TEXT", "Begin the story with this text.", "--prompt", "-p")
+    ] = "Once upon a time",
     max_tokens: Annotated[int, option("N", "Generate at most N tokens.", min=1)] = 160,
     seed: Annotated[int, generation_option("seed")] = 0,
     temperature: Annotated[float, generation_option("temperature")] = 0.8,
     layers: Annotated[str | None, option("a=0:4,b=4:8,c=8:12", "Place the layers by hand.")] = None,
     model_dir: Annotated[
-        Path | None, option("DIR", "Use this local model directory instead.", exists=True, file_okay=False)
+        Path | None,
+        option("DIR", "Use this local model directory instead.", exists=True, file_okay=False),
     ] = None,
-    serve: Annotated[bool, switch("--serve", "Serve HTTP until Ctrl-C instead of telling a story.")] = False,
+    serve: Annotated[
+        bool, switch("--serve", "Serve HTTP until Ctrl-C instead of telling a story.")
+    ] = False,
     port: Annotated[
-        int | None, option("N", "With --serve, use this port; by default 8000 or the next free port.", min=0, max=65535)
+        int | None,
+        option(
+            "N",
+            "With --serve, use this port; by default 8000 or the next free port.",
+            min=0,
+            max=65535,
+        ),
     ] = None,
-    output: Annotated[DemoOutput, typer.Option("--output", "-o", help="Choose the output format.")] = DemoOutput.TABLE,
+    output: Annotated[
+        DemoOutput, typer.Option("--output", "-o", help="Choose the output format.")
+    ] = DemoOutput.TABLE,
 ) -> None:
-    """Start a coordinator and three nodes on this machine, split a model over them and stream a story. Everything runs
-    in a temporary directory, which is removed at the end.
+    """Start a coordinator and three nodes on this machine, split a model over them and stream a
+    story. Everything runs in a temporary directory, which is removed at the end.
     """
     if serve:
         from edgeshard.cli.commands.site.serve import serve_demo
@@ -103,7 +118,10 @@ def demo(  # noqa: PLR0913 - one parameter for each option
     Generation(prompt, max_tokens, Sampling(temperature=temperature, seed=seed)).validate()
     explicit = parse_layers(layers) if layers is not None else ()
     request = DemoRequest(prompt, max_tokens, seed, temperature, explicit, output)
-    with model_directory(model_dir) as directory, tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
+    with (
+        model_directory(model_dir) as directory,
+        tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state,
+    ):
         run(_demo(request, directory, Path(state), Narrator(started_s)))
 
 
@@ -125,7 +143,8 @@ def model_directory(model_dir: Path | None) -> Iterator[Path]:
 
 
 NO_KERNELS = (
-    "the CPU kernels are missing, because no C++ compiler was there when EdgeShard was installed: computing takes "
+    "the CPU kernels are missing, because no C++ compiler was there when EdgeShard was installed: "
+    "computing takes "
     "several times longer. Install g++, then EdgeShard again (in a checkout: make setup)"
 )
 
@@ -134,7 +153,8 @@ def has_kernels() -> bool:
     """Whether the agent of this installation has its compiled kernels, without importing it."""
     spec = importlib.util.find_spec("edgeshard_agent")
     return spec is None or any(
-        (Path(place) / "ops" / "libedgeshard_ops.so").exists() for place in spec.submodule_search_locations or ()
+        (Path(place) / "ops" / "libedgeshard_ops.so").exists()
+        for place in spec.submodule_search_locations or ()
     )
 
 
@@ -148,18 +168,24 @@ class Narrator:
         return time.monotonic() - self._started_s
 
     def say(self, text: str) -> None:
-        show_text(f"{self.elapsed_s():5.1f} s  ", err=True, nl=False, dim=not os.environ.get("NO_COLOR"))
+        show_text(
+            f"{self.elapsed_s():5.1f} s  ", err=True, nl=False, dim=not os.environ.get("NO_COLOR")
+        )
         show_text(text, err=True)
 
 
 async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrator) -> None:
     nodes = tuple(stage.node for stage in request.layers) or NODES
-    narrator.say(f"starting a coordinator and {len(nodes)} nodes ({', '.join(nodes)}) as processes of this machine")
+    narrator.say(
+        f"starting a coordinator and {len(nodes)} nodes ({', '.join(nodes)}) as processes of this "
+        "machine"
+    )
     if not has_kernels():
         narrator.say(NO_KERNELS)
     cluster = LocalCluster(state, nodes, secure=True)
     try:
-        # The coordinator's start takes one core; imports at the same time take none from the nodes later.
+        # The coordinator's start takes one core; imports at the same time take none from the nodes
+        # later.
         await asyncio.gather(cluster.start_coordinator(), asyncio.to_thread(_import_client))
         narrator.say(f"the coordinator listens on {cluster.address}; every node dials it")
         joining = asyncio.ensure_future(cluster.start_agents())
@@ -190,12 +216,15 @@ async def _add_model(client: Client, directory: Path, narrator: Narrator) -> Non
     await client.add_model(directory, NAME)
     stored = await client.stored_model(NAME)
     narrator.say(
-        f"model {NAME} is in the coordinator's store: {stored.architecture}, {stored.layer_count} layers, "
+        f"model {NAME} is in the coordinator's store: {stored.architecture}, {stored.layer_count} "
+        "layers, "
         f"{stored.parameter_count / 1e6:.1f} M parameters, {human_bytes(stored.stored_bytes)}"
     )
 
 
-async def _deploy(client: Client, request: DemoRequest, nodes: tuple[str, ...], narrator: Narrator) -> Deployment:
+async def _deploy(
+    client: Client, request: DemoRequest, nodes: tuple[str, ...], narrator: Narrator
+) -> Deployment:
     from edgeshard.domain.deployments.deployment import parse_spec
 
     stored = await client.stored_model(NAME)
@@ -215,11 +244,16 @@ async def _deploy(client: Client, request: DemoRequest, nodes: tuple[str, ...], 
     return await client.deploy(spec, timeout_s=120)
 
 
-async def _tell(client: Client, request: DemoRequest, deployment: Deployment, narrator: Narrator) -> DemoResult:
+async def _tell(
+    client: Client, request: DemoRequest, deployment: Deployment, narrator: Narrator
+) -> DemoResult:
     from edgeshard.cli.commands.requests.generate import stream, write_text
 
     startup_s = narrator.elapsed_s()
-    narrator.say(f"ready: {' -> '.join(stage.node_name for stage in deployment.placement.stages)} answer as one model")
+    narrator.say(
+        f"ready: {' -> '.join(stage.node_name for stage in deployment.placement.stages)} answer as "
+        "one model"
+    )
     echo = request.output is DemoOutput.TABLE
     if echo:
         show_text(err=True)
@@ -228,24 +262,32 @@ async def _tell(client: Client, request: DemoRequest, deployment: Deployment, na
         client,
         NAME,
         request.prompt,
-        {"max_new_tokens": request.max_tokens, "seed": request.seed, "temperature": request.temperature},
+        {
+            "max_new_tokens": request.max_tokens,
+            "seed": request.seed,
+            "temperature": request.temperature,
+        },
         echo=echo,
     )
     return DemoResult(completion, startup_s, startup_s + completion.ttft_s)
 
 
 def even_layers(layer_count: int, nodes: tuple[str, ...]) -> tuple[ExplicitStage, ...]:
-    """Contiguous ranges as equal as they can be, the longer ones first; no more nodes than layers."""
+    """Contiguous ranges as equal as they can be, the longer ones first; no more nodes than
+    layers."""
     count = min(len(nodes), layer_count)
     bounds = [0]
     for index in range(count):
         bounds.append(bounds[-1] + layer_count // count + (index < layer_count % count))
-    text = ",".join(f"{node}={bounds[index]}:{bounds[index + 1]}" for index, node in enumerate(nodes[:count]))
+    text = ",".join(
+        f"{node}={bounds[index]}:{bounds[index + 1]}" for index, node in enumerate(nodes[:count])
+    )
     return parse_layers(text)
 
 
 def demo_record(request: DemoRequest, result: DemoResult) -> dict[str, Any]:
-    """The result as JSON types. `text` is the generated text; times are in seconds, sizes in bytes."""
+    """The result as JSON types. `text` is the generated text; times are in seconds, sizes in
+    bytes."""
     from edgeshard.cli.commands.requests.generate import placement_record
 
     completion = result.completion
@@ -281,7 +323,8 @@ def show_result(result: DemoResult) -> None:
     print_table(table(rows, columns))
     show_text()
     show_text(
-        f"{len(completion.token_ids)} tokens: time to first token {human_seconds(completion.ttft_s)}, "
+        f"{len(completion.token_ids)} tokens: time to first token "
+        f"{human_seconds(completion.ttft_s)}, "
         f"inter-token latency {human_seconds(completion.inter_token_latency_s)}, "
         f"{completion.tokens_per_s:.1f} tokens/s"
     )

@@ -47,19 +47,24 @@ class AgentOptions:
     """More settings of an agent."""
 
     advertise: Annotated[
-        str | None, option("HOST:PORT", "Announce this address to other nodes (default: the --listen address).")
+        str | None,
+        option(
+            "HOST:PORT", "Announce this address to other nodes (default: the --listen address)."
+        ),
     ] = None
     memory: Annotated[
         str | None,
         option(
             "SIZE",
-            "Use at most SIZE of memory for weights and KV cache, for example 2GiB (default: the free memory less "
+            "Use at most SIZE of memory for weights and KV cache, for example 2GiB (default: the "
+            "free memory less "
             "512 MiB).",
         ),
     ] = None
     device: Annotated[str | None, option("DEVICE", "Compute on cpu (default) or cuda.")] = None
     labels: Annotated[
-        str | None, option("KEY=VALUE,...", "Set labels for the rules of deployments, such as zone=hall1.")
+        str | None,
+        option("KEY=VALUE,...", "Set labels for the rules of deployments, such as zone=hall1."),
     ] = None
 
     def given(self) -> dict[str, str]:
@@ -78,25 +83,35 @@ class AgentOptions:
 
 @with_option_groups
 def join(
-    token: Annotated[str, argument("TOKEN", "Use this token of `edgectl token create`; - reads it from stdin.")],
+    token: Annotated[
+        str, argument("TOKEN", "Use this token of `edgectl token create`; - reads it from stdin.")
+    ],
     listen: Annotated[
         str | None,
         option(
             "HOST:PORT",
-            "Accept connections from other nodes at this address (default: this machine's address, at port "
+            "Accept connections from other nodes at this address (default: this machine's address, "
+            "at port "
             f"{AGENT_PORT} or the next free port).",
         ),
     ] = None,
-    state_dir: Annotated[Path | None, option("DIR", "Keep the node's identity and weights in this directory.")] = None,
+    state_dir: Annotated[
+        Path | None, option("DIR", "Keep the node's identity and weights in this directory.")
+    ] = None,
     *,
     agent: AgentOptions,
-    foreground: Annotated[bool, switch("--foreground", "Run the agent here, even if systemd could run it.")] = False,
-    force: Annotated[bool, switch("--force", "Replace the credentials that your user has for another site.")] = False,
+    foreground: Annotated[
+        bool, switch("--foreground", "Run the agent here, even if systemd could run it.")
+    ] = False,
+    force: Annotated[
+        bool, switch("--force", "Replace the credentials that your user has for another site.")
+    ] = False,
 ) -> None:
-    """Join a site with a token, as a node, an application or an operator. A node runs an agent. If you are root and the
-    machine has systemd, this command installs the agent as a service and starts it. Otherwise, or if you give
-    --foreground or --state-dir, it runs the agent in the foreground until Ctrl-C. The credentials of an application
-    or an operator are stored for this user; edgectl and the SDK use them.
+    """Join a site with a token, as a node, an application or an operator. A node runs an agent. If
+    you are root and the machine has systemd, this command installs the agent as a service and
+    starts it. Otherwise, or if you give --foreground or --state-dir, it runs the agent in the
+    foreground until Ctrl-C. The credentials of an application or an operator are stored for this
+    user; edgectl and the SDK use them.
     """
     from edgeshard.client.joining import invitation_from_text, located
 
@@ -118,12 +133,15 @@ def _join_user(token: Invitation, force: bool) -> None:
 
     if configuration().exists() and not force:
         raise AlreadyExistsError(
-            f"{configuration()} has credentials already; --force puts these in their place", field="force"
+            f"{configuration()} has credentials already; --force puts these in their place",
+            field="force",
         )
     _enrol(token, directory())
     write_client_settings(token.coordinator, directory())
     show_text(
-        f"{token.principal} of site {token.principal.site}: edgectl and the SDK of this user find it now", err=True
+        f"{token.principal} of site {token.principal.site}: edgectl and the SDK of this user find "
+        "it now",
+        err=True,
     )
 
 
@@ -140,10 +158,14 @@ def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) 
     install.install_daemon(Unit.AGENT, install.MACHINE, False, settings)
     install.systemctl("enable", Unit.AGENT.unit)
     install.systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
-    show_text(f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
+    show_text(
+        f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True
+    )
 
 
-def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:
+def _join_here(
+    token: Invitation, listen: str | None, state_dir: Path | None, extra: dict[str, str]
+) -> None:
     from edgeshard.rpc.tls_files import write_private
 
     check_extras("edgectl join", "agent")  # before the token is used up
@@ -152,7 +174,9 @@ def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, ex
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # or the agent finds it open to others
     except OSError as error:
-        raise DeniedError(f"--state-dir {state}: {error.strerror}", field="state-dir", reason="STATE_DIR") from None
+        raise DeniedError(
+            f"--state-dir {state}: {error.strerror}", field="state-dir", reason="STATE_DIR"
+        ) from None
     files = _enrol_once(token, state / "pki")
     values = {
         "name": name,
@@ -168,16 +192,22 @@ def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, ex
 
 
 async def _serve(name: str, site: str, config: Path) -> int:
-    """Run the agent until a signal ends this command, and again whenever the agent ends; its log is on stderr. Its exit
-    code, 128 + the number of a signal that ended it."""
+    """Run the agent until a signal ends this command, and again whenever the agent ends; its log is
+    on stderr. Its exit code, 128 + the number of a signal that ended it."""
     agent = ChildDaemon(
-        name, "edgeshard_agent", ["--config", str(config)], config.parent, in_view=True, configured=True
+        name,
+        "edgeshard_agent",
+        ["--config", str(config)],
+        config.parent,
+        in_view=True,
+        configured=True,
     )
     await agent.start()
     try:
         if await agent.ready(math.inf):
             show_text(
-                f"node {name} has joined site {site} and serves until Ctrl-C\n{agent_line(config)} starts it again",
+                f"node {name} has joined site {site} and serves until Ctrl-C\n{agent_line(config)} "
+                "starts it again",
                 err=True,
             )
             code = await keep_running(agent, lambda text: show_text(text, err=True))
@@ -192,7 +222,8 @@ async def _serve(name: str, site: str, config: Path) -> int:
 
 
 def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
-    """The files of the token's principal. Files from an earlier time are good while they have not expired."""
+    """The files of the token's principal. Files from an earlier time are good while they have not
+    expired."""
     from edgeshard.rpc.tls_files import tls_files
 
     files = tls_files(directory)
@@ -228,7 +259,9 @@ def _enrol(token: Invitation, directory: Path) -> TlsFiles:
         write_files(directory, authorities, certificate, key)
         waiting.unlink()
     except OSError as error:
-        raise DeniedError(f"{directory}: {error.strerror}", field="state-dir", reason="STATE_DIR") from None
+        raise DeniedError(
+            f"{directory}: {error.strerror}", field="state-dir", reason="STATE_DIR"
+        ) from None
     return tls_files(directory)
 
 

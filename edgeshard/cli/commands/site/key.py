@@ -32,24 +32,36 @@ def create(
         list[str] | None,
         option(
             "NAME",
-            "Let the key use only this deployment, or all deployments of this model; repeatable (default: all).",
+            "Let the key use only this deployment, or all deployments of this model; repeatable "
+            "(default: all).",
             "--model",
         ),
     ] = None,
     tokens_per_minute: Annotated[
         int | None,
-        option("N", "Allow at most N tokens per minute, prompt and answer together (default: no limit).", min=1),
+        option(
+            "N",
+            "Allow at most N tokens per minute, prompt and answer together (default: no limit).",
+            min=1,
+        ),
     ] = None,
     requests: Annotated[
         int | None, option("N", "Allow at most N requests at a time (default: no limit).", min=1)
     ] = None,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Let the key read all metrics, for Prometheus.")] = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Let the key read all metrics, for Prometheus.")
+    ] = False,
 ) -> None:
-    """Create an API key and print it to stdout. The site stores only its hash, so the key cannot be shown again."""
+    """Create an API key and print it to stdout. The site stores only its hash, so the key cannot be
+    shown again."""
     _, key = ask(
         context,
         lambda client: client.create_key(
-            name, tuple(models or ()), tokens_per_minute=tokens_per_minute, requests=requests, metrics=metrics
+            name,
+            tuple(models or ()),
+            tokens_per_minute=tokens_per_minute,
+            requests=requests,
+            metrics=metrics,
         ),
     )
     show_text(key)
@@ -65,7 +77,9 @@ def list_keys(context: typer.Context, output: OutputOption = Output.TABLE) -> No
 
 
 @app.command()
-def revoke(context: typer.Context, name: Annotated[str, argument("NAME", "Revoke the key of this name.")]) -> None:
+def revoke(
+    context: typer.Context, name: Annotated[str, argument("NAME", "Revoke the key of this name.")]
+) -> None:
     """Revoke an API key and end its running requests."""
     ask(context, lambda client: client.revoke_key(name))
     show_text(f"key {name} is revoked", err=True)

@@ -26,15 +26,21 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Emulate nodes and links on this machine.", no_args_is_help=True)
 
 LabFile = Annotated[Path, argument("LAB.toml", "Read this cluster file with a [lab] table.")]
-Directory = Annotated[Path, option("DIR", "Keep the state and logs of a running lab in this directory.", "--directory")]
+Directory = Annotated[
+    Path,
+    option("DIR", "Keep the state and logs of a running lab in this directory.", "--directory"),
+]
 DEFAULT_DIRECTORY = Path(".edgeshard-lab")
 
 
 @app.command("run")
-def run_lab(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY, output: OutputOption = Output.TABLE) -> None:
-    """Deploy, generate, and compare measured with predicted speed. Uses the lab that `edgectl lab up` started in DIR;
-    if there is none, starts one for this run. The file's [[lab.run]] tables define the runs; without any, the
-    planner's placement runs with one and with several streams.
+def run_lab(
+    lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY, output: OutputOption = Output.TABLE
+) -> None:
+    """Deploy, generate, and compare measured with predicted speed. Uses the lab that
+    `edgectl lab up` started in DIR; if there is none, starts one for this run. The file's
+    [[lab.run]] tables define the runs; without any, the planner's placement runs with one and with
+    several streams.
     """
     lab = read_lab(lab_file)
     rows = run_async(_compare_all(lab, lab_file, _running_at(directory)))
@@ -47,7 +53,8 @@ def up(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY) -> None:
     lab = read_lab(lab_file)
     if _state_file(directory).exists():
         raise AlreadyExistsError(
-            f"directory: a lab is up in {directory}; end it with edgectl lab down, or give another --directory",
+            f"directory: a lab is up in {directory}; end it with edgectl lab down, or give another "
+            "--directory",
             field="directory",
         )
     check_extras("edgectl lab", "agent", "coordinator")
@@ -79,7 +86,9 @@ def read_lab(path: Path) -> Lab:
     from edgeshard.planning.simulation.lab import parse_lab
 
     def read_config(name: str) -> dict[str, Any]:
-        config: dict[str, Any] = read_json(path.parent / name, f"{path}: lab.model {name}", "lab.model")
+        config: dict[str, Any] = read_json(
+            path.parent / name, f"{path}: lab.model {name}", "lab.model"
+        )
         return config
 
     return parse_lab(read_toml(path, str(path), "lab"), read_config)
@@ -88,7 +97,8 @@ def read_lab(path: Path) -> Lab:
 def runs_of(lab: Lab) -> tuple[LabRun, ...]:
     """The file's runs, or only the planner's placement with one and with several streams.
 
-    Several are `workload.concurrency`, or one for every stage. Raises InvalidArgumentError when nothing fits.
+    Several are `workload.concurrency`, or one for every stage. Raises InvalidArgumentError when
+    nothing fits.
     """
     from edgeshard.planning.search.plan import plan
     from edgeshard.planning.simulation.lab import planned_runs
@@ -97,7 +107,9 @@ def runs_of(lab: Lab) -> tuple[LabRun, ...]:
         return lab.runs
     planned = plan(lab.problem(), alternatives=0)
     if not planned.stages:
-        raise InvalidArgumentError("no placement fits the lab's nodes; edgectl plan shows what is short", field="lab")
+        raise InvalidArgumentError(
+            "no placement fits the lab's nodes; edgectl plan shows what is short", field="lab"
+        )
     stages = [(stage.node, stage.layers) for stage in planned.stages]
     return planned_runs(stages, lab.cluster.workload.concurrency or len(stages))
 
@@ -154,7 +166,8 @@ def _state_file(directory: Path) -> Path:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether the process is still one of a lab's; its number may belong to another process by now."""
+    """Whether the process is still one of a lab's; its number may belong to another process by
+    now."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

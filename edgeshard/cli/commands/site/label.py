@@ -23,12 +23,16 @@ def label() -> None:
 @app.command(short_help="Set or remove labels of a node.", no_args_is_help=True)
 def node(
     context: typer.Context,
-    name: Annotated[str, argument("NAME", "Label the node of this name or id.", autocompletion=completion.nodes)],
-    labels: Annotated[list[str], argument("KEY=VALUE|KEY-", "Set this label, or remove the label with this key.")],
+    name: Annotated[
+        str, argument("NAME", "Label the node of this name or id.", autocompletion=completion.nodes)
+    ],
+    labels: Annotated[
+        list[str], argument("KEY=VALUE|KEY-", "Set this label, or remove the label with this key.")
+    ],
 ) -> None:
-    """Set labels of a node with KEY=VALUE, and remove them with KEY-. They survive restarts. Rules of deployments
-    select nodes by labels (`edgectl deploy --rule`). These labels override those in the agent's settings. A running
-    deployment stays until it is placed again.
+    """Set labels of a node with KEY=VALUE, and remove them with KEY-. They survive restarts. Rules
+    of deployments select nodes by labels (`edgectl deploy --rule`). These labels override those in
+    the agent's settings. A running deployment stays until it is placed again.
     """
     new_labels, removed = parse_changes(labels)
     labelled_node = ask(context, lambda client: client.label_node(name, new_labels, removed))

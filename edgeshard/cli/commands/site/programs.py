@@ -1,4 +1,5 @@
-"""edgectl uninstall without a role, and edgectl upgrade: the programs of this machine as a whole."""
+"""edgectl uninstall without a role, and edgectl upgrade: the programs of this machine as a
+whole."""
 
 from __future__ import annotations
 
@@ -48,17 +49,21 @@ def upgrade(
     context: typer.Context,
     source: Annotated[
         str | None,
-        option("URL|FILE", "Take a bundle, a folder of wheels or another port of the site.", "--from"),
+        option(
+            "URL|FILE", "Take a bundle, a folder of wheels or another port of the site.", "--from"
+        ),
     ] = None,
     back: Annotated[bool, switch("--back", "Return to the previous version.")] = False,
 ) -> None:
-    """Replace EdgeShard on this machine with another version, and restart its services. Without --from, fetch the
-    wheels of the node's own site with its certificate. --from takes another address of wheels (https://HOST:PORT)
-    or a bundle (https://HOST/PATH). Every file is compared with its SHA-256 before anything changes. The previous
-    version is kept for --back.
+    """Replace EdgeShard on this machine with another version, and restart its services. Without
+    --from, fetch the wheels of the node's own site with its certificate. --from takes another
+    address of wheels (https://HOST:PORT) or a bundle (https://HOST/PATH). Every file is compared
+    with its SHA-256 before anything changes. The previous version is kept for --back.
     """
     if back and source is not None:
-        raise InvalidArgumentError("--back takes the version that is kept here: leave out --from", field="from")
+        raise InvalidArgumentError(
+            "--back takes the version that is kept here: leave out --from", field="from"
+        )
     distribution = this_distribution()
     if isinstance(distribution, Managed):
         raise distribution.error(distribution.back if back else distribution.upgrade)
@@ -91,7 +96,10 @@ def _upgrade_from_site(distribution: Scripted, connect: Connect, address: str) -
         show_text(f"nothing to do: this node already has the version of {address}", err=True)
         return
     size = sum(file.size for file in folder.files)
-    show_text(f"fetching {folder.name} from {address}: {len(folder.files)} files, {size / 1e6:.0f} MB", err=True)
+    show_text(
+        f"fetching {folder.name} from {address}: {len(folder.files)} files, {size / 1e6:.0f} MB",
+        err=True,
+    )
     with _directory("wheels") as directory:
         site.fetch(folder, directory)
         _install(distribution, directory)
@@ -135,17 +143,28 @@ def _upgrade_from_file(distribution: Scripted, source: Path) -> None:
 
 def _install(distribution: Scripted, wheels: Path) -> None:
     """Install from a folder whose files were checked."""
-    _run(["sh", str(wheels / "install.sh"), "--wheels", str(wheels), "--prefix", str(distribution.prefix)])
+    _run(
+        [
+            "sh",
+            str(wheels / "install.sh"),
+            "--wheels",
+            str(wheels),
+            "--prefix",
+            str(distribution.prefix),
+        ]
+    )
 
 
 def _script_command(distribution: Scripted, *arguments: str) -> list[str]:
-    """The command line of an installation's script. Raises FailedPreconditionError if the script is missing."""
+    """The command line of an installation's script. Raises FailedPreconditionError if the script is
+    missing."""
     distribution.check()
     return ["sh", str(distribution.script), *arguments, "--prefix", str(distribution.prefix)]
 
 
 def _run(command: list[str]) -> None:
-    """Run install.sh, which prints each step. Ends this command with the exit code of a script that fails."""
+    """Run install.sh, which prints each step. Ends this command with the exit code of a script that
+    fails."""
     code = subprocess.run(command, check=False).returncode
     if code != 0:
         raise typer.Exit(code if code > 0 else 128 - code)
@@ -154,7 +173,8 @@ def _run(command: list[str]) -> None:
 def _check_owner(distribution: Scripted) -> None:
     if not os.access(distribution.prefix, os.W_OK):
         raise DeniedError(
-            f"{distribution.prefix} belongs to another user: run this as its owner, such as by sudo",
+            f"{distribution.prefix} belongs to another user: run this as its owner, such as by "
+            "sudo",
             field="prefix",
             reason="NOT_OWNER",
         )
@@ -168,8 +188,8 @@ def cache_directory() -> Path:
 
 @contextmanager
 def _directory(name: str, *, fresh: bool = False) -> Iterator[Path]:
-    """A directory of this user for downloads. One that is `fresh` is empty at first and removed at the end; another
-    one is kept, so that a later run continues."""
+    """A directory of this user for downloads. One that is `fresh` is empty at first and removed at
+    the end; another one is kept, so that a later run continues."""
     directory = cache_directory() / name
     try:
         if fresh:
@@ -179,7 +199,8 @@ def _directory(name: str, *, fresh: bool = False) -> Iterator[Path]:
             raise DeniedError(f"{directory} belongs to another user: remove it", field="from")
     except OSError as error:
         raise DeniedError(
-            f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory of yours", field="from"
+            f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory of yours",
+            field="from",
         ) from None
     try:
         yield directory

@@ -1,4 +1,5 @@
-"""edgectl serve: a site on this machine that answers over HTTP, and grows by the nodes that join it."""
+"""edgectl serve: a site on this machine that answers over HTTP, and grows by the nodes that join
+it."""
 
 from __future__ import annotations
 
@@ -56,17 +57,19 @@ _SHOWN_EVERY_S = 1.0
 _ENDS = {INTERRUPTED: "Ctrl-C", 128 + signal.SIGTERM: "SIGTERM"}
 """The ordinary ends of a server, by the exit codes of `run`."""
 LIMITS = ("max_context", "max_new_tokens", "concurrency")
-"""The keys of a spec about the number and the length of requests, which are options here as in `edgectl deploy`."""
+"""The keys of a spec about the number and the length of requests, which are options here as in
+`edgectl deploy`."""
 _CONTEXT_STEP = 16
 """Tokens of a KV block: contexts differ in memory by whole blocks."""
 _USEFUL_CONTEXT = 8192
-"""Tokens that conversations rarely exceed, if that is less than half of the model's own context: for a longer one no
-narrower weights are taken."""
+"""Tokens that conversations rarely exceed, if that is less than half of the model's own context:
+for a longer one no narrower weights are taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The model to serve: `model` by its given name, which is added from `source` unless the site has it (None).
+    """The model to serve: `model` by its given name, which is added from `source` unless the site
+    has it (None).
 
     The store calls it `stored`, and programs `name`.
     """
@@ -104,13 +107,18 @@ class HttpOptions:
         str | None,
         option(
             "HOST:PORT",
-            "Serve the API at this address instead of --port, such as 0.0.0.0:8443. An address beyond this machine "
+            "Serve the API at this address instead of --port, such as 0.0.0.0:8443. An address "
+            "beyond this machine "
             "uses TLS.",
         ),
     ] = None
     http_names: Annotated[
         list[str] | None,
-        option("NAME", "Add this host name to the API's certificate, such as myhost.local; repeatable.", "--http-name"),
+        option(
+            "NAME",
+            "Add this host name to the API's certificate, such as myhost.local; repeatable.",
+            "--http-name",
+        ),
     ] = None
     http_origins: Annotated[
         list[str] | None,
@@ -124,15 +132,20 @@ class HttpOptions:
         str | None,
         option(
             "URL",
-            "Set the public URL of the dashboard if clients reach it through a reverse proxy, such as "
+            "Set the public URL of the dashboard if clients reach it through a reverse proxy, such "
+            "as "
             "https://edge.example.",
         ),
     ] = None
     model_folders: Annotated[
         list[str] | None,
-        option("DIR", "Let the dashboard add models from this directory; repeatable.", "--model-folder"),
+        option(
+            "DIR", "Let the dashboard add models from this directory; repeatable.", "--model-folder"
+        ),
     ] = None
-    allow_hub: Annotated[bool, switch("--allow-hub", "Let the dashboard add models from the Hugging Face Hub.")] = False
+    allow_hub: Annotated[
+        bool, switch("--allow-hub", "Let the dashboard add models from the Hugging Face Hub.")
+    ] = False
 
     def of_coordinator(self) -> list[str]:
         """The same options of the coordinator."""
@@ -142,14 +155,17 @@ class HttpOptions:
         folders = [str(Path(folder).absolute()) for folder in self.model_folders or ()]
         words += [word for folder in folders for word in ("--model-folder", folder)]
         words += ["--allow-hub"] if self.allow_hub else []
-        return words + [word for origin in self.http_origins or () for word in ("--http-allow-origin", origin)]
+        return words + [
+            word for origin in self.http_origins or () for word in ("--http-allow-origin", origin)
+        ]
 
 
 ModelArgument = Annotated[
     str,
     argument(
         "MODEL",
-        "Serve this model: DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME, a model of the site, or demo.",
+        "Serve this model: DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME, a model of the "
+        "site, or demo.",
     ),
 ]
 PortOption = Annotated[
@@ -165,20 +181,24 @@ QuantiseOption = Annotated[
     str,
     spec_option(
         "quantisation",
-        "Quantise the weights to int8 or int4. none: use them as they are stored. auto: use the widest of these "
+        "Quantise the weights to int8 or int4. none: use them as they are stored. auto: use the "
+        "widest of these "
         "that fits.",
         "FORMAT",
     ),
 ]
 StateDirOption = Annotated[
     Path | None,
-    option("DIR", "Store the site's data in this directory (default: ~/.local/state/edgeshard/serve)."),
+    option(
+        "DIR", "Store the site's data in this directory (default: ~/.local/state/edgeshard/serve)."
+    ),
 ]
 ListenOption = Annotated[
     str,
     option(
         "HOST:PORT",
-        "Accept other nodes at this address, over mutual TLS. They join at the next port (7601 by default).",
+        "Accept other nodes at this address, over mutual TLS. They join at the next port (7601 by "
+        "default).",
         envvar="EDGESHARD__SERVE__LISTEN",
     ),
 ]
@@ -186,7 +206,8 @@ WheelsOption = Annotated[
     Path | None,
     option(
         "DIR",
-        "Let machines without EdgeShard install it from this directory of wheels, at the port of --listen plus 2.",
+        "Let machines without EdgeShard install it from this directory of wheels, at the port of "
+        "--listen plus 2.",
     ),
 ]
 
@@ -196,43 +217,61 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     *,
     model: ModelArgument,
     name: Annotated[
-        str | None, option("NAME", "Set the model name that API clients send (default: the model's own).")
+        str | None,
+        option("NAME", "Set the model name that API clients send (default: the model's own)."),
     ] = None,
     port: PortOption = None,
     http: HttpOptions,
     quantise: QuantiseOption = "auto",
-    nodes: Annotated[int, option("N", "Start N nodes on this machine.", "--nodes", min=1, max=16)] = 1,
+    nodes: Annotated[
+        int, option("N", "Start N nodes on this machine.", "--nodes", min=1, max=16)
+    ] = 1,
     limits: Annotated[dict[str, int], spec_options(*LIMITS)],
     state_dir: StateDirOption = None,
     listen: ListenOption = _LISTEN,
     wheels: WheelsOption = None,
-    grow: Annotated[bool, switch("--grow", "Move the model to more nodes when they join and make it faster.")] = False,
+    grow: Annotated[
+        bool, switch("--grow", "Move the model to more nodes when they join and make it faster.")
+    ] = False,
 ) -> None:
-    """Serve a model from this machine. Print an OpenAI-compatible URL, an API key and the command that joins another
-    node. EdgeShard restarts each process of the site that exits. Stop with Ctrl-C. Run the same command again to
-    restart the same site from its --state-dir.
+    """Serve a model from this machine. Print an OpenAI-compatible URL, an API key and the command
+    that joins another node. EdgeShard restarts each process of the site that exits. Stop with
+    Ctrl-C. Run the same command again to restart the same site from its --state-dir.
     """
     if quantise not in _FORMATS:
-        raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
+        raise InvalidArgumentError(
+            f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise"
+        )
     check_extras("edgectl serve", "agent", "coordinator", "gateway")
     narrator = Narrator(time.monotonic())
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
-        spec_of(None, {"name": name or stored, "model": stored, **limits})  # names a limit out of its bounds
+        spec_of(
+            None, {"name": name or stored, "model": stored, **limits}
+        )  # names a limit out of its bounds
         options = ServeOptions(model, source, stored, name or stored, quantise, limits, grow)
-        _run(options, OwnSite(state_dir, nodes, listen, port, http=http.of_coordinator(), wheels=wheels), narrator)
+        _run(
+            options,
+            OwnSite(state_dir, nodes, listen, port, http=http.of_coordinator(), wheels=wheels),
+            narrator,
+        )
 
 
 def serve_demo(port: int | None, nodes: int) -> None:
-    """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, only on this machine; nothing is kept."""
+    """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, only on this machine;
+    nothing is kept."""
     check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
-    with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
+    with (
+        _found(DEMO) as (source, stored),
+        tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state,
+    ):
         site = OwnSite(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
         _run(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic()))
 
 
 def _run(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
-    """Serve until Ctrl-C, or until SIGTERM, by which a supervisor ends it: it exits 0 after either."""
+    """Serve until Ctrl-C, or until SIGTERM, by which a supervisor ends it: it exits 0 after
+    either."""
     try:
         run(_serve(options, site, narrator))
     except typer.Exit as end:
@@ -256,12 +295,15 @@ def _found(model: str) -> Iterator[tuple[Source | None, str]]:
 
 async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
     nodes = "1 node" if len(site.nodes) == 1 else f"{len(site.nodes)} nodes"
-    narrator.say(f"starting a coordinator and {nodes} ({', '.join(site.nodes)}) as processes of this machine")
+    narrator.say(
+        f"starting a coordinator and {nodes} ({', '.join(site.nodes)}) as processes of this machine"
+    )
     async with site:
         narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
         if site.is_elsewhere:
             narrator.say(
-                f"{site.wanted} is in use: nodes that joined earlier find the site when that address is free again"
+                f"{site.wanted} is in use: nodes that joined earlier find the site when that "
+                "address is free again"
             )
         await _supervised(site, narrator, _answer(options, site, narrator))
 
@@ -269,7 +311,10 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
 async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, Any, None]) -> None:
     """Run the work while the site's processes are restarted. Raises the error of a process that
     cannot start: waiting for it would not end."""
-    failed, working = asyncio.ensure_future(site.supervise(narrator.say)), asyncio.ensure_future(work)
+    failed, working = (
+        asyncio.ensure_future(site.supervise(narrator.say)),
+        asyncio.ensure_future(work),
+    )
     try:
         await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
@@ -290,9 +335,11 @@ async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> N
         await SiteWatch(client, options.name, site.next_name, narrator.say, grow=options.grow).run()
 
 
-async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str, str]:
-    """The deployment, the key for it, and a link to the dashboard. Begins again each time that the coordinator ends in
-    the middle."""
+async def _loaded(
+    options: ServeOptions, site: OwnSite, narrator: Narrator
+) -> tuple[Deployment, str, str]:
+    """The deployment, the key for it, and a link to the dashboard. Begins again each time that the
+    coordinator ends in the middle."""
     while True:
         starts = site.starts
         try:
@@ -338,33 +385,40 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
     )
 
 
-async def _deploy(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> Deployment:
+async def _deploy(
+    client: Client, options: ServeOptions, source: str, narrator: Narrator
+) -> Deployment:
     from edgeshard.cli.render.loading import DeployReporter
 
     with stderr_console().status("") as status:
         reporter = DeployReporter(status)
         deployment = {item.spec.name: item for item in await client.deployments()}.get(options.name)
         if deployment is None:
-            # One node has nothing to choose; but the gain by a second one is not known unless it was measured.
+            # One node has nothing to choose; but the gain by a second one is not known unless it
+            # was measured.
             measures = options.grow or len(await client.nodes()) > 1
             spec = await _chosen(client, options, source, narrator)
             return await deploy_measured(client, spec, reporter, MEASURE_S if measures else 0.0)
         if deployment.spec.model != options.stored:
             raise InvalidArgumentError(
-                f"--name {options.name}: the site has a deployment of this name, of model {deployment.spec.model}; choose "
+                f"--name {options.name}: the site has a deployment of this name, of model "
+                f"{deployment.spec.model}; choose "
                 f"another --name, or first run edgectl delete deployment {options.name}",
                 field="name",
             )
         narrator.say(f"{options.name} was served before: its nodes load it again")
         if not options.agrees(deployment.spec):
             narrator.say(
-                f"note: it is as it was deployed then; for --quantise, {', '.join(map(flag_of, LIMITS))} to count, "
+                "note: it is as it was deployed then; for --quantise, "
+                f"{', '.join(map(flag_of, LIMITS))} to count, "
                 f"first run edgectl delete deployment {options.name}"
             )
         return await client.wait_ready(options.name, on_change=reporter.show)
 
 
-async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
+async def _chosen(
+    client: Client, options: ServeOptions, source: str, narrator: Narrator
+) -> DeploymentSpec:
     """The spec with the widest weights that fit. If none do, the widest that fit with fewer
     concurrent requests: the planner knows the loss once the nodes are measured. If none do either,
     with the largest context that fits, unless one was given. Raises the error of `Client.plan` for
@@ -386,7 +440,8 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
                 return shorter
             if not measured:
                 narrator.say(
-                    f"memory is short for the weights {'as they are' if quantise == 'none' else f'as {quantise}'}"
+                    "memory is short for the weights "
+                    f"{'as they are' if quantise == 'none' else f'as {quantise}'}"
                 )
             continue
         narrator.say(_loading(options.name, quantise))
@@ -401,14 +456,17 @@ def _loading(name: str, quantise: str) -> str:
 async def _with_shorter_context(
     client: Client, options: ServeOptions, source: str, formats: Sequence[str], narrator: Narrator
 ) -> DeploymentSpec | None:
-    """With the largest context that fits, and the widest weights that leave a useful one; None if no context fits or
-    one was given."""
+    """With the largest context that fits, and the widest weights that leave a useful one; None if
+    no context fits or one was given."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
     if options.limits.get("max_context"):
         return None
     own = (await client.stored_model(options.stored)).max_context
-    narrator.say(f"memory is short for the model's own context of {own} tokens: looking for the largest that fits")
+    narrator.say(
+        f"memory is short for the model's own context of {own} tokens: looking for the largest "
+        "that fits"
+    )
     context, quantise = 0, formats[-1]
     for quantise in formats:
 
@@ -424,13 +482,17 @@ async def _with_shorter_context(
             break
     if not context:
         return None
-    narrator.say(f"the context is {context} tokens, the most that fits; a node with more memory takes the whole")
+    narrator.say(
+        f"the context is {context} tokens, the most that fits; a node with more memory takes the "
+        "whole"
+    )
     narrator.say(_loading(options.name, quantise))
     return parse_spec(options.spec(source, quantise, context))
 
 
 async def largest_context(most: int, fits: Callable[[int], Awaitable[bool]]) -> int:
-    """The largest number of tokens that fits, a multiple of a KV block and less than `most`; 0 if no number fits."""
+    """The largest number of tokens that fits, a multiple of a KV block and less than `most`; 0 if
+    no number fits."""
     blocks, too_many = 0, -(-most // _CONTEXT_STEP)
     while blocks + 1 < too_many:
         middle = (blocks + too_many) // 2
@@ -441,17 +503,25 @@ async def largest_context(most: int, fits: Callable[[int], Awaitable[bool]]) -> 
     return blocks * _CONTEXT_STEP
 
 
-def _show(site: OwnSite, name: str, key: str, link: str, deployment: Deployment, narrator: Narrator) -> None:
-    stages = " -> ".join(f"{stage.node_name} ({stage.layers})" for stage in deployment.placement.stages)
+def _show(
+    site: OwnSite, name: str, key: str, link: str, deployment: Deployment, narrator: Narrator
+) -> None:
+    stages = " -> ".join(
+        f"{stage.node_name} ({stage.layers})" for stage in deployment.placement.stages
+    )
     narrator.say(f"ready: {stages}")
     trusted = trusting = ""
     if site.url.startswith("https:"):
-        trusted = f"trust    {site.authority}, the site's authority: take it to the machines that call it\n"
+        trusted = (
+            f"trust    {site.authority}, the site's authority: take it to the machines that "
+            "call it\n"
+        )
         trusting = f"--cacert {site.authority} "
     show_text(
         f"\nURL      {site.url}/v1\nAPI key  {key}\nmodel    {name}\n{trusted}"
         f"browser  {link} (once, within a minute; then edgectl dashboard)\n\n"
         f"curl {trusting}{site.url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
         f"  -H 'Content-Type: application/json' \\\n"
-        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}\'\n'
+        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], '
+        f'"stream": true}}\'\n'
     )

@@ -1,4 +1,5 @@
-"""edgectl set-coordinator: the coordinator's address in the settings of this machine's node and of this user."""
+"""edgectl set-coordinator: the coordinator's address in the settings of this machine's node and of
+this user."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ _LINE = re.compile(r"^coordinator[ \t]*=.*$", re.MULTILINE)
 
 def set_coordinator(
     address: Annotated[str, argument("HOST:PORT", "Use this address of the coordinator.")],
-    config: Annotated[Path | None, option("FILE", "Change only this settings file, such as agent.toml.")] = None,
+    config: Annotated[
+        Path | None, option("FILE", "Change only this settings file, such as agent.toml.")
+    ] = None,
 ) -> None:
-    """Change the coordinator's address on this machine. Certificates stay valid. As root, this changes the agent's
-    service and restarts it. As another user, it changes the nodes that `edgectl join` runs for this user, and this
-    user's edgectl.
+    """Change the coordinator's address on this machine. Certificates stay valid. As root, this
+    changes the agent's service and restarts it. As another user, it changes the nodes that
+    `edgectl join` runs for this user, and this user's edgectl.
     """
     from edgeshard.client.site_access import configuration
     from edgeshard.rpc.tls import split_address
@@ -67,13 +70,17 @@ def _change_service(config: Path, address: str) -> None:
 
 def _show_restarts(configs: Sequence[Path]) -> None:
     """Print the lines by which agents of a terminal take up their settings."""
-    show_text("A running agent still uses the old address. Stop it (Ctrl-C in its terminal) and start it again:")
+    show_text(
+        "A running agent still uses the old address. Stop it (Ctrl-C in its terminal) and start it "
+        "again:"
+    )
     for config in configs:
         show_text(f"  {agent_line(config.absolute())}")
 
 
 def _change(path: Path, address: str) -> str:
-    """Change the address in a file of settings; all other lines stay. Returns the changed section."""
+    """Change the address in a file of settings; all other lines stay. Returns the changed
+    section."""
     from edgeshard.rpc.tls_files import write_private
 
     what = f"--config {path}"
@@ -84,7 +91,8 @@ def _change(path: Path, address: str) -> str:
     expected = {**before, section: {**before.get(section, {}), "coordinator": address}}
     if not section or tomllib.loads(changed) != expected:
         raise InvalidArgumentError(
-            f"{what} has no line `coordinator = ...` that can be changed: write coordinator = {json.dumps(address)} "
+            f"{what} has no line `coordinator = ...` that can be changed: write coordinator = "
+            f"{json.dumps(address)} "
             "into its section [agent] or [client]",
             field="config",
         )

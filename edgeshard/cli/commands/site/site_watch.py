@@ -37,7 +37,9 @@ async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
     say("measuring the nodes and their links")
     quantisation = spec.quantisation_of(EVERY_NODE)
     failures = []
-    async for progress in client.profile(spec.model, dtype=spec.dtype, quick=True, quantisation=quantisation):
+    async for progress in client.profile(
+        spec.model, dtype=spec.dtype, quick=True, quantisation=quantisation
+    ):
         failures += [progress.failure] if progress.failure is not None else []
     for failure in failures:
         raise failure
@@ -51,7 +53,13 @@ class SiteWatch:
     """
 
     def __init__(
-        self, client: Client, name: str, next_name: Callable[[set[str]], str], say: Say, *, grow: bool
+        self,
+        client: Client,
+        name: str,
+        next_name: Callable[[set[str]], str],
+        say: Say,
+        *,
+        grow: bool,
     ) -> None:
         self._client = client
         self._next_name = next_name
@@ -120,7 +128,9 @@ class SiteWatch:
         text = invitation_to_text(token.invitation)
         bare = line_without_edgeshard(token)
         more = f"\n  or, on a machine without EdgeShard:\n  {bare}" if bare else ""
-        self._say(f"another node joins with this line, once, within a day:\n  edgectl join {text}{more}")
+        self._say(
+            f"another node joins with this line, once, within a day:\n  edgectl join {text}{more}"
+        )
 
 
 class _Growth:
@@ -140,16 +150,22 @@ class _Growth:
         return left_s if left_s > 0 else None
 
     async def consider(self, nodes: Sequence[Node]) -> None:
-        """Nothing while something of a node that is here is still to be measured; it is news when that is done."""
+        """Nothing while something of a node that is here is still to be measured; it is news when
+        that is done."""
         here = [node for node in nodes if node.connected]
-        if self.rest_s() is not None or len(here) < 2 or any(_is_to_be_measured(node) for node in here):
+        if (
+            self.rest_s() is not None
+            or len(here) < 2
+            or any(_is_to_be_measured(node) for node in here)
+        ):
             return
         name = self._name
         try:
             outcome = await self._client.replan(name, dry_run=True)
             if outcome.reason is ReplanReason.NOT_WEIGHED:
                 self._say_once(
-                    f"the gain of moving {name} is unknown, because a serving node is not measured; `edgectl "
+                    f"the gain of moving {name} is unknown, because a serving node is not "
+                    "measured; `edgectl "
                     f"replan {name} --force` moves it to {layers_text(outcome.found)}"
                 )
             if outcome.reason is not ReplanReason.WOULD_MOVE:
@@ -160,7 +176,10 @@ class _Growth:
                 await self._client.replan(name)
                 self._say(f"{name} has moved; running requests continued")
             else:
-                self._say_once(f"{name} would gain by {gain}; `edgectl replan {name}` moves it, --grow does so itself")
+                self._say_once(
+                    f"{name} would gain by {gain}; `edgectl replan {name}` moves it, --grow does "
+                    "so itself"
+                )
         except UnavailableError:
             pass  # it is loading, or the coordinator is away: it is news when that is over
         except EdgeShardError as error:
@@ -178,4 +197,8 @@ class _Growth:
 def _is_to_be_measured(node: Node) -> bool:
     """Whether its measurement is worth waiting for. A node that serves is measured when no request
     runs, which may never happen; it is planned with the known figures."""
-    return not node.placeable or node.unknown_links > 0 or (node.unknown_profiles > 0 and not node.stages)
+    return (
+        not node.placeable
+        or node.unknown_links > 0
+        or (node.unknown_profiles > 0 and not node.stages)
+    )

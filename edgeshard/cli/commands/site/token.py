@@ -20,11 +20,15 @@ app = typer.Typer(help="Manage join tokens.", no_args_is_help=True)
 @app.command(short_help="Print a command that joins a node, an application or an operator.")
 def create(
     context: typer.Context,
-    name: Annotated[str, option("NAME", "Name the node, the application or the operator.", "--node", "--name")],
+    name: Annotated[
+        str, option("NAME", "Name the node, the application or the operator.", "--node", "--name")
+    ],
     role: Annotated[
         Role,
         option(
-            "ROLE", "Choose what joins: agent (a node), client (an application) or operator (a person with edgectl)."
+            "ROLE",
+            "Choose what joins: agent (a node), client (an application) or operator (a person with "
+            "edgectl).",
         ),
     ] = Role.AGENT,
     ttl: Annotated[str, option("TIME", "Let the token expire after TIME, such as 15m.")] = "15m",
@@ -32,18 +36,21 @@ def create(
         str,
         option(
             "HOST",
-            "Put this host name or IP address of the coordinator into the token, for the process to connect to "
+            "Put this host name or IP address of the coordinator into the token, for the process "
+            "to connect to "
             "(default: the coordinator's own address).",
         ),
     ] = "",
     discover: Annotated[
         bool,
-        typer.Option("--discover", help="Leave out the address: the process finds the site on its network."),
+        typer.Option(
+            "--discover", help="Leave out the address: the process finds the site on its network."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
 ) -> None:
-    """Create a join token and print the command that uses it. A token works once. Keep it secret until it is used or
-    has expired.
+    """Create a join token and print the command that uses it. A token works once. Keep it secret
+    until it is used or has expired.
     """
     from edgeshard.client.joining import invitation_to_text, line_without_edgeshard
     from edgeshard.process.config import parse_duration
@@ -55,9 +62,15 @@ def create(
     show_text(text if quiet else f"edgectl join {text}")
     bare = line_without_edgeshard(token)
     if bare and not quiet:
-        show_text(f"on a machine without EdgeShard (sudo in front has it installed as a service):\n{bare}", err=True)
+        show_text(
+            "on a machine without EdgeShard (sudo in front has it installed as a "
+            f"service):\n{bare}",
+            err=True,
+        )
     where, _ = split_address(token.coordinator)
-    warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
+    warning = (
+        "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
+    )
     dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"
     show_text(f"admits {token.principal} once, within {ttl}; it {dials}", err=True)
 
@@ -72,10 +85,12 @@ def list_tokens(context: typer.Context, output: OutputOption = Output.TABLE) -> 
 @app.command()
 def revoke(
     context: typer.Context,
-    token_id: Annotated[str, argument("ID", "Revoke the token of this id, as `edgectl token list` prints it.")],
+    token_id: Annotated[
+        str, argument("ID", "Revoke the token of this id, as `edgectl token list` prints it.")
+    ],
 ) -> None:
-    """Revoke a token, so that no process can join with it. A process that joined already stays; `edgectl node revoke`
-    removes it.
+    """Revoke a token, so that no process can join with it. A process that joined already stays;
+    `edgectl node revoke` removes it.
     """
     ask(context, lambda client: client.revoke_token(token_id))
     show_text(f"token {token_id} was revoked", err=True)
