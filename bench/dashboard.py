@@ -53,7 +53,9 @@ FIRST_S = sized(2.0, 0.2)
 """For viewers to have their first picture, before time is taken."""
 PAINTS = sized(5, 1)
 FAR = sized(100, 6)
-LARGE, LARGE_DEPLOYMENTS, KEYS = sized(20, 6), sized(10, 2), sized(200, 2)
+LARGE = sized(20, 6)
+LARGE_DEPLOYMENTS = sized(10, 2)
+KEYS = sized(200, 2)
 UPDATES = sized(20, 2)
 
 

@@ -46,7 +46,9 @@ class Rows:
         setup, samples = case.setup, self._samples[case]
         sample, in_flight = median_sample(samples), setup.in_flight(case.streams)
         stage_s, hop_s = sample.stage_s, sample.hop_s
-        decoding, ideal, simulated = case.section == DECODING, None, None
+        decoding = case.section == DECODING
+        ideal = None
+        simulated = None
         if in_flight:  # the head's choice is unknown
             rows = -(-case.streams // in_flight)
             if setup.dtype == "bf16" and decoding:

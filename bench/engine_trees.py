@@ -114,7 +114,9 @@ async def work() -> None:
         # packed files.
         async with PinnedSite(Path(scratch), ("--pack", "never")) as site:
             print(json.dumps(names), flush=True)
-            asked, held, measured = 0, None, set[Quantisation | None]()
+            asked = 0
+            held = None
+            measured = set[Quantisation | None]()
             while line := await asyncio.to_thread(sys.stdin.readline):
                 index = int(line)
                 setup = (

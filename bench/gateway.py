@@ -54,7 +54,9 @@ async def read(port: int, path: str, tokens: int, pause_s: float = 0.0) -> float
     await asyncio.get_running_loop().sock_connect(dialled, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=dialled, limit=4096)
     writer.write(body(path, tokens))
-    last, longest, received = time.monotonic(), 0.0, 0
+    last = time.monotonic()
+    longest = 0.0
+    received = 0
     while data := await reader.read(1024):
         received += len(data)
         now = time.monotonic()

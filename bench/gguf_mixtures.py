@@ -78,7 +78,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 """Random models by name; "1b" has the shape of TinyLlama 1.1B."""
-TEXTS, TEXT_TOKENS, LIKELIEST = sized(16, 1), 180, 10
+TEXTS = sized(16, 1)
+TEXT_TOKENS = 180
+LIKELIEST = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,10 @@ def guide_of(schema: dict[str, Any]) -> Guide:
 
 async def prove(client: Client, count: int) -> dict[str, Any]:
     """Check that every complete answer satisfies its schema."""
-    places, wrong, ended, cut = asyncio.Semaphore(STREAMS), list[str](), 0, 0
+    places = asyncio.Semaphore(STREAMS)
+    wrong = list[str]()
+    ended = 0
+    cut = 0
 
     async def ask(number: int, seed: int) -> None:
         nonlocal ended, cut

@@ -178,7 +178,10 @@ def memory_s(size: int) -> Callable[[], float]:
 
 
 def measure(rounds: int) -> dict[str, float]:
-    hybrid, small, llama, theirs = Engine(HYBRID), Engine(HYBRID, "int4"), Engine(LLAMA), Theirs()
+    hybrid = Engine(HYBRID)
+    small = Engine(HYBRID, "int4")
+    llama = Engine(LLAMA)
+    theirs = Theirs()
     contenders: dict[str, Callable[[], float]] = {
         "memory_s": memory_s(hybrid.bytes),
         **{f"bf16_x{streams}_s": partial(hybrid.step_s, streams) for streams in STREAMS},

@@ -18,11 +18,9 @@ class LineProcess:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], directory: Path | None = None
     ) -> None:
-        self._command, self._environment, self._directory = (
-            list(command),
-            dict(environment),
-            directory,
-        )
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._directory = directory
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:

@@ -155,7 +155,9 @@ class LlamaCppRpc:
     """Two servers of one thread and one core each, which run while the `with` lasts."""
 
     def __init__(self, folder: Path, model: Path, cores: Sequence[int]) -> None:
-        self._folder, self._model, self._cores = folder, model, tuple(cores)
+        self._folder = folder
+        self._model = model
+        self._cores = tuple(cores)
         self._servers: list[subprocess.Popen[bytes]] = []
         self._ports: list[int] = []
 

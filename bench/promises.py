@@ -98,7 +98,10 @@ class Promises:
     """
 
     def __init__(self, client: Client, name: str, rounds: int, dtype: str = "bfloat16") -> None:
-        self._client, self._name, self._rounds, self._dtype = client, name, rounds, dtype
+        self._client = client
+        self._name = name
+        self._rounds = rounds
+        self._dtype = dtype
         self._sent = 0
 
     async def profile(self, quick: bool) -> None:

@@ -19,7 +19,9 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
-CONTEXT, HALF, BLOCK = 512, 256, 16
+CONTEXT = 512
+HALF = 256
+BLOCK = 16
 
 
 def whole_stage(

@@ -133,14 +133,14 @@ def case(options: argparse.Namespace) -> None:
     requests = Requests(options.requests, options.sweep, options.steps + 1)
     quantisation = Quantisation(options.quantise) if options.quantise else None
     stage = load(options.directory, options.budget, quantisation, requests.kv_blocks)
-    seconds, io, busy = [], [], []
+    seconds = []
+    io = []
+    busy = []
     for _ in range(options.steps + 1):
-        steps, read, began, used = (
-            requests.steps(),
-            read_bytes(),
-            time.perf_counter(),
-            time.process_time(),
-        )
+        steps = requests.steps()
+        read = read_bytes()
+        began = time.perf_counter()
+        used = time.process_time()
         requests.take(stage.execute_sweep(steps))
         seconds.append(time.perf_counter() - began)
         busy.append(time.process_time() - used)

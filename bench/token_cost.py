@@ -98,8 +98,12 @@ async def measure(site: PinnedSite, setup: Setup, streams: int) -> dict[str, flo
     await site.warm_up(setup)
     daemons = {**site.cluster.agents, "coordinator": site.cluster.coordinator}
     pids = {name: daemon.pid for name, daemon in daemons.items() if daemon.pid is not None}
-    tokens, firsts, wanted = 0, 0, 0
-    going, enough, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    tokens = 0
+    firsts = 0
+    wanted = 0
+    going = asyncio.Event()
+    enough = asyncio.Event()
+    done = asyncio.Event()
 
     async def stream(number: int) -> None:
         nonlocal tokens, firsts
@@ -124,10 +128,14 @@ async def measure(site: PinnedSite, setup: Setup, streams: int) -> dict[str, flo
 
     tasks = [asyncio.create_task(stream(number)) for number in range(streams)]
     await asyncio.wait_for(going.wait(), 120)
-    begun, began, processes = tokens, time.perf_counter(), Processes(pids)
+    begun = tokens
+    began = time.perf_counter()
+    processes = Processes(pids)
     wanted = begun + NEW_TOKENS * min(streams, 4)
     await enough.wait()
-    used, count, seconds = processes.used_s(), tokens - begun, time.perf_counter() - began
+    used = processes.used_s()
+    count = tokens - begun
+    seconds = time.perf_counter() - began
     while not has_pairs(traces := await site.client.trace(setup.name, TRACE_S)):
         if any(task.done() for task in tasks):
             raise RuntimeError("the streams ended before they were traced")

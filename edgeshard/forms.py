@@ -67,7 +67,9 @@ class Forms:
     def __init__(
         self, what: str, remedy: str, only: Mapping[type, tuple[str, ...]] = MappingProxyType({})
     ) -> None:
-        self._what, self._remedy, self._only = what, remedy, only
+        self._what = what
+        self._remedy = remedy
+        self._only = only
         self._forms: dict[Any, Form] = {}
 
     def of(self, kind: Any) -> Form:
@@ -340,7 +342,9 @@ class _Walk(TypeWalk[Form, str]):
         if (kind, has_tag) in self._objects:
             return self._objects[kind, has_tag]
         origin: Any = get_origin(kind) or kind
-        name, policy, parts = origin.__name__, self._policy, dict[str, Form]()
+        name = origin.__name__
+        policy = self._policy
+        parts = dict[str, Form]()
         parameters = signature(origin).parameters.values()
         needed = [part.name for part in parameters if part.default is part.empty]
 

@@ -35,7 +35,10 @@ from tools.lock import LOCK, ROOT, Locked, read_lock, requirements
 
 TABLE = ROOT / "docs" / "licences.md"
 SBOM = ROOT / "dist" / "sbom.cdx.json"
-RUN_TIME, AGENT, DISCOVERY, DEVELOPMENT = "run time", "agent", "discovery", "development"
+RUN_TIME = "run time"
+AGENT = "agent"
+DISCOVERY = "discovery"
+DEVELOPMENT = "development"
 NVIDIA = "LicenseRef-NVIDIA-Proprietary"
 UNKNOWN = "unknown"
 

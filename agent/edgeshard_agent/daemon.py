@@ -205,13 +205,11 @@ class _Node:
         cache: BlobCache,
         address: str,
     ) -> None:
-        self._settings, self._own, self._ends, self._cache, self._address = (
-            settings,
-            own,
-            ends,
-            cache,
-            address,
-        )
+        self._settings = settings
+        self._own = own
+        self._ends = ends
+        self._cache = cache
+        self._address = address
         self._clock = clock = SystemClock()
         self.worker = ComputeThread(own.threads, clock)
         self._machine = Machine(__version__, own.state_dir, own.tls)
@@ -262,11 +260,9 @@ class _Node:
 
     def _make_client(self) -> ControlClient:
         own, settings = self._own, self._settings
-        name, address, incarnation = (
-            NodeName(settings.name),
-            _advertised(settings, self._address),
-            secrets.token_hex(8),
-        )
+        name = NodeName(settings.name)
+        address = _advertised(settings, self._address)
+        incarnation = secrets.token_hex(8)
         facts = own.shown(own.facts)
         registration = Registration(
             own.node_id, name, address, WIRE_VERSION, facts, incarnation, True, settings.labels
@@ -300,7 +296,9 @@ class _Node:
     async def compute(self, notifier: Notifier) -> None:
         """Import what computes, and be ready: whether or not a coordinator is there, which may
         start later."""
-        own, settings, links = self._own, self._settings, self._links
+        own = self._own
+        settings = self._settings
+        links = self._links
         make_tools, read_facts = await _import_tools(self.client)
         facts = own.shown(await asyncio.to_thread(read_facts, own.device, own.memory))
         reports = Reports(

@@ -28,7 +28,9 @@ text."""
 Chosen = NDArray[np.int16]
 """[tokens, chosen]: the same of one layer."""
 
-_BASE, _LAST, _EARLIER = "base", "last", "earlier"
+_BASE = "base"
+_LAST = "last"
+_EARLIER = "earlier"
 
 
 @dataclass(frozen=True, slots=True)

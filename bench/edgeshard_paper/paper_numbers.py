@@ -86,5 +86,7 @@ SOURCE_RATE_RATIOS = {
 PREFILL_OVER_DECODE = Quoted(10.0, Tag.RECALLED)
 """How much longer a layer's prefill takes than its decode, "about": the premise of figure 10."""
 
-PROMPT_TOKENS, NEW_TOKENS, REQUESTS = 32, 96, 8
+PROMPT_TOKENS = 32
+NEW_TOKENS = 96
+REQUESTS = 8
 SLOW_LINK_BPS, LINK_BPS = 1e6, 50e6

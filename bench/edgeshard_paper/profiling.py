@@ -33,7 +33,11 @@ from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 
-PREFILL, DECODE, MEAN, BOTH, HOPS = "prefill", "decode", "mean", "both", "prefill with its hops"
+PREFILL = "prefill"
+DECODE = "decode"
+MEAN = "mean"
+BOTH = "both"
+HOPS = "prefill with its hops"
 LONG_TOKENS = 10 * PROMPT_TOKENS
 _COMPUTED = ("compute_s", "embed_s", "head_s")
 _KINDS = {"AGX Orin": "agx-1", "Orin NX": "nx-1", "RTX 3090": "cloud"}

@@ -131,14 +131,12 @@ def tier_costs(
     every = batch * batches
     wg, wc, wn, cg, cc, cn, hg, hc, hn = np.eye(10)[:9]
     one = np.eye(10)[9]
-    s, n, layers, h, inner, heads = (
-        work.prompt,
-        work.new,
-        model.layers,
-        model.hidden,
-        model.inner,
-        model.heads,
-    )
+    s = work.prompt
+    n = work.new
+    layers = model.layers
+    h = model.hidden
+    inner = model.inner
+    heads = model.heads
     packed = COMPRESSED if runtime.compressed else 1.0
     on_host = runtime.host_attention and not runtime.compressed
     weights = packed * model.layer_bytes

@@ -87,8 +87,12 @@ def cuts_sooner(costs: Costs, limit_s: float) -> tuple[list[Cut], int]:
     The rest is ruled out by the bounds of `prompt_floor`. 38 million cuts by halves take five
     minutes.
     """
-    tables, found, searched = StepTables(costs), list[Cut](), 0
-    floor, closer, times = PromptFloor.of(tables), CutFloor(tables), PromptTimes(costs)
+    tables = StepTables(costs)
+    found = list[Cut]()
+    searched = 0
+    floor = PromptFloor.of(tables)
+    closer = CutFloor(tables)
+    times = PromptTimes(costs)
     instances = [costs.prefill(Load()), costs.decode(Load()), floor.first, floor.last, floor.whole]
     for cuts in every_cut(costs.decode(Load()), kinds_of_all(instances)):
         for place in np.flatnonzero(floor.seconds(cuts) < limit_s).tolist():

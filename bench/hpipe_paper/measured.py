@@ -93,11 +93,9 @@ def operations(before: int, tokens: int) -> float:
     """Operations of a slice after `before` other tokens, in all of LAYERS: two for each weight,
     four for each channel of a pair.
     """
-    hidden, inner, heads = (
-        CONFIG["hidden_size"],
-        CONFIG["intermediate_size"],
-        CONFIG["num_attention_heads"],
-    )
+    hidden = CONFIG["hidden_size"]
+    inner = CONFIG["intermediate_size"]
+    heads = CONFIG["num_attention_heads"]
     width = heads * CONFIG["head_dim"]
     kv_width = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
     weights = 2 * hidden * (width + kv_width) + 3 * hidden * inner

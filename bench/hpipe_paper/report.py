@@ -139,7 +139,9 @@ def _named(found: Sequence[Outcome], name: str) -> Outcome:
 def _found(results: Results) -> dict[str, float]:
     """Numbers of the text."""
     llama, gpt = (results.tables[name] for name in MODELS)
-    ours, base, gpipe = _named(llama, HPIPE), _named(llama, "Base"), _named(llama, "GPipe")
+    ours = _named(llama, HPIPE)
+    base = _named(llama, "Base")
+    gpipe = _named(llama, "GPipe")
     rates = {}
     for name in ("GPipe", "Megatron-LM", "TeraPipe", "GP-B", "TP-T", "one node"):
         for model_name, rows in (("", llama), ("_gpt", gpt)):

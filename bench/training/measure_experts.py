@@ -38,7 +38,9 @@ from edgeshard.domain.models.model import LayerRange, TensorInfo
 from edgeshard.storage.forms import EXPERT_TABLE
 
 Expert = tuple[int, int]
-LOW, MIDDLE, HIGH = IntegerFormat.INT2, IntegerFormat.INT4, IntegerFormat.INT8
+LOW = IntegerFormat.INT2
+MIDDLE = IntegerFormat.INT4
+HIGH = IntegerFormat.INT8
 
 
 @dataclass
@@ -98,7 +100,9 @@ def most_within(
     None if `fewest` do not. The loss grows with their number except for noise, so the result holds
     although a larger number might, too.
     """
-    low, high, middle = fewest - 1, len(order), fewest
+    low = fewest - 1
+    high = len(order)
+    middle = fewest
     while low < high:
         found = loss(order[:middle])
         print(f"  {middle:4d} experts: {found:.5f} nats per token, limit {limit:.5f}", flush=True)

@@ -133,7 +133,9 @@ def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
 def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """The nearest semi-orthogonal matrix to each [..., rows, columns] matrix, by a quintic
     Newton-Schulz iteration."""
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     x = (
         matrix.bfloat16()
     )  # only the direction is needed; bfloat16 is several times faster on CPUs that have it

@@ -163,7 +163,9 @@ def _llama3_factor(step: float, rule: Mapping[str, float]) -> float:
     """The divisor of the frequency 1 / `step`, as llama.cpp's converter computes it from
     config.json."""
     rounds = rule["original_max_position_embeddings"] / (2 * math.pi * step)
-    low, high, factor = rule["low_freq_factor"], rule["high_freq_factor"], rule["factor"]
+    low = rule["low_freq_factor"]
+    high = rule["high_freq_factor"]
+    factor = rule["factor"]
     if rounds > high:
         return 1.0
     if rounds < low:

@@ -72,11 +72,9 @@ class Mamba:
         cls, fields: ConfigFields, keys: MambaKeys, head_dim: int, normed: bool = True
     ) -> Mamba:
         """Raises UnsupportedModelError for sizes that do not fit together."""
-        heads, groups, taps = (
-            fields.size(keys.heads),
-            fields.size(keys.groups),
-            fields.size(keys.taps),
-        )
+        heads = fields.size(keys.heads)
+        groups = fields.size(keys.groups)
+        taps = fields.size(keys.taps)
         even_split(fields, keys.heads, heads, keys.groups, groups)
         if taps < 2:
             raise fields.refuse(keys.taps, "is 1; it must be 2 or more")

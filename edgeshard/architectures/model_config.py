@@ -69,7 +69,9 @@ class Decoder:
 
         Layers of one type have heads of one width.
         """
-        rope, windows, shape = self.architecture.rope, self.architecture.windows, self.shape
+        rope = self.architecture.rope
+        windows = self.architecture.windows
+        shape = self.shape
         assert rope is not None
         widths: dict[str, int] = {}
         if rope.by_layer_type and windows is not None:

@@ -329,11 +329,9 @@ def expert_groups(experts: Experts) -> Check:
     """The check of experts that are chosen out of `topk_group` of `n_group` groups."""
 
     def check(fields: ConfigFields, layer_count: int) -> None:
-        count, groups, kept_groups = (
-            expert_count(experts, fields),
-            fields.size("n_group"),
-            fields.size("topk_group"),
-        )
+        count = expert_count(experts, fields)
+        groups = fields.size("n_group")
+        kept_groups = fields.size("topk_group")
         in_group = even_split(fields, experts.count[0], count, "n_group", groups)
         if in_group < 2:
             raise fields.refuse(

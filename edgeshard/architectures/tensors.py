@@ -135,7 +135,9 @@ def expected_tensors(
     Raises UnsupportedModelError as `parse_config` does.
     """
     decoder = read_config(config)
-    record, fields, shape = decoder.architecture, decoder.fields, decoder.shape
+    record = decoder.architecture
+    fields = decoder.fields
+    shape = decoder.shape
     if layers is None:
         layers = LayerRange(0, shape.layer_count)
     units = units_of_stage(layers, shape.layer_count)

@@ -22,7 +22,9 @@ from edgeshard.domain.requests.conversation import (
     ToolFormat,
 )
 
-_TAG, _END_TAG, _LIST = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
+_TAG = "<tool_call>"
+_END_TAG = "</tool_call>"
+_LIST = "[TOOL_CALLS]"
 _LONGEST_CALL = 1 << 20
 """Characters of one call, or of what may still become one; longer ones are content."""
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -224,7 +226,10 @@ class _Tagged:
         return list(calls)
 
 
-_CHANNEL, _MESSAGE, _START, _CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"
+_CHANNEL = "<|channel|>"
+_MESSAGE = "<|message|>"
+_START = "<|start|>"
+_CONSTRAIN = "<|constrain|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 CHANNEL_MARKERS = (_CHANNEL, _MESSAGE, _START, _CONSTRAIN, *_ENDS)
 _TO_FUNCTION = "to=functions."
@@ -279,7 +284,9 @@ class _Channels:
         parts: list[_Part] = (
             [Called(self._function(), self._call.strip() or "{}")] if self._call else []
         )
-        self._header, self._call, self._in_body = "", "", False
+        self._header = ""
+        self._call = ""
+        self._in_body = False
         return parts
 
 

@@ -259,7 +259,9 @@ class _Program:
     """The variables and constraints of a question."""
 
     def __init__(self, question: Question, relaxed: _Relaxed, bound_s: float) -> None:
-        self.question, self.relaxed, self.instance = question, relaxed, question.memory
+        self.question = question
+        self.relaxed = relaxed
+        self.instance = question.memory
         self.model = cp_model.CpModel()
         self.unit_s = max(bound_s, 1e-12) * UNIT
         most_s = question.below * (1 + SLACK)

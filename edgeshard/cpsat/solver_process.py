@@ -167,12 +167,10 @@ class CpSat:
         memory_bytes: int = MEMORY_BYTES,
         field: str = "rule",
     ) -> None:
-        self._left_s, self._effort, self._memory_bytes, self._field = (
-            total_s,
-            effort,
-            memory_bytes,
-            field,
-        )
+        self._left_s = total_s
+        self._effort = effort
+        self._memory_bytes = memory_bytes
+        self._field = field
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 

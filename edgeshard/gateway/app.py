@@ -63,7 +63,9 @@ def make_app(
     app.add_exception_handler(EdgeShardError, _refused)
     app.add_exception_handler(HTTPException, _not_a_route)
     app.add_exception_handler(Exception, _failed)
-    site, texts, ollama = SiteRoutes(backend, metrics), Texts(backend), Ollama(backend, metrics)
+    site = SiteRoutes(backend, metrics)
+    texts = Texts(backend)
+    ollama = Ollama(backend, metrics)
     openai: _Posts = (
         (
             "/v1/completions",

@@ -26,7 +26,10 @@ from edgeshard.storage.forms import (
     malformed,
 )
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL = 1
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
 _SPACE = "▁"
 _TEMPLATE = "tokenizer.chat_template"
 _MERGES_LIMIT = 1 << 30

@@ -149,7 +149,9 @@ def _range(library: Any, url: str, begin: int, count: int) -> bytes:
     return bytes(data[:count])
 
 
-_CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_CONFIG = "config.json"
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PARALLEL = 4
 _MOVE_CACHE = "free space, or move the Hub's cache with HF_HOME"

@@ -16,7 +16,9 @@ from edgeshard.storage.forms import GENERATION, TOKENIZER, parse_json_object, un
 Progress = Callable[[str, int, int], None]
 """A call with the kind of work (`DOWNLOADING`, `CHECKING`, `CONVERTING`), the bytes so far and in
 all, from the working thread; an error that it raises ends the work."""
-DOWNLOADING, CHECKING, CONVERTING = "downloading", "checking", "converting"
+DOWNLOADING = "downloading"
+CHECKING = "checking"
+CONVERTING = "converting"
 _FURTHER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 

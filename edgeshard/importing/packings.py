@@ -109,11 +109,9 @@ def floats(block: tuple[int, int] | None) -> Callable[[str, Parts], Matrix]:
 def awq(name: str, parts: Parts) -> Matrix:
     """A matrix of AWQ (gemm): words of eight outputs in the order 0 2 4 6 1 3 5 7; (value - zero) *
     scale by groups."""
-    words, zero_words, scales = (
-        parts["qweight"],
-        parts["qzeros"],
-        parts["scales"].astype(np.float32),
-    )
+    words = parts["qweight"]
+    zero_words = parts["qzeros"]
+    scales = parts["scales"].astype(np.float32)
     inputs, outputs = words.shape[0], words.shape[-1] * 8
     if (
         words.ndim != 2
@@ -141,11 +139,9 @@ def gptq(zero_offset: int) -> Callable[[str, Parts], Matrix]:
     input's group."""
 
     def read(name: str, parts: Parts) -> Matrix:
-        words, zero_words, scales = (
-            parts["qweight"],
-            parts["qzeros"],
-            parts["scales"].astype(np.float32),
-        )
+        words = parts["qweight"]
+        zero_words = parts["qzeros"]
+        scales = parts["scales"].astype(np.float32)
         are_words = (
             words.dtype == zero_words.dtype == np.int32 and words.ndim == zero_words.ndim == 2
         )

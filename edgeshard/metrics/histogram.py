@@ -85,7 +85,9 @@ class Histogram:
         returned, which is too little.
         """
         counts = [now - then for now, then in zip_longest(self._counts, before, fillvalue=0)]
-        rank, reached, low = share * sum(counts), 0, 0.0
+        rank = share * sum(counts)
+        reached = 0
+        low = 0.0
         if not any(counts):
             return None
         for bound, count in zip(self._bounds, counts, strict=False):

@@ -44,7 +44,9 @@ class Reloading(Generic[SettingsT]):
         read: Callable[[], SettingsT],
         prepare: Callable[[SettingsT], Callable[[], None]],
     ) -> None:
-        self.settings, self._read, self._prepare = settings, read, prepare
+        self.settings = settings
+        self._read = read
+        self._prepare = prepare
 
     def reload(self) -> None:
         """Log what was taken up and what needs a restart, or why nothing was taken up."""

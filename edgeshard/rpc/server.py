@@ -146,10 +146,14 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
     def _guard_unary(
         self, behaviour: Callable[..., Awaitable[Any]], method: str, stream: str
     ) -> Callable[..., Awaitable[Any]]:
-        check, watch, calls = self._check, self._watch, self._calls
+        check = self._check
+        watch = self._watch
+        calls = self._calls
 
         async def call(request: Any, context: Any) -> Any:
-            answer, end, source = None, _LEFT, call_from(context)
+            answer = None
+            end = _LEFT
+            source = call_from(context)
             try:
                 with calls.entered(check(context, method), context, stream) as opened:
                     try:
@@ -182,7 +186,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
     def _guard_stream(
         self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str, stream: str
     ) -> Callable[..., AsyncIterator[Any]]:
-        check, watch, calls = self._check, self._watch, self._calls
+        check = self._check
+        watch = self._watch
+        calls = self._calls
 
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             end, source = _LEFT, call_from(context)

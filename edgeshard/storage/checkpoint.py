@@ -69,7 +69,9 @@ _PROGRESS_EVERY_S = 0.1
 _RANK_LIMIT = 8
 _LARGEST = 2**63 - 1
 
-_SINGLE, _INDEX, _CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_CONFIG = "config.json"
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _LENGTH = struct.Struct("<Q")
@@ -458,7 +460,9 @@ def _parse_entry(
             f"describes tensor {name} by other keys than dtype, shape and data_offsets",
             name,
         )
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = entry["dtype"]
+    shape = entry["shape"]
+    offsets = entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         type_text = dtype[:40] if isinstance(dtype, str) else type(dtype).__name__
         raise malformed(

@@ -237,11 +237,9 @@ def _writer(fields: list[_Field], make: Callable[..., Message]) -> Callable[[Any
 
 
 def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
-    check, names, make_of = (
-        getattr(kind, "check", None),
-        [field.name for field in fields],
-        MAKERS.get(kind),
-    )
+    check = getattr(kind, "check", None)
+    names = [field.name for field in fields]
+    make_of = MAKERS.get(kind)
     make = kind if make_of is None else lambda *items: make_of(dict(zip(names, items, strict=True)))
     values = _getter([field.wire for field in fields])
     # Split, as most fields are the same in both or have only a form, and a heartbeat has many of

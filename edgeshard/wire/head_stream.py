@@ -163,7 +163,9 @@ def _tokens_from_wire(message: pb.HeadTokens) -> HeadEvents:
     check_count(len(message.tokens), MAX_TOKENS, "tokens")
     parts = sum(len(item.timings) + len(item.top) for item in message.tokens)
     check_count(parts, MAX_TOKEN_PARTS, "tokens.timings")
-    timings, at_s, items = timings_from_wire(message.timings), message.at_s, list(message.tokens)
+    timings = timings_from_wire(message.timings)
+    at_s = message.at_s
+    items = list(message.tokens)
     epochs = {item.epoch for item in items}
     epoch = Epoch(epochs.pop() if len(epochs) == 1 else 0)
     events = [

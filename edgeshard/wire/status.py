@@ -108,7 +108,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardEr
 
 
 def _from_status(status: status_pb2.Status) -> EdgeShardError:
-    reason, field, retry = "", "", None
+    reason = ""
+    field = ""
+    retry = None
     for detail in status.details:
         info, delay = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info):

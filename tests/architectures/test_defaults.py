@@ -53,7 +53,9 @@ def reading(config: dict[str, Any]) -> Any:
         decoder = read_config(config)
     except UnsupportedModelError:
         return None
-    record, fields, shape = decoder.architecture, decoder.fields, decoder.shape
+    record = decoder.architecture
+    fields = decoder.fields
+    shape = decoder.shape
     runs = record.runs
     return {
         "shape": shape,

@@ -109,7 +109,9 @@ class LyingNode:
     def __init__(self, channel: grpc.aio.Channel, name: str, epochs: Mapping[str, int]) -> None:
         self.met: Counter[str] = Counter()
         self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-        self._name, self._node_id, self._incarnation = name, f"id-{name}", "i"
+        self._name = name
+        self._node_id = f"id-{name}"
+        self._incarnation = "i"
         self._messages = messages(self._node_id, self._incarnation, epochs)
         self._reports = [self._report(count) for count in _SAMPLES]
 

@@ -89,7 +89,9 @@ class Link:
         """Remove all faults; lost data stays lost."""
         self.resume()
         for direction in (self.up, self.down):
-            direction.delay_s, direction.bandwidth_bps, direction.slice_bytes = 0.0, None, 0
+            direction.delay_s = 0.0
+            direction.bandwidth_bps = None
+            direction.slice_bytes = 0
 
     def reset(self) -> None:
         """End every connection with RST at both ends."""

@@ -28,7 +28,9 @@ from tests.chaos.site import READY_S, ChaosSite, spec
 from tests.support.site import COORDINATOR
 
 NODES = ("a", "b", "c", "d", "e")
-STEADY, TRIED, OTHER_MODEL = "steady", "tried", "other-tales"
+STEADY = "steady"
+TRIED = "tried"
+OTHER_MODEL = "other-tales"
 """Deployments: one on nodes a and b, which no case touches; and the one that is tried, on c and d.
 Node e is free."""
 LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}

@@ -149,7 +149,10 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
         await site.deploy()
         right = stream_of(Ask(3))
         await right.run(site.client)
-        left, groups, kills, longest_s = 0, 0, 0, 0.0
+        left = 0
+        groups = 0
+        kills = 0
+        longest_s = 0.0
 
         async def ready() -> bool:
             return (await site.client.deployment(DEPLOYMENT)).phase is DeploymentPhase.READY
@@ -157,7 +160,9 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
         while left < count:
             loses = groups % KILLS_EVERY == KILLS_EVERY - 1
             await leave(site, chance, min(GROUP, count - left), kills % STAGES if loses else None)
-            left, groups, kills = left + GROUP, groups + 1, kills + loses
+            left = left + GROUP
+            groups = groups + 1
+            kills = kills + loses
             if loses:
                 await site.until(ready)
                 longest_s = max(longest_s, await nothing_left(site))

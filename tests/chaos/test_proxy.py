@@ -44,7 +44,10 @@ class Rig:
     def __init__(
         self, echo: Echo, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self.echo, self.proxy, self.reader, self.writer = echo, proxy, reader, writer
+        self.echo = echo
+        self.proxy = proxy
+        self.reader = reader
+        self.writer = writer
         self.link = proxy.link()
 
     async def back(self, size: int) -> bytes:

@@ -22,7 +22,9 @@ from tests.system.netns import namespaces, processes
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
 HOSTS = ("coordinator", *NODES, "operator")
-PROMPT, PROMPT_TOKENS, NEW_TOKENS = "Once upon a time", 4, 40
+PROMPT = "Once upon a time"
+PROMPT_TOKENS = 4
+NEW_TOKENS = 40
 STARTUP_S = 120.0
 ANSWER_S = 120.0
 HELD_S = 5.0

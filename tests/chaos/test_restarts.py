@@ -60,7 +60,9 @@ async def test_nodes_that_restart_leave_nothing_behind(
     chance, count = random.Random(5), int(os.environ.get(COUNT, in_form(15, 30)))
     async with ChaosSite(tmp_path, NODES) as site:
         ids = {node.name: node.node_id for node in await site.client.nodes()}
-        coordinator, done, samples = psutil.Process(site.daemons[COORDINATOR].pid), 0, []
+        coordinator = psutil.Process(site.daemons[COORDINATOR].pid)
+        done = 0
+        samples = []
         for until in (int(count * WARM_UP_SHARE), count):
             while done < until:
                 # One, a minority, or most of them at once.

@@ -24,7 +24,9 @@ def build(site: Any, times_s: list[float], **options: Any) -> Completion:
 
 
 def build_of(events: list[Any], times_s: list[float], **options: Any) -> Completion:
-    started, tokens, finished = events[0], events[1:-1], events[-1]
+    started = events[0]
+    tokens = events[1:-1]
+    finished = events[-1]
     builder = CompletionBuilder(100.0, **options)
     builder.add(started, 100.1)
     for token, now_s in zip(tokens, times_s, strict=False):

@@ -21,7 +21,9 @@ def test_rates_of_one_kind_are_compared_and_else_those_of_requests_that_start_to
 
 
 def test_where_some_stream_all_are_ranked_by_the_rate_of_requests_that_start_together() -> None:
-    steady, slower, streams = of_rate(100, 80), of_rate(95, 94), of_rate(90)
+    steady = of_rate(100, 80)
+    slower = of_rate(95, 94)
+    streams = of_rate(90)
     assert min((steady, slower), key=rank_among((steady, slower))) == steady
     assert min((steady, slower), key=rank_among((steady, None, slower))) == steady
     assert sorted((steady, streams, slower), key=rank_among((steady, streams, slower))) == [

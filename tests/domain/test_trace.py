@@ -24,7 +24,9 @@ from edgeshard.domain.requests.trace import (
     summarised_reads,
 )
 
-COMPUTE_S, SEND_S, DELAY_S = 0.010, 0.002, 0.003
+COMPUTE_S = 0.010
+SEND_S = 0.002
+DELAY_S = 0.003
 
 
 def ring(stages: int, steps: int, clocks: list[float]) -> tuple[StageTrace, ...]:

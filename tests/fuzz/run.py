@@ -85,7 +85,9 @@ def tried(target: Target, data: bytes) -> tuple[str, str]:
 
 def fuzz(target: Target, seconds: float, seed: int, out: Path, keep: bool) -> Report:
     """Inputs until the time is over; new outcomes and findings are written below `out`."""
-    random_, corpus, met = random.Random(seed), corpus_of(target), set[str]()
+    random_ = random.Random(seed)
+    corpus = corpus_of(target)
+    met = set[str]()
     report = Report(target.name, began_mib=_now_bytes() / 2**20)
     (out / "corpus" / target.name).mkdir(parents=True, exist_ok=True)
     current = os.open(out / f"current-{target.name}", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -153,7 +155,9 @@ def _now_bytes() -> int:
 
 def supervised(target: Target, options: argparse.Namespace) -> dict[str, Any]:
     """Fuzz in another process, begun again when an input ends it; its report."""
-    left, ended, sums = options.seconds, list[str](), dict[str, Any]()
+    left = options.seconds
+    ended = list[str]()
+    sums = dict[str, Any]()
     while left > 0:
         began = time.monotonic()
         command = [

@@ -57,7 +57,9 @@ TILED = "tiled_heads"
 
 def file_of(row: dict[str, Any], directory: Path) -> GgufFile:
     """The header of a row as a file whose rotary factors are its only bytes."""
-    path, tensors, end = directory / "model.gguf", {}, 0
+    path = directory / "model.gguf"
+    tensors = {}
+    end = 0
     data = b""
     for text, layers in row["tensors"].items():
         stem, shape = re.fullmatch(r"(\S+) (\[.*\])", text).groups()  # type: ignore[union-attr]
@@ -85,7 +87,9 @@ def original_config(name: str) -> dict[str, Any]:
 def computation(config: dict[str, Any]) -> dict[str, Any]:
     """All that decides what a model computes, besides its tensors."""
     decoder = read_config(config)
-    record, fields, shape = decoder.architecture, decoder.fields, decoder.shape
+    record = decoder.architecture
+    fields = decoder.fields
+    shape = decoder.shape
     found: dict[str, Any] = {
         "shape": dataclasses.asdict(shape),
         "ends": dataclasses.asdict(record.ends(fields, shape)),

@@ -46,7 +46,10 @@ def guessed_through(
     guessing = Guessing(
         inter_token_s=lambda pieces, flight: cost(((position, 1),) * len(pieces), flight)
     )
-    guessed, counted, seconds, place = Guessed(NgramDrafter()), Counter[tuple[int, int]](), 0.0, 3
+    guessed = Guessed(NgramDrafter())
+    counted = Counter[tuple[int, int]]()
+    seconds = 0.0
+    place = 3
     while place < len(tokens):
         guesses = guessing.guesses(
             guessed, tokens[:place], min(MOST_GUESSES, len(tokens) - place - 1)
@@ -82,7 +85,9 @@ def test_the_times_are_those_of_a_head_that_guesses_its_way_through_a_text(
 def test_a_guessed_text_is_taken_in_parts_where_fewer_guesses_pay(row_s: float) -> None:
     """The same guesses of a step, drawn again from the last right one, as many as pay each time."""
     dice, cost = random.Random(4), partial(inter_token_s, [stage(row_s)])
-    counted, seconds, tokens = Counter[tuple[int, int]](), 0.0, 0
+    counted = Counter[tuple[int, int]]()
+    seconds = 0.0
+    tokens = 0
     for _ in range(500):
         guessed = dice.randint(0, MOST_GUESSES)
         right = dice.randint(0, guessed)

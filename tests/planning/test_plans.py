@@ -77,7 +77,9 @@ def check_plan(result: PlanResult) -> None:
     instance."""
     problem = result.problem
     assert result.prediction is not None
-    load, model, item = result.prediction.load, problem.model, problem.dtype.itemsize
+    load = result.prediction.load
+    model = problem.model
+    item = problem.dtype.itemsize
     by_name = {node.name: node for node in problem.cluster.nodes}
     assert result.stages[0].node == problem.cluster.source
     assert len({stage.node for stage in result.stages}) == len(result.stages)

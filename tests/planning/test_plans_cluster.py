@@ -304,7 +304,9 @@ def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
 
 
 def test_a_windowed_prompt_sees_as_many_keys_as_are_counted_one_by_one() -> None:
-    tokens, before, window = 100, 30, 50
+    tokens = 100
+    before = 30
+    window = 50
     seen = [min(before + position, window) for position in range(1, tokens + 1)]
     whole = StepShape(1, tokens, before + (tokens + 1) / 2, before + tokens)
     bounded = whole.within(window)

@@ -87,11 +87,9 @@ def test_four_requests_on_each_of_two_equal_nodes_beat_eight_over_both() -> None
 def test_a_node_alone_takes_as_long_as_reading_its_weights_and_caches() -> None:
     problem = problem_of(cluster_of(device("a", 12)), concurrency=3)
     row = rows_of(problem)["replicas"]
-    block, head, embedding_row = (
-        4 * SMALL.blocks[0].parameters,
-        4 * SMALL.head_parameters,
-        2 * 4096 * 4,
-    )
+    block = 4 * SMALL.blocks[0].parameters
+    head = 4 * SMALL.head_parameters
+    embedding_row = 2 * 4096 * 4
     kv = 3 * 48 * 2 * 4096 * 4
     step_s = (8 * (block + kv) + head + 3 * embedding_row) / 100e9
     assert row.time_per_token_s == pytest.approx(step_s, rel=1e-6)

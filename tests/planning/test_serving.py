@@ -142,7 +142,11 @@ def test_a_hop_carries_the_steps_tokens_and_the_return_those_sampled() -> None:
 def test_a_batch_that_starts_together_is_the_simulators(seed: int) -> None:
     """Prompts as large as the budget, as many requests as places: then both have the same steps."""
     rng = np.random.default_rng(seed)
-    stages, micro_batches, batch, prompt, new = seed % 4 + 1, seed % 3 + 1, seed % 2 + 1, 8, 6
+    stages = seed % 4 + 1
+    micro_batches = seed % 3 + 1
+    batch = seed % 2 + 1
+    prompt = 8
+    new = 6
     fixed, per_token = rng.uniform(0.01, 0.2, stages), rng.uniform(0.001, 0.05, stages)
 
     def seconds(stage: int, tokens: int) -> float:

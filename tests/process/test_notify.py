@@ -109,7 +109,9 @@ async def test_the_watchdog_is_fed_while_there_is_progress_and_no_longer(
         async with asyncio.timeout(DEADLINE_S):
             return (await loop.sock_recv(listening, 999)).decode()
 
-    looks, done, moving = 0, 0, True
+    looks = 0
+    done = 0
+    moving = True
 
     def counts() -> dict[str, int]:
         nonlocal looks, done

@@ -20,7 +20,9 @@ KILLED = -signal.SIGKILL
 def starts_of(lives_s: list[float], *, in_vain: bool = False) -> list[float]:
     """The times of its starts, if it lives this long each time; the last entry is infinite once it
     is given up."""
-    restarts, now_s, starts = Restarts(), 0.0, [0.0]
+    restarts = Restarts()
+    now_s = 0.0
+    starts = [0.0]
     restarts.started(now_s)
     for life_s in lives_s:
         now_s += life_s

@@ -131,7 +131,9 @@ async def test_it_is_renewed_at_two_thirds_and_tried_again_until_its_end(tmp_pat
     identities = Identities(tmp_path)
     files = identities.of(Role.CLIENT, "app")
     validity = validity_of(files.cert.read_bytes())
-    time, slept, asked = validity.renewal - timedelta(hours=1.5), [], []
+    time = validity.renewal - timedelta(hours=1.5)
+    slept = []
+    asked = []
 
     class Over(Exception):
         pass

@@ -154,11 +154,9 @@ def test_a_chain_may_lead_to_the_authority() -> None:
         )
         return builder.sign(keys[issuer], SHA256()).public_bytes(Encoding.PEM)
 
-    root, between, leaf = (
-        certificate("root", "root"),
-        certificate("between", "root"),
-        certificate("leaf", "between"),
-    )
+    root = certificate("root", "root")
+    between = certificate("between", "root")
+    leaf = certificate("leaf", "between")
     assert is_signed_by(leaf + between, root) and is_signed_by(leaf, between)
     assert not is_signed_by(leaf, root), "the one in between is missing"
     assert not is_signed_by(leaf + certificate("other", "root"), root)

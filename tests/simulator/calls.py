@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from tests.simulator.channel import SimChannel
 
 OK = grpc.StatusCode.OK
-_HEADERS, _CANCEL, _METADATA, _HALF_CLOSE = "headers", "cancel", "metadata", "half-close"
+_HEADERS = "headers"
+_CANCEL = "cancel"
+_METADATA = "metadata"
+_HALF_CLOSE = "half-close"
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,11 +182,9 @@ def answer(generation: Generation) -> Answer:
     tokenizer = SimTokenizer()
     prompt = generation.prompt
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    history, text, said = (
-        _FIRST_HASH,
-        TextStream(tokenizer.decode, ids, generation.stop_strings),
-        "",
-    )
+    history = _FIRST_HASH
+    text = TextStream(tokenizer.decode, ids, generation.stop_strings)
+    said = ""
     for token in ids:
         history = chained(history, token)
     tokens: list[int] = []

@@ -140,8 +140,12 @@ class Watch:
 
     def coordinator_starts(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
-        loop, executor, reports = coordinator.loop, coordinator._executor, coordinator.front.reports
-        apply, perform, on_token = loop._apply, executor.perform, reports._on_token
+        loop = coordinator.loop
+        executor = coordinator._executor
+        reports = coordinator.front.reports
+        apply = loop._apply
+        perform = executor.perform
+        on_token = reports._on_token
 
         def watched_apply(event: Event) -> None:
             before, honest = loop.state, without_liar(event)

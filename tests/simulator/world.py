@@ -366,7 +366,9 @@ class World:
         )
 
     def _until(self, when: float, is_over: Callable[[], bool]) -> None:
-        violations, loop, count = self.watch.violations, self.loop, 0
+        violations = self.watch.violations
+        loop = self.loop
+        count = 0
         while loop.step(when):
             if violations:
                 return

@@ -50,12 +50,10 @@ class Browser:
     def __init__(
         self, http: Http, jar: Jar | None = None, origin: str = "", prefix: str = ""
     ) -> None:
-        self.http, self.jar, self.origin, self.prefix = (
-            nobody(http),
-            jar or Jar(),
-            origin or http.url,
-            prefix,
-        )
+        self.http = nobody(http)
+        self.jar = jar or Jar()
+        self.origin = origin or http.url
+        self.prefix = prefix
         self.token = ""
 
     @classmethod

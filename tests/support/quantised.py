@@ -131,7 +131,9 @@ def gptq(bits: int, symmetric: bool, zero_offset: int = 1, shuffled: bool = Fals
         means = (values - spread(zeros, columns)) * spread(scales, columns)
         if order is not None:
             back = order.argsort()
-            values, means, index = values[:, back], means[:, back], index[back]
+            values = values[:, back]
+            means = means[:, back]
+            index = index[back]
         parts = {
             "qweight": words(values, bits).T.contiguous(),
             "qzeros": words(zeros.T.contiguous() - zero_offset, bits),

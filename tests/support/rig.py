@@ -103,7 +103,9 @@ class Stage:
         self.late = [token for token in self.late if token.request not in step.plan.frees]
         sampled = [token for token in self.late if not self.is_late()]
         self.late = [token for token in self.late if token not in sampled]
-        given, pending, scored = deque(step.tokens), list[int](), list[SpanLogprobs]()
+        given = deque(step.tokens)
+        pending = list[int]()
+        scored = list[SpanLogprobs]()
         for span in step.plan.spans:
             assert (span.sampling is not None) == (span.request not in self.known), (
                 "once, on the first span"

@@ -39,7 +39,9 @@ def llama_config(layers: int, hidden: int, vocab: int) -> dict[str, Any]:
 
 
 def llama_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    hidden = config["hidden_size"]
+    inner = config["intermediate_size"]
+    vocab = config["vocab_size"]
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, hidden),
         "model.norm.weight": (hidden,),

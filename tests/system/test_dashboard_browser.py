@@ -82,7 +82,9 @@ EMPTY = {
     "events": "Nothing has happened yet",
 }
 """The texts on screens of an empty site."""
-KEYS, UPDATES, UPDATE_S = 200, 5, 0.1
+KEYS = 200
+UPDATES = 5
+UPDATE_S = 0.1
 TABS = 8
 """More than the six connections that a browser allows to a host."""
 

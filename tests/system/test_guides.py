@@ -259,7 +259,9 @@ async def test_no_new_tokens_are_asked_for_only_with_prompt_logprobs(site: Site)
 async def guided(site: Site, seen: list[Token]) -> tuple[str, list[float]]:
     """The text and the prompt's log-probabilities of one answer, each of which arrived once and in
     its place."""
-    text, scores, first = "", list[float](), 0
+    text = ""
+    scores = list[float]()
+    first = 0
     async for event in site.client.generate(
         "tales",
         PROMPT,

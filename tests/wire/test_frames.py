@@ -297,7 +297,9 @@ def test_no_mishap_on_the_way_changes_a_step(rng: random.Random, data: st.DataOb
     A damaged or refused frame ends the stream; the sender then resends from `next_step`, as its
     outbox does.
     """
-    reader, out, streams = FrameReader(CONTRACT), list[WireStep](), 0
+    reader = FrameReader(CONTRACT)
+    out = list[WireStep]()
+    streams = 0
     while reader.next_step < len(STEPS):
         streams += 1
         reader.restart_stream()

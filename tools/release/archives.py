@@ -61,7 +61,9 @@ def write_tar(
             info.mtime, info.mode = epoch, entry.mode
             info.uid = info.gid = entry.owner
             if entry.link:
-                info.type, info.linkname, info.mode = tarfile.SYMTYPE, entry.link, 0o777
+                info.type = tarfile.SYMTYPE
+                info.linkname = entry.link
+                info.mode = 0o777
                 archive.addfile(info)
             elif entry.content is None:
                 info.type = tarfile.DIRTYPE

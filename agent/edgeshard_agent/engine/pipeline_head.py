@@ -128,7 +128,10 @@ class Head:
         """Continue with a new pipeline, whose memory is empty. Each request starts again from the
         tokens emitted so far, in the old order, which gives the same tokens. Nothing runs before
         `open`."""
-        former, self._epoch, self._failure, self._is_open = self._epoch, epoch, None, False
+        former = self._epoch
+        self._epoch = epoch
+        self._failure = None
+        self._is_open = False
         for entry in self._journal.unfinished():
             assert entry.accepted is not None
             prompt, emitted = list(entry.accepted.prompt_tokens), entry.token_ids

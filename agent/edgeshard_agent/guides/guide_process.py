@@ -197,13 +197,13 @@ def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
                 _limit_memory()
             if path is None:
                 continue
-            is_path, forced, answer = True, len(path.forced), path.to_bytes()
+            is_path = True
+            forced = len(path.forced)
+            answer = path.to_bytes()
         except Exception as error:  # the library's own are plain ones
-            is_path, forced, answer = (
-                False,
-                0,
-                str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace"),
-            )
+            is_path = False
+            forced = 0
+            answer = str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace")
         # The time of the set-up is charged to no request.
         used_s = time.process_time() - began_s
         answers.write(ANSWER.pack(is_path, used_s, len(answer), forced) + answer)

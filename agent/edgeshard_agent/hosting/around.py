@@ -58,7 +58,9 @@ class LoadProgress:
     filling: StageFilling | None = None
 
     def fetched(self, fetched_bytes: int, total_bytes: int) -> None:
-        self.fetched_bytes, self.total_bytes, self.filling = fetched_bytes, total_bytes, None
+        self.fetched_bytes = fetched_bytes
+        self.total_bytes = total_bytes
+        self.filling = None
 
     def filled(self, filling: StageFilling) -> None:
         self.filling = filling
@@ -126,7 +128,9 @@ class LoadedModel:
 
 def model_key(prepare: PrepareStage) -> ModelKey:
     """The key that must be equal for loaded weights and their KV arena to serve another epoch."""
-    kv_dtype, placed, placement = prepare.spec.effective_kv_dtype, prepare.placed, prepare.placement
+    kv_dtype = prepare.spec.effective_kv_dtype
+    placed = prepare.placed
+    placement = prepare.placement
     slots = placement.saved_states, placement.used_guess_slots
     pool = placement.kv_blocks, prepare.spec.max_context, *slots
     swap = prepare.spec.kv_swap_bytes, prepare.spec.kv_swap_on_disk

@@ -45,7 +45,9 @@ class HostedStage:
     """The head of the epoch before, whose requests continue."""
 
     def __post_init__(self, former_head: Head | None) -> None:
-        prepare, loaded, around = self.prepare, self.loaded, self.around
+        prepare = self.prepare
+        loaded = self.loaded
+        around = self.around
         self._window = prepare.placement.window
         self._stage_count = len(prepare.placement.stages)
         self.sender = self._make_sender()
@@ -279,7 +281,9 @@ class HostedStage:
 
     def _make_head(self, former: Head | None) -> Head:
         prepare, shape = self.prepare, self.loaded.model.shape
-        slices, around, for_head = make_slices(prepare), self.around, self.loaded.for_head
+        slices = make_slices(prepare)
+        around = self.around
+        for_head = self.loaded.for_head
         assert for_head is not None  # these layers begin the model
         self._stream = HeadStream(around.dial, around.node_id, prepare.deployment, prepare.epoch)
         drafts = self.loaded.drafter is not None

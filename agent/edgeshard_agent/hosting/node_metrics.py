@@ -135,7 +135,9 @@ def _parts(
 
 
 def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:
-    sent_bytes, received, suspected = [], [], []
+    sent_bytes = []
+    received = []
+    suspected = []
     for stage in stages:
         sender = stage.sender
         if sender is None:

@@ -78,7 +78,9 @@ def _write(descriptor: int, extent: Extent) -> tuple[int, float]:
 
     They are random, so that no disk has them packed; making them does not count.
     """
-    written, seconds, ends = 0, 0.0, time.monotonic() + extent.longest_s
+    written = 0
+    seconds = 0.0
+    ends = time.monotonic() + extent.longest_s
     while written < extent.most_bytes and (not written or time.monotonic() < ends):
         piece, began = os.urandom(extent.piece_bytes), time.monotonic()
         written += os.write(descriptor, piece)

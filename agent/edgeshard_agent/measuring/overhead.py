@@ -145,7 +145,9 @@ class _Bench:
             frames = [
                 raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(number, tokens))
             ]
-            number, stops, seconds = number + 1, self.stops(), await self._once(reader, frames)
+            number = number + 1
+            stops = self.stops()
+            seconds = await self._once(reader, frames)
             if stops == self.stops():
                 durations.append(seconds)
         self.model.reset()

@@ -186,7 +186,9 @@ class PowerMeter:
                 sensor.watts()  # drop the counter's value from before this stretch
                 read_at = time.monotonic()
                 while not ended.wait(self._interval_s):
-                    watts, before, read_at = sensor.watts(), read_at, time.monotonic()
+                    watts = sensor.watts()
+                    before = read_at
+                    read_at = time.monotonic()
                     if read_at - before < self._interval_s + _LATE_S:
                         into.append(watts)
             except (OSError, ValueError):

@@ -379,7 +379,9 @@ class Block(nn.Module):
         options = self.options
         hidden, forms = options.hidden_size, options.forms
         query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
-        heads, kv_heads, parts = options.heads, options.kv_heads, [query, key_value]
+        heads = options.heads
+        kv_heads = options.kv_heads
+        parts = [query, key_value]
         names = ["q_proj", "k_proj"]
         self._query_rows, self._key_rows = slice(0, heads), slice(heads, heads + kv_heads)
         self._value_rows = self._key_rows
@@ -466,12 +468,10 @@ class Block(nn.Module):
             return None
         if self.q_norm is not None and self.q_norm.width != options.head_dim:
             return None
-        qkv, output, gate_up, down = (
-            self.qkv.packed,
-            self.output.packed,
-            mlp.gate_up.packed,
-            mlp.down.packed,
-        )
+        qkv = self.qkv.packed
+        output = self.output.packed
+        gate_up = mlp.gate_up.packed
+        down = mlp.down.packed
         if qkv is None or output is None or gate_up is None or down is None:
             return None
         norms = (self.input_layernorm, self.post_attention_layernorm, self.q_norm, self.k_norm)
@@ -495,11 +495,9 @@ class Block(nn.Module):
     ) -> torch.Tensor:
         options, rows = self.options, self.qkv(normed)
         qkv = rows.view(len(normed), -1, options.head_dim)
-        query, key, value = (
-            qkv[:, self._query_rows],
-            qkv[:, self._key_rows],
-            qkv[:, self._value_rows],
-        )
+        query = qkv[:, self._query_rows]
+        key = qkv[:, self._key_rows]
+        value = qkv[:, self._value_rows]
         if options.style.values_normed:
             value = bare_norm(
                 value, options.style.eps

@@ -78,7 +78,9 @@ class DeltaMixer(nn.Module):
     ) -> torch.Tensor:
         """[T, width] from [T, width]; `states` of the layer are brought up to date."""
         tails, memory = states
-        rows, keys, values = len(hidden), self.keys, self.values
+        rows = len(hidden)
+        keys = self.keys
+        values = self.values
         inputs, raw = self.inputs(hidden), self.gates(hidden)
         channels = inputs[:, : 2 * keys + values]
         mixed = short_convolution(channels, self.conv1d.weight.squeeze(1), tails, spans)

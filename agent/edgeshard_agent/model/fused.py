@@ -56,7 +56,9 @@ class _Passing:
     def run(self, blocks: Sequence[Block]) -> None:
         """Run through consecutive blocks, one operator after the other."""
         if self._native is not None:
-            self._addend, self._residual, self._native = self._native.result, None, None
+            self._addend = self._native.result
+            self._residual = None
+            self._native = None
         for block in blocks:
             rotary = self._rotary[block.options.style.rotary]
             self._addend, self._residual = block(self._addend, self._residual, rotary, self.step)

@@ -130,7 +130,10 @@ class Projection(nn.Module):
 
     def adopt(self, packed: PackedLinear, dtype: torch.dtype) -> None:
         """Use a matrix that is packed already, from parameters of this dtype; the bias is there."""
-        self.weight, self.dtype, self.packed, self._awaited = None, dtype, packed, 0
+        self.weight = None
+        self.dtype = dtype
+        self.packed = packed
+        self._awaited = 0
 
     def adopt_plain(self) -> None:
         """The parameters were given their memory by others; torch multiplies."""
@@ -219,7 +222,9 @@ class Projection(nn.Module):
         """Give all of its rows, in blocks, to the kernels; the bias is there. `dtype` is the
         stage's dtype."""
         bias = None if self.bias is None else self.bias.data.float()
-        self.weight, self.dtype, self._awaited = None, dtype, 0
+        self.weight = None
+        self.dtype = dtype
+        self._awaited = 0
         self.packed = PackedLinear.pack_blocks(weight, bias)
 
     def pack(self) -> None:

@@ -246,7 +246,9 @@ class StageModel:
         return outputs
 
     def _output(self, step: _Begun) -> StageOutput:
-        plan, inputs, hidden = step.plan, step.inputs, step.hidden
+        plan = step.plan
+        inputs = step.inputs
+        hidden = step.hidden
         if not self.is_last:
             return StageOutput(hidden=hidden)
         if hidden is None and not self._sampler.has_late:

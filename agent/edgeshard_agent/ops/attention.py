@@ -232,7 +232,9 @@ def _slots(table: Tensor, length: int, block_tokens: int, arena: int) -> Tensor 
 def _attended(query: Tensor, arena: KvArena, slots: Tensor, scoring: Scoring) -> Tensor:
     """Queries [T, heads, head_dim] of the last T of the positions that have these slots, in
     float32."""
-    count, length, window = len(query), len(slots), scoring.window
+    count = len(query)
+    length = len(slots)
+    window = scoring.window
     start = max(0, length - count - window + 1) if window else 0
     keys, values = (part.float() for part in arena.read(slots[start:]))
     grouped = query.reshape(count, keys.shape[1], -1, query.shape[2]).float().permute(1, 2, 0, 3)

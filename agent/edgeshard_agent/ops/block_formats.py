@@ -276,7 +276,9 @@ def _rows_of_units(
     packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor
 ) -> BlockWeight:
     """Rows of what `_pack_units` packed, by their indices [n]."""
-    layout, panel, row = layout_of(kind), indices // PANEL, indices % PANEL
+    layout = layout_of(kind)
+    panel = indices // PANEL
+    row = indices % PANEL
     panels = packed.view(-1, columns // layout.inputs, PANEL * layout.stored_bytes)
     parts, place = [], 0
     for count, size in _UNITS[kind]:

@@ -29,7 +29,9 @@ def _half(data: torch.Tensor) -> torch.Tensor:
 
 def scales_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The 6-bit scales and minima, both [n, 8] uint8, in the 12 bytes [n, 12] of Q4_K and Q5_K."""
-    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    low = packed[:, :4]
+    middle = packed[:, 4:8]
+    high = packed[:, 8:]
     scales = torch.cat((low & 63, (high & 15) | ((low >> 6) << 4)), 1)
     minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 6) << 4)), 1)
     return scales, minima

@@ -124,7 +124,9 @@ def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
     arena.write(past, _made(_PAST, 1, _HEAD_DIM), _made(_PAST, 1, _HEAD_DIM).flip(0))
     table = torch.arange(_SLOTS // PAGE, dtype=torch.int32).unsqueeze(0)
     packed = _made(_ROWS, 5, _HEAD_DIM).to(dtype)
-    query, key, value = packed[:, :3], packed[:, 3:4], packed[:, 4:]
+    query = packed[:, :3]
+    key = packed[:, 3:4]
+    value = packed[:, 4:]
     rotary_(query, key, *_angles())
     for scoring in (Scoring(0.1), Scoring(0.1, window=300, softcap=2.0)):
         for rows in (_ROWS, 1):

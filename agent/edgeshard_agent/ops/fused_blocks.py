@@ -110,11 +110,9 @@ def run_blocks(
     """
     library = native.active()
     assert library is not None
-    of_blocks, of_steps, of_flags = (
-        c_void_p * len(blocks),
-        c_void_p * len(passes),
-        c_uint8 * len(passes),
-    )
+    of_blocks = c_void_p * len(blocks)
+    of_steps = c_void_p * len(passes)
+    of_flags = c_uint8 * len(passes)
     refused = library.edgeshard_blocks(
         of_blocks(*(block.address for block in blocks)),
         of_blocks(*(arena.keys.data_ptr() for arena in arenas)),
@@ -208,11 +206,9 @@ class NativeRows:
             self._cos + first * self._row_bytes,
             self._sin + first * self._row_bytes,
         )
-        step.block_tables, step.table_stride, step.table_blocks = (
-            table.address,
-            table.count,
-            table.count,
-        )
+        step.block_tables = table.address
+        step.table_stride = table.count
+        step.table_blocks = table.count
         if self._function(*self._call) >= 0:
             raise InternalError(
                 f"positions up to {first + rows} or a block lie outside the request's table or the "

@@ -106,13 +106,17 @@ class PanelArena:
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self._rows()
-        page, at, step = slots // PAGE, slots % PAGE, self.keys.shape[-1]
+        page = slots // PAGE
+        at = slots % PAGE
+        step = self.keys.shape[-1]
         shape = (len(slots), *self.width)
         return keys[page, at].reshape(shape), values[page, at // step, at % step].reshape(shape)
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         all_keys, all_values = self._rows()
-        page, at, step = slots // PAGE, slots % PAGE, self.keys.shape[-1]
+        page = slots // PAGE
+        at = slots % PAGE
+        step = self.keys.shape[-1]
         kv_heads, head_dim = self.width
         all_keys[page, at] = keys.to(self.dtype).reshape(-1, kv_heads, head_dim // step, step)
         split = values.to(self.dtype).reshape(-1, kv_heads, head_dim // KV_VECTOR, KV_VECTOR)

@@ -85,7 +85,9 @@ class Int4Arena:
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [n, kv_heads, head_dim] of int64 slots [n], in float32."""
-        page, at, groups = slots // PAGE, slots % PAGE, self._groups
+        page = slots // PAGE
+        at = slots % PAGE
+        groups = self._groups
         parts = []
         for part in (self.keys, self.values):
             minima, steps, words = self._parts(part)
@@ -107,7 +109,9 @@ class Int4Arena:
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put keys and values [n, kv_heads, head_dim], rounded, into int64 slots [n], in the order
         given."""
-        page, at, groups = slots // PAGE, slots % PAGE, self._groups
+        page = slots // PAGE
+        at = slots % PAGE
+        groups = self._groups
         for part, numbers in ((self.keys, keys), (self.values, values)):
             integers, low, step = rounded(numbers)
             minima, steps, words = self._parts(part)

@@ -184,7 +184,9 @@ class PackedLinear:
                 "packed weights need the native kernels, which are missing or switched off"
             )
         layer = cls.__new__(cls)
-        layer.scheme, layer.group, layer._next = Scheme.parse(form.scheme), form.group, None
+        layer.scheme = Scheme.parse(form.scheme)
+        layer.group = form.group
+        layer._next = None
         layer.out_features, layer.in_features = form.out_features, form.in_features
         if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.padded_rows):
             raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
@@ -335,7 +337,9 @@ class _NativeWeight:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear
-        self.form, self.packed, self.bias = form, packed, bias
+        self.form = form
+        self.packed = packed
+        self.bias = bias
         scheme = Scheme.parse(form.scheme)
         is_rounded = scheme.is_quantized or scheme.is_block_format
         # Rows are padded where they are rounded to integers; for floats the caller pads them.

@@ -39,7 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 # `MOST_TAPS`, `MOST_KEY_DIM` and `MOST_STATE_DIM` of kernels.h.
-MOST_TAPS, MOST_KEY_DIM, MOST_STATE_DIM = 8, 512, 512
+MOST_TAPS = 8
+MOST_KEY_DIM = 512
+MOST_STATE_DIM = 512
 
 # What `Sampled` has instead of a token; kernels.h says why.
 NOT_FINITE, NOT_TAKEN = -1, -2

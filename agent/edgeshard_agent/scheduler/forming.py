@@ -94,11 +94,9 @@ class FormingStep:
         )
         self.tokens += (*sequence.tokens[first:end], *guesses)
         sequence.introduced = True
-        sequence.certain, sequence.scheduled, sequence.assumed = (
-            end,
-            end + len(guesses),
-            len(guesses),
-        )
+        sequence.certain = end
+        sequence.scheduled = end + len(guesses)
+        sequence.assumed = len(guesses)
 
     def plan(
         self,

@@ -511,7 +511,9 @@ class Scheduler:
         """Schedule a request's positions up to `end`, then its guesses, or the number of guesses
         requested from the draft.
         """
-        first, certain_count, number = sequence.scheduled, sequence.certain, sequence.number
+        first = sequence.scheduled
+        certain_count = sequence.certain
+        number = sequence.number
         last = end + (len(guesses) if ask is None else ask.most)
         is_saved = end == self._next_save(sequence)
         restore = self.allocator.restore(number)
@@ -765,11 +767,9 @@ class Scheduler:
         self._running[number] = self._known[number] = self._prefilling[number] = sequence
         self._admitted.append(sequence.request_id)
         if shared.blocks:
-            sequence.shared, sequence.scheduled, sequence.certain = (
-                shared,
-                shared.filled,
-                shared.filled,
-            )
+            sequence.shared = shared
+            sequence.scheduled = shared.filled
+            sequence.certain = shared.filled
             self._counts.prefix_hit_tokens += shared.filled
         return True
 

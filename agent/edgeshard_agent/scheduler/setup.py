@@ -116,11 +116,9 @@ def batching(prepare: PrepareStage) -> Batching:
     that b. Otherwise the head chooses m while it runs, unless the spec names one.
     """
     spec, placement = prepare.spec, prepare.placement
-    mode, micro_batch, micro_batches = (
-        Mode(spec.mode),
-        placement.micro_batch,
-        placement.micro_batches,
-    )
+    mode = Mode(spec.mode)
+    micro_batch = placement.micro_batch
+    micro_batches = placement.micro_batches
     is_free = mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None
     if is_free:
         micro_batch = max(micro_batch, -(-running_requests(spec, placement) // micro_batches))

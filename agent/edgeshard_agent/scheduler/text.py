@@ -51,7 +51,9 @@ class TextStream:
             return ""
         text = self._decode(self._ids)
         released = self._release(self._fresh(text))
-        rest, self._held, self._known = released + self._held, "", text
+        rest = released + self._held
+        self._held = ""
+        self._known = text
         return rest
 
     def _fresh(self, text: str) -> str:

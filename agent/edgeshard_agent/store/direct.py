@@ -123,11 +123,9 @@ class ChunkReader:
         """
         through_cache = cached_share(path) >= _CACHED_SHARE if cached is None else cached
         with _opened(path, direct=not through_cache) as (file, is_direct):
-            lock, places, stopped = (
-                Lock(),
-                enumerate(zip(accumulate(chunks, initial=0), chunks, strict=False)),
-                False,
-            )
+            lock = Lock()
+            places = enumerate(zip(accumulate(chunks, initial=0), chunks, strict=False))
+            stopped = False
 
             def work() -> None:
                 nonlocal stopped

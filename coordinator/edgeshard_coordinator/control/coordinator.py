@@ -92,11 +92,18 @@ class Coordinator:
         own_condition: Callable[[], Condition | None] = lambda: None,
         about: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        self._server, self._store, self._clock, self._timings = server, store, clock, timings
-        self._membership, self.keys, self.models = membership, keys, models
+        self._server = server
+        self._store = store
+        self._clock = clock
+        self._timings = timings
+        self._membership = membership
+        self.keys = keys
+        self.models = models
         self._chores: list[asyncio.Task[None]] = []
         self.audit = audit or AuditLog(None, clock)
-        self.events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
+        self.events = SiteEvents()
+        self._hub = ControlHub()
+        self._calls = MeasureCalls()
         self.conditions = Conditions(own_condition)
         self.loop = StateLoop(State(instance=""), clock, self.events.note)
         quota_of_key = _no_quota if keys is None else keys.quota_of
@@ -121,13 +128,11 @@ class Coordinator:
         self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None
     ) -> None:
         """Make the services, and add them to the server."""
-        loop, front, hub, questions, noted = (
-            self.loop,
-            self.front,
-            self._hub,
-            self.questions,
-            CallAudit(self.audit),
-        )
+        loop = self.loop
+        front = self.front
+        hub = self._hub
+        questions = self.questions
+        noted = CallAudit(self.audit)
         self._agents = CoordinatorServicer(
             loop, hub, questions, self._server.denials, noted, self.conditions
         )

@@ -85,8 +85,13 @@ class Dashboard:
         usage: Callable[[Session], Feed],
         now: Callable[[], float],
     ) -> None:
-        self._door, self._places, self._now = door, places, now
-        self._feed, self._operator, self._keys, self._usage = feed, operator, keys, usage
+        self._door = door
+        self._places = places
+        self._now = now
+        self._feed = feed
+        self._operator = operator
+        self._keys = keys
+        self._usage = usage
         self._assets = {
             path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()
         }
@@ -316,7 +321,9 @@ class _Inner(Response):
     """The answer of the gateway to a request that was admitted already."""
 
     def __init__(self, api: ASGIApp, scope: Scope, caller: Caller) -> None:
-        self._api, self._scope, self._caller = api, scope, caller
+        self._api = api
+        self._scope = scope
+        self._caller = caller
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

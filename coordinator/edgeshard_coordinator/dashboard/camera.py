@@ -103,8 +103,12 @@ class Camera:
         began_at: float = 0.0,
         adder: ModelAdder | None = None,
     ) -> None:
-        self._name, self._began_at, self._keys = name, began_at, site.keys
-        self._loop, self._front, self._models = site.loop, site.front, site.models
+        self._name = name
+        self._began_at = began_at
+        self._keys = site.keys
+        self._loop = site.loop
+        self._front = site.front
+        self._models = site.models
         self._events, self._conditions = site.events, site.conditions
         self._adder = adder
         self._looks: deque[Look] = deque()

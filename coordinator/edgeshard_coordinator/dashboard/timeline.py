@@ -35,7 +35,9 @@ class Timeline:
     clock."""
 
     def __init__(self, traces: Traces, audit: CallAudit, now: Callable[[], float]) -> None:
-        self._traces, self._audit, self._now = traces, audit, now
+        self._traces = traces
+        self._audit = audit
+        self._now = now
         self._slices: dict[DeploymentName, _Slice] = {}
         self._lookers: dict[tuple[str, DeploymentName], float] = {}
 

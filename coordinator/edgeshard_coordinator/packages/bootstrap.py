@@ -303,7 +303,9 @@ def install(folder: Path, text: str, options: list[str]) -> NoReturn:
 def main() -> None:
     if len(sys.argv) < 4:
         fail("this is run by the line that edgectl token create prints")
-    address, text, options = sys.argv[1], sys.argv[3], sys.argv[4:]
+    address = sys.argv[1]
+    text = sys.argv[3]
+    options = sys.argv[4:]
     text = (sys.stdin.readline() if text == "-" else text).strip()
     token = TokenContent(text)
     site = SiteClient(address, token)

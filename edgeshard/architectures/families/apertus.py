@@ -12,11 +12,9 @@ _XIELU = "xielu"
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, inner, bias = (
-        shape.hidden_size,
-        fields.size("intermediate_size"),
-        fields.flag("attention_bias"),
-    )
+    hidden = shape.hidden_size
+    inner = fields.size("intermediate_size")
+    bias = fields.flag("attention_bias")
     block = (
         norms(hidden, "attention_layernorm", "feedforward_layernorm")
         | attention(shape, input_bias=bias, output_bias=bias)

@@ -64,7 +64,9 @@ _WINDOWS = Windows(512, sliding=_sliding)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, bias, own = shape.hidden_size, fields.flag("attention_bias"), shape.at(layer)
+    hidden = shape.hidden_size
+    bias = fields.flag("attention_bias")
+    own = shape.at(layer)
     block = (
         norms(hidden, *SANDWICH_NORMS)
         | attention(own, input_bias=bias, output_bias=bias)

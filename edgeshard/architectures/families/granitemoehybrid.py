@@ -27,7 +27,9 @@ from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 
-_KINDS, _PATH, _SWITCH = "layer_types", "block_sparse_moe", "has_experts"
+_KINDS = "layer_types"
+_PATH = "block_sparse_moe"
+_SWITCH = "has_experts"
 _EXPERTS = Experts(
     count=("num_local_experts",),
     switch=_SWITCH,
@@ -63,11 +65,9 @@ def _attends(fields: ConfigFields, layer: int) -> bool:
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, shared, bias = (
-        shape.hidden_size,
-        fields.size("shared_intermediate_size"),
-        fields.flag("attention_bias"),
-    )
+    hidden = shape.hidden_size
+    shared = fields.size("shared_intermediate_size")
+    bias = fields.flag("attention_bias")
     block = (
         norms(hidden, *LLAMA_NORMS)
         | linear("shared_mlp.input_linear", 2 * shared, hidden)

@@ -127,12 +127,12 @@ def _delta(fields: ConfigFields, hidden: int) -> Shapes:
 
 
 def _attention(fields: ConfigFields, shape: ModelShape) -> Shapes:
-    hidden, heads, bias = shape.hidden_size, shape.attention_heads, fields.flag("attention_bias")
-    queries, rank, values = (
-        heads * shape.head_dim,
-        fields.size("kv_lora_rank"),
-        fields.size("v_head_dim"),
-    )
+    hidden = shape.hidden_size
+    heads = shape.attention_heads
+    bias = fields.flag("attention_bias")
+    queries = heads * shape.head_dim
+    rank = fields.size("kv_lora_rank")
+    values = fields.size("v_head_dim")
     if fields.given("q_lora_rank"):
         narrow = fields.size("q_lora_rank")
         block = linear("self_attn.q_a_proj", narrow, hidden, bias) | norms(

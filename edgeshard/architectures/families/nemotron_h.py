@@ -34,7 +34,9 @@ from edgeshard.architectures.windows import FULL
 from edgeshard.domain.models.model import Part
 
 _EXPERTS = Experts(count=("n_routed_experts",))
-_KINDS, _PATTERN, _LATENT = "layers_block_type", "hybrid_override_pattern", "moe_latent_size"
+_KINDS = "layers_block_type"
+_PATTERN = "hybrid_override_pattern"
+_LATENT = "moe_latent_size"
 _NAMES_OF_KINDS = {
     "M": LINEAR,
     "mamba": LINEAR,
@@ -84,11 +86,9 @@ def _mlp(hidden: int, inner: int, path: str, bias: bool = False) -> Shapes:
 
 
 def _mixture(fields: ConfigFields, hidden: int) -> Shapes:
-    count, inner, bias = (
-        expert_count(_EXPERTS, fields),
-        fields.size("moe_intermediate_size"),
-        fields.flag("mlp_bias"),
-    )
+    count = expert_count(_EXPERTS, fields)
+    inner = fields.size("moe_intermediate_size")
+    bias = fields.flag("mlp_bias")
     shared = fields.size("moe_shared_expert_intermediate_size")
     block = linear("mixer.gate", count, hidden) | {"mixer.gate.e_score_correction_bias": (count,)}
     block |= _mlp(hidden, shared, "mixer.shared_experts", bias)

@@ -17,7 +17,9 @@ _EPS = 1e-5
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, inner, bias = shape.hidden_size, fields.size("ffn_dim"), fields.flag("enable_bias")
+    hidden = shape.hidden_size
+    inner = fields.size("ffn_dim")
+    bias = fields.flag("enable_bias")
     block = attention(shape, input_bias=bias, output_bias=bias, output="out_proj")
     block |= linear("fc1", inner, hidden, bias) | linear("fc2", hidden, inner, bias)
     if fields.flag("layer_norm_elementwise_affine"):

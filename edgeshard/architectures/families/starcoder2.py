@@ -13,11 +13,9 @@ from edgeshard.domain.models.model import Part
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, inner, bias = (
-        shape.hidden_size,
-        fields.size("intermediate_size"),
-        fields.flag("use_bias"),
-    )
+    hidden = shape.hidden_size
+    inner = fields.size("intermediate_size")
+    bias = fields.flag("use_bias")
     return (
         norms(hidden, "input_layernorm", "post_attention_layernorm", bias=True)
         | attention(shape, input_bias=bias, output_bias=bias)

@@ -120,7 +120,9 @@ def _is_mixture(fields: ConfigFields, layer: int) -> bool:
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, bias, head_dim = shape.hidden_size, fields.flag("attention_bias"), shape.head_dim
+    hidden = shape.hidden_size
+    bias = fields.flag("attention_bias")
+    head_dim = shape.head_dim
     heads = _heads(fields, shape, layer)
     block = (
         norms(hidden, "input_layernorm", "post_attention_layernorm")

@@ -50,9 +50,13 @@ class DeployReporter:
             console.print(text, markup=False)
 
     def show(self, deployment: Deployment) -> None:
-        now_s, console, name = time.monotonic(), self._status.console, deployment.spec.name
+        now_s = time.monotonic()
+        console = self._status.console
+        name = deployment.spec.name
         if deployment.phase.value != self._phase:
-            self._phase, self._pace, self._said_s = deployment.phase.value, RemainingTime(), now_s
+            self._phase = deployment.phase.value
+            self._pace = RemainingTime()
+            self._said_s = now_s
             # Above the live line, not into it.
             console.print(f"{name}: {self._phase}", markup=False)
         share = loaded_share(deployment)

@@ -35,7 +35,9 @@ PALETTE = (
     "#F0E442",
     "#999999",
 )
-_INK, _SOFT, _GRID = "#222222", "#5a5a5a", "#e3e3e3"
+_INK = "#222222"
+_SOFT = "#5a5a5a"
+_GRID = "#e3e3e3"
 _PIXELS_PER_INCH = 96
 _MARKERS = ("o", "s", "^", "D")
 _LEGEND_ROW = 20

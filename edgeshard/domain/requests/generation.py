@@ -242,9 +242,13 @@ def check_prompt_size(prompt: str | Sequence[int]) -> None:
     """Raise InvalidArgumentError naming `prompt` for one that no message of a request's life must
     hold."""
     if isinstance(prompt, str):
-        size, limit, unit = text_bytes(prompt), PROMPT_LIMIT_BYTES, "bytes of UTF-8"
+        size = text_bytes(prompt)
+        limit = PROMPT_LIMIT_BYTES
+        unit = "bytes of UTF-8"
     else:
-        size, limit, unit = len(prompt), PROMPT_LIMIT_TOKENS, "tokens"
+        size = len(prompt)
+        limit = PROMPT_LIMIT_TOKENS
+        unit = "tokens"
     _require(
         size <= limit,
         "prompt",

@@ -434,11 +434,9 @@ class ResponsesRun(ResponseWriter):
 
     def record(self) -> dict[str, Any]:
         """The response as it is now."""
-        body, choice, is_over = (
-            self._asked,
-            self._asked.tool_choice,
-            self._reading.finish_reason is not None,
-        )
+        body = self._asked
+        choice = self._asked.tool_choice
+        is_over = self._reading.finish_reason is not None
         cut = self._reading.finish_reason == "length"
         status = (
             "failed"

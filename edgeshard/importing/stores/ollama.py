@@ -31,7 +31,9 @@ from edgeshard.importing.stores.ollama_settings import Settings, with_settings
 from edgeshard.storage.forms import decode_text, malformed, parse_json_object
 
 PROGRAM = "Ollama"
-_HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
+_HOST = "registry.ollama.ai"
+_NAMESPACE = "library"
+_TAG = "latest"
 _MANIFEST_FOLDERS = ("manifests-v2", "manifests")
 _PART = r"[A-Za-z0-9_][\w.-]{0,127}"
 _NAME = re.compile(

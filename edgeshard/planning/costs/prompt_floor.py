@@ -171,7 +171,9 @@ class PromptFloor:
         count = cuts.nodes.shape[1]
         if count == 1:
             return whole[:, 0]
-        instance, nodes, receivers = self.first, cuts.nodes, cuts.receivers
+        instance = self.first
+        nodes = cuts.nodes
+        receivers = cuts.receivers
         hop, every = instance.hop_s[nodes, receivers], self.whole.hop_s[nodes, receivers]
         delay = instance.latency_s[nodes, receivers]
         hop[:, -1] = every[:, -1] = instance.return_s[nodes[:, -1], instance.source]

@@ -83,7 +83,9 @@ class PromptTimes:
         """
         parts, count = stages(cut), len(cut.nodes)
         window = count if self._costs.problem.sliced else 1
-        node_free, link_free, back = [0.0] * count, [0.0] * count, list[float]()
+        node_free = [0.0] * count
+        link_free = [0.0] * count
+        back = list[float]()
         first = 0
         for index, length in enumerate(slices):
             is_last = index == len(slices) - 1

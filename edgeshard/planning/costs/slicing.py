@@ -166,7 +166,9 @@ def _trace(before: npt.NDArray[np.int64], units: int) -> tuple[int, ...]:
 
 def _greedy(longest: Floats, ceiling: float) -> tuple[int, ...]:
     """The longest slice under the ceiling, again and again; empty when one unit is too long."""
-    units, start, lengths = longest.shape[0] - 1, 0, list[int]()
+    units = longest.shape[0] - 1
+    start = 0
+    lengths = list[int]()
     while start < units:
         fitting = np.nonzero(longest[start, start + 1 :] <= ceiling * (1 + _SLACK))[0]
         if not len(fitting):

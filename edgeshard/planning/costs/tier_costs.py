@@ -222,7 +222,9 @@ class StreamTables:
         return float((self._experts.shares[first:end] * active).sum() / active.sum())
 
     def _bytes(self, plain: Instance) -> StreamedBytes:
-        nodes, layers, experts = plain.nodes, plain.layers, self._experts
+        nodes = plain.nodes
+        layers = plain.layers
+        experts = self._experts
         streamed = np.full((nodes, layers + 1, layers + 1), np.inf)
         rooms, caching = np.zeros_like(streamed), np.zeros(streamed.shape, bool)
         kv = np.concatenate([[0.0], np.cumsum(plain.layer_bytes - self.weights)])
@@ -270,11 +272,9 @@ class StreamTables:
 
     def _stage_s(self, plain: Instance, pool: Load, sweep: int, tokens: int) -> Floats:
         """[M, N+1, N+1] seconds of a sweep whose micro-batches have this many tokens."""
-        layers, streamed, caches = (
-            plain.layers,
-            self.streamed(pool).streamed,
-            self.streamed(pool).caches,
-        )
+        layers = plain.layers
+        streamed = self.streamed(pool).streamed
+        caches = self.streamed(pool).caches
         steps = [STEP_TOKENS] * (tokens // STEP_TOKENS) + [tokens % STEP_TOKENS] * (
             tokens % STEP_TOKENS > 0
         )

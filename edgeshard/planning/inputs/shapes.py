@@ -283,7 +283,9 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     if not isinstance(config, Mapping):
         raise UnsupportedModelError("config.json holds no object", field="model")
     decoder = read_config(config)
-    architecture, fields, shape = decoder.architecture, decoder.fields, decoder.shape
+    architecture = decoder.architecture
+    fields = decoder.fields
+    shape = decoder.shape
     layers = [_Sums() for _ in range(shape.layer_count)]
     parts = {part: _Sums() for part in Part}
     inner = shape.hidden_size

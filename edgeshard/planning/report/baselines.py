@@ -164,7 +164,9 @@ def even(nodes: Sequence[int], layers: int) -> Shares:
 
 def cut_of(shares: Shares) -> Cut:
     """The cut of these shares; a node with none is left out."""
-    nodes, ends, end = [], [], 0
+    nodes = []
+    ends = []
+    end = 0
     for node, count in shares:
         if count:
             end += count
@@ -286,11 +288,9 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 
 
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
-    prediction, reason, source = (
-        result.prediction,
-        bottleneck(result),
-        result.problem.cluster.source,
-    )
+    prediction = result.prediction
+    reason = bottleneck(result)
+    source = result.problem.cluster.source
     if prediction is not None and source != best.problem.cluster.source:
         reason = f"requests enter at {source}; {reason}"
     return _row_of(name, prediction, best, len(result.stages), result.placement, reason)

@@ -181,7 +181,9 @@ def _figures(result: PlanResult) -> str:
 def _holds(stage: PlannedStage) -> str:
     one = stage.streaming
     assert one is not None
-    whole, read, rate = one.weight_bytes, one.streamed_bytes, one.disk_bytes_per_s
+    whole = one.weight_bytes
+    read = one.streamed_bytes
+    rate = one.disk_bytes_per_s
     disk = (
         f"from its disk at {rate / _GB:.2g} GB/s"
         if rate >= _LEAST_GB

@@ -108,11 +108,9 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
     nodes = nodes_alone(problem)
     goal, whole = problem.goal, replicas(problem, nodes)
     pair = Pair(_cost(planned, goal), _cost(shared, goal))
-    ours, theirs, unsplit = (
-        _value(pair.plan_cost, goal),
-        _value(pair.whole_cost, goal),
-        _whole(problem, whole),
-    )
+    ours = _value(pair.plan_cost, goal)
+    theirs = _value(pair.whole_cost, goal)
+    unsplit = _whole(problem, whole)
     if pair.plan_wins:
         than = _than(pair.whole_cost, pair.plan_cost, goal)
         first = f"Split it: the plan gives {ours}, {than} than {unsplit} ({theirs})."

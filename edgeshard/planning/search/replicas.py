@@ -219,7 +219,9 @@ def shared_out(
             better = with_it > without_it * (1 + _ROUNDING)
             without_it[better] = with_it[better]
             shares[index, step:, k:][better] = k
-    split, used, left = [0] * len(rates), counts - 1, requests
+    split = [0] * len(rates)
+    used = counts - 1
+    left = requests
     for index in reversed(range(len(rates))):
         split[index] = int(shares[index, used, left])
         left -= split[index]

@@ -198,7 +198,9 @@ class RequestSearch:
     def _climb(self, floor: PromptFloor, kinds: Kinds, start: Cut, values: dict[Cut, float]) -> Cut:
         """The cut after changes step by step for the better; each cut on the way is added to
         `values`."""
-        best, steps, improved = start, 0, True
+        best = start
+        steps = 0
+        improved = True
         while improved and steps < MOST_STEPS:
             improved = False
             for cut in self._near(floor, kinds, best, values[best]):

@@ -73,7 +73,9 @@ class Ruled:
     """The conditions on the nodes of one problem, as its searches and its `Prover` need them."""
 
     def __init__(self, costs: Costs, conditions: Sequence[RuleCondition], prover: Prover) -> None:
-        self.costs, self.conditions, self.prover = costs, tuple(conditions), prover
+        self.costs = costs
+        self.conditions = tuple(conditions)
+        self.prover = prover
         self.linear = tuple(one for condition in conditions for one in linear_of(condition, costs))
         self._known: dict[frozenset[int], bool] = {}
 
@@ -88,11 +90,9 @@ class Ruled:
     def quickest(self, any_will_do: bool = False) -> LinearAnswer:
         """The cut of the least time per token of a single request, or any cut that keeps all
         limits; or the answer that there is none."""
-        decode, most_s, without = (
-            self.costs.decode(Load()),
-            self.costs.problem.max_time_per_token_s,
-            list[Cut](),
-        )
+        decode = self.costs.decode(Load())
+        most_s = self.costs.problem.max_time_per_token_s
+        without = list[Cut]()
         while True:
             answer = self.ask(
                 Load(), ((GoalTerm(decode),),), without=without, any_will_do=any_will_do
@@ -298,7 +298,9 @@ class _RuledLeast:
     leaves_out = True
 
     def __init__(self, ruled: Ruled, pool: Pool, walks: Walks | None) -> None:
-        self._ruled, self._pool, self._walks = ruled, pool, walks
+        self._ruled = ruled
+        self._pool = pool
+        self._walks = walks
         self._asked, self._spent = 0, False
 
     @property
@@ -338,11 +340,9 @@ class _RuledLeast:
 def batch_sides(costs: Costs, batch: int, micro_batches: float) -> tuple[Side, ...]:
     """The seconds of a batch of m micro-batches of b requests, from its prompts to its last
     tokens."""
-    prefill, decode, tokens = (
-        costs.prefill(Load(batch)),
-        costs.decode(Load(batch)),
-        costs.problem.new_tokens - 1,
-    )
+    prefill = costs.prefill(Load(batch))
+    decode = costs.decode(Load(batch))
+    tokens = costs.problem.new_tokens - 1
     prompts = (GoalTerm(prefill), GoalTerm(prefill, micro_batches - 1, busiest=True))
     waits = (
         (*prompts, GoalTerm(decode, tokens)),
@@ -380,12 +380,16 @@ class _Region:
 
 class _RateSearch:
     def __init__(self, ruled: Ruled, pool: Pool, most_rate: float) -> None:
-        self._ruled, self._costs, self._most_rate = ruled, ruled.costs, most_rate
+        self._ruled = ruled
+        self._costs = ruled.costs
+        self._most_rate = most_rate
         self._limit = ruled.costs.problem.request_limit
         self._pool, self._spent = pool, False
 
     def run(self) -> tuple[Best, float]:
-        number, queries, bound = count(), 0, 0.0
+        number = count()
+        queries = 0
+        bound = 0.0
         waiting = [(-self._most_rate, next(number), region) for region in self._first()]
         while waiting:
             most, _, region = heappop(waiting)

@@ -138,11 +138,9 @@ class SteadyFigures:
         stations = {
             name: getattr(self, name)[:, index] for name in ("decode_s", "full_s", "rest_s")
         }
-        places, budget, most = (
-            self.places.take(index),
-            self.budget[index],
-            self.micro_batches[index],
-        )
+        places = self.places.take(index)
+        budget = self.budget[index]
+        most = self.micro_batches[index]
         return replace(
             self, places=places, budget=budget, times=times, micro_batches=most, **stations
         )

@@ -130,7 +130,10 @@ class SteadyBound:
         most_rate: float = INFINITY,
         tolerance: float = TOLERANCE,
     ) -> None:
-        self._costs, self._pool, self._asked, self._target = costs, pool, least, target
+        self._costs = costs
+        self._pool = pool
+        self._asked = least
+        self._target = target
         self._most_rate, self._tolerance = most_rate, tolerance
         self._rounds = costs.problem.new_tokens - 1
         self._most_stages = min(
@@ -197,7 +200,9 @@ class SteadyBound:
 
     def _between_s(self, region: _Region, threshold_s: float) -> float:
         """The least W of the region's cuts, as far as it is below V, the threshold."""
-        rooms, problem, slow = self._rooms(region), self._costs.problem, self._slow(region)
+        rooms = self._rooms(region)
+        problem = self._costs.problem
+        slow = self._slow(region)
         many = ceil(problem.prompt_tokens / min(rooms))
         decodes = self._rounds / region.high_b - many
         decode = self._costs.decode(Load(region.low_b, region.low_m))
@@ -218,7 +223,9 @@ class SteadyBound:
         parts += ((slow_s * (1 - 1 / many), 1 / many),) if slow_s else ()
         beside = 1.0 + (many - 1) / max(region.low_m, problem.min_nodes)
         requests = float(min(problem.request_limit or INFINITY, region.high_b * region.high_m))
-        station_limits, more, most_s = [(stations, threshold_s)], 0.0, threshold_s * requests
+        station_limits = [(stations, threshold_s)]
+        more = 0.0
+        most_s = threshold_s * requests
         ceiling_s = min((most_s - beyond_s) / part for beyond_s, part in parts)
         for _ in range(2):  # the second time with the bound on a decode's stations from the first
             answer = self._least(slow, prompt, station_limits, ceiling_s)
@@ -296,7 +303,9 @@ class SteadyBound:
         """The least time of the steps of a whole prompt together, with any of these budgets and
         without links slower than the region's. Unless `alone`, its rest may go with another
         prompt."""
-        costs, tokens, batch = self._costs, self._costs.problem.prompt_tokens, region.low_b
+        costs = self._costs
+        tokens = self._costs.problem.prompt_tokens
+        batch = region.low_b
         times: dict[str, Any] = {}
         for room in rooms:
             count = ceil(tokens / room)

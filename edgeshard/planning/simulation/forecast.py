@@ -170,7 +170,9 @@ def _served(
 ) -> tuple[Forecast, Sequence[Sequence[float]]]:
     """The outcome, and the times of each request's tokens."""
     assert result.prediction is not None
-    costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
+    costs = Costs(result.problem)
+    cut = result.prediction.cut
+    load = result.prediction.load
     schedule = head_schedule(costs, cut, load)
     served = serve(serving_ring(costs, cut), requests, schedule)
     outcome = _forecast(
@@ -191,7 +193,9 @@ def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
     The prompt of a single request goes in the plan's slices.
     """
     assert result.prediction is not None
-    costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
+    costs = Costs(result.problem)
+    cut = result.prediction.cut
+    load = result.prediction.load
     work = traffic(result.problem, load.batch, load.micro_batches, result.prediction.slices)
     run = simulate(ring(costs, cut, load.batch), work, mode)
     return _forecast(

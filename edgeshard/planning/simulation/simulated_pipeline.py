@@ -97,7 +97,9 @@ def traffic(
 
 
 def _stage(costs: Costs, stage: Stage, batch: int, headed: bool) -> StageTimes:
-    work_s, times, prompt = _work(costs, stage), costs.times[stage[0]], costs.problem.prompt_tokens
+    work_s = _work(costs, stage)
+    times = costs.times[stage[0]]
+    prompt = costs.problem.prompt_tokens
 
     def seconds(phase: StepShape, sampled: bool) -> float:
         return work_s(phase) + (times.head_s(phase) if headed and sampled else 0.0)

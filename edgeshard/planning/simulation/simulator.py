@@ -113,7 +113,9 @@ class _Path:
 
     @classmethod
     def build(cls, pipeline: Pipeline, traffic: SimulatedTraffic) -> _Path:
-        count, hops, separate = len(pipeline.stages), len(pipeline.hops), pipeline.asynchronous
+        count = len(pipeline.stages)
+        hops = len(pipeline.hops)
+        separate = pipeline.asynchronous
         nodes, links = pipeline.node_names, pipeline.link_names
         stops: list[tuple[int, int | None, int | None, float, bool]] = []
         for index in range(count):
@@ -265,7 +267,10 @@ class _Run:
         together = 1 if self._mode is Mode.SEQUENTIAL else self._traffic.micro_batches
         for micro_batch in range(together):
             self._begin(0.0, micro_batch, 0)
-        path, free, events, shared = self._path, self._free_s, self._events, self._path.shared
+        path = self._path
+        free = self._free_s
+        events = self._events
+        shared = self._path.shared
         station = path.station
         while events:
             now, kind, _, position, micro_batch, token, piece = heappop(events)

@@ -105,7 +105,9 @@ def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) 
 def allowed(instance: Instance, cuts: Cuts) -> Booleans:
     """[K] whether a cut keeps the limits of memory, layers, links and stages; order and ends are
     taken as sound."""
-    nodes, starts, ends = cuts.nodes, cuts.starts, cuts.ends
+    nodes = cuts.nodes
+    starts = cuts.starts
+    ends = cuts.ends
     if instance.stage_s is not None:
         room = np.isfinite(instance.stage_s[nodes, starts, ends])
     else:

@@ -178,7 +178,10 @@ class Search:
         width: int | None,
         effort: int = 4_000_000,
     ) -> None:
-        self._problem, self._relaxed, self._width, self._left = problem, relaxed, width, effort
+        self._problem = problem
+        self._relaxed = relaxed
+        self._width = width
+        self._left = effort
         self._ceiling = ceiling_s
         self._counters = Counters(problem)
         self._fill = Fill(problem, self._counters) if problem.count <= Fill.MOST_KINDS else None

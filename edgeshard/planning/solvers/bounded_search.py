@@ -39,7 +39,9 @@ class Oracle:
     each other."""
 
     def __init__(self, instance: Instance, kinds: Kinds, effort: Effort) -> None:
-        self._instance, self._kinds, self._effort = instance, kinds, effort
+        self._instance = instance
+        self._kinds = kinds
+        self._effort = effort
         self._prices: Floats = np.zeros(len(kinds.members))
         self._stage_price = 0.0
 
@@ -62,7 +64,9 @@ class _Question:
         self, problem: Problem, ceiling_s: float, prices: Floats, stage_price: float
     ) -> None:
         instance = problem.instance
-        self._instance, self._kinds, self._problem = instance, problem.kinds, problem
+        self._instance = instance
+        self._kinds = problem.kinds
+        self._problem = problem
         self.cut: Cut | None = None
         self.value = ceiling_s
         self.bound = -INFINITY
@@ -129,7 +133,9 @@ class _Question:
                 improvement = relaxed.bound - self.bound
                 self.bound = max(self.bound, relaxed.bound)
                 idle = 0 if improvement > 1e-4 * abs(self.bound) else idle + 1
-                self._best, self.prices, self.stage_price = relaxed, prices, stage_price
+                self._best = relaxed
+                self.prices = prices
+                self.stage_price = stage_price
             else:
                 idle += 1
             if not relaxed.walk or self._closed:

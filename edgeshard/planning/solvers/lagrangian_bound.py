@@ -49,7 +49,9 @@ def relax(problem: Problem, prices: Floats, stage_price: float = 0.0) -> Relaxed
     worked = np.full((layers + 1, count), INFINITY)
     charged = prices + stage_price
     priced = problem.hop + charged[None, :]
-    windows, widest, finish = problem.windows, problem.widest, problem.finish
+    windows = problem.windows
+    widest = problem.widest
+    finish = problem.finish
     for start in range(layers - 1, 0, -1):
         best = finish[:, start].copy()
         width = min(widest, layers - 1 - start)

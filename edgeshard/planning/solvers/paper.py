@@ -87,7 +87,9 @@ class _Costs:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.layers, self.nodes, self.source = instance.layers, instance.nodes, instance.source
+        self.layers = instance.layers
+        self.nodes = instance.nodes
+        self.source = instance.source
         seconds: Floats = instance.compute_s.copy()
         seconds[:, 0] += instance.embed_s
         head_at_end = 0.0 if instance.head_on_source else 1.0
@@ -111,7 +113,9 @@ class _Costs:
 
 def _literal(costs: _Costs) -> Assignment | None:
     """One memory budget per node for the whole table, taken from whenever a value is improved."""
-    layers, nodes, source = costs.layers, costs.nodes, costs.source
+    layers = costs.layers
+    nodes = costs.nodes
+    source = costs.source
     value = np.full((layers, nodes), np.inf)
     choice = np.full((layers, nodes), -1, dtype=np.int64)
     room = costs.room.copy()
@@ -142,14 +146,19 @@ def _literal(costs: _Costs) -> Assignment | None:
 def _tracked(costs: _Costs, distinct: bool) -> Assignment | None:
     """Every state keeps the way that led to it and the memory that this way has used on every
     node."""
-    layers, nodes, source, most = costs.layers, costs.nodes, costs.source, costs.instance.max_layers
+    layers = costs.layers
+    nodes = costs.nodes
+    source = costs.source
+    most = costs.instance.max_layers
     if not within(costs.need[0], costs.room[source]) or most[source] < 1:
         return None
     value = np.full(nodes, np.inf)
     used = np.zeros((nodes, nodes))
     count = np.zeros((nodes, nodes), dtype=np.int64)
     way = np.full((nodes, layers), -1, dtype=np.int64)
-    value[source], used[source, source], count[source, source] = costs.first(), costs.need[0], 1
+    value[source] = costs.first()
+    used[source, source] = costs.need[0]
+    count[source, source] = 1
     way[source, 0] = source
     for layer in range(1, layers):
         total = value[:, None] + costs.hop + costs.compute[:, layer][None, :]
@@ -163,7 +172,9 @@ def _tracked(costs: _Costs, distinct: bool) -> Assignment | None:
         before = np.argmin(total, axis=0)
         everyone = np.arange(nodes)
         value = total[before, everyone]
-        used, count, way = used[before].copy(), count[before].copy(), way[before].copy()
+        used = used[before].copy()
+        count = count[before].copy()
+        way = way[before].copy()
         used[everyone, everyone] += costs.need[layer]
         count[everyone, everyone] += 1
         way[:, layer] = everyone

@@ -81,11 +81,9 @@ class _Tables:
         few = (end - start)[None] <= instance.max_layers[:, None, None]
         if instance.stage_s is not None:  # of whole stages, memory and all
             middle = np.where(few, instance.stage_s, np.inf)
-            first, last, single = (
-                middle[source, 0].copy(),
-                middle[:, :, layers].copy(),
-                middle[source, 0, layers],
-            )
+            first = middle[source, 0].copy()
+            last = middle[:, :, layers].copy()
+            single = middle[source, 0, layers]
         else:
             done = np.concatenate(
                 [np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1
@@ -99,11 +97,9 @@ class _Tables:
                 return np.where((need[None] + extra <= limit) & few, seconds, np.inf)
 
             embed, head = instance.embed_bytes, instance.head_bytes
-            both, embed_s, head_s = (
-                embed + head - instance.tied_bytes,
-                instance.embed_s[source],
-                instance.head_s,
-            )
+            both = embed + head - instance.tied_bytes
+            embed_s = instance.embed_s[source]
+            head_s = instance.head_s
             at_source = instance.head_on_source
             middle = fitting(0.0)
             first = (
@@ -116,7 +112,9 @@ class _Tables:
             )
             single = fitting(both)[source, 0, layers] + embed_s + head_s[source]
         inner = (end > start) & (start >= 1) & (end < layers)
-        self.first, self.last, self.single = first, last, float(single)
+        self.first = first
+        self.last = last
+        self.single = float(single)
         self.middle: Floats = np.where(inner, middle, np.inf)
         self.first[[0, layers]] = np.inf
         self.last[:, [0, layers]] = np.inf
@@ -259,7 +257,9 @@ class _Search:
     def _trace(self, end: _End) -> Cut:
         """Walk back from the last stage, finding again which step gave each value."""
         nodes, ends = [end.node], [self._layers]
-        members, node, start = end.members, end.node, end.start
+        members = end.members
+        node = end.node
+        start = end.start
         while True:
             ends.append(start)
             value = self._arrive[members, node, start]
@@ -270,7 +270,9 @@ class _Search:
             table = [self._arrive[rest, one] + self._step(one, node)[:, start] for one in previous]
             rows = np.array(table)
             row, before = np.unravel_index(int(np.argmin(np.abs(rows - value))), rows.shape)
-            members, node, start = rest, previous[int(row)], int(before)
+            members = rest
+            node = previous[int(row)]
+            start = int(before)
             nodes.append(node)
         nodes.append(self._source)
         return Cut(tuple(reversed(nodes)), tuple(reversed(ends)))

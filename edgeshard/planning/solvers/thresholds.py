@@ -74,7 +74,9 @@ def least_value(
         answer = oracle(target / micro_batches, target)
         value = infinity if answer.cut is None else value_of(instance, answer.cut, micro_batches)
         if value < high:
-            best, high, strict = answer.cut or best, value, not strict
+            best = answer.cut or best
+            high = value
+            strict = not strict
             continue
         low = target
         # A plan above the threshold costs more than the target anyway, one that keeps it at least
@@ -129,7 +131,9 @@ def least_bottleneck(
         if cut is None:
             low = target
         else:
-            best, was_queried, high = cut, True, min(target, score(instance, cut).bottleneck_s)
+            best = cut
+            was_queried = True
+            high = min(target, score(instance, cut).bottleneck_s)
     if not was_queried:
         best = oracle(high, score(instance, best).round_s).cut or best
     return best

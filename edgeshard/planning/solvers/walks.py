@@ -104,7 +104,9 @@ class Problem:
     """
 
     def __init__(self, instance: Instance, kinds: Kinds, threshold_s: float) -> None:
-        self.instance, self.kinds, self.threshold_s = instance, kinds, threshold_s
+        self.instance = instance
+        self.kinds = kinds
+        self.threshold_s = threshold_s
         self.limit = threshold_s * (1 + SLACK)
         self.layers, self.count = instance.layers, len(kinds.members)
         self.representative = np.array([nodes[0] for nodes in kinds.members], dtype=np.int64)

@@ -245,7 +245,9 @@ class Executor:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_in_any_order_nothing_runs_twice_or_while_a_stage_loads(seed: int) -> None:
-    rng, node, asked = random.Random(seed), Node(), list[str]()
+    rng = random.Random(seed)
+    node = Node()
+    asked = list[str]()
     executor = Executor(node)
     commands: list[Command] = [MEASURE, PROBE, PREPARE, RELEASE]
     for number in range(80):

@@ -216,7 +216,9 @@ def test_a_broken_stage_waits_for_the_coordinator() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_order_settles_and_every_command_is_answered(seed: int) -> None:
-    rng, node, asked = random.Random(seed), Node(), list[str]()
+    rng = random.Random(seed)
+    node = Node()
+    asked = list[str]()
     for number in range(60):
         roll = rng.random()
         epoch = Epoch(rng.randint(1, 1 + number // 8))
@@ -268,7 +270,10 @@ class Expected:
             case PrepareStage():
                 if self.wanted != epoch:
                     answers = self._end(self.prepares, self.activates, reason="SUPERSEDED")
-                    self.wanted, self.loaded, self.broken, self.head = epoch, 0, 0, "closed"
+                    self.wanted = epoch
+                    self.loaded = 0
+                    self.broken = 0
+                    self.head = "closed"
                     self.prepares.append(operation)
                     self._begin()
                     return answers
@@ -285,13 +290,11 @@ class Expected:
                 if not (self.started or self.wanted):
                     return {operation: "OK"}
                 answers = self._end(self.prepares, self.activates, reason="SUPERSEDED")
-                self.wanted, self.loaded, self.broken, self.head, self.closing = (
-                    0,
-                    0,
-                    0,
-                    "closed",
-                    True,
-                )
+                self.wanted = 0
+                self.loaded = 0
+                self.broken = 0
+                self.head = "closed"
+                self.closing = True
                 self.releases.append(operation)
                 return answers
         return {}
@@ -316,7 +319,9 @@ class Expected:
     def broke(self, epoch: int) -> dict[str, str]:
         if not epoch or epoch != self.loaded:
             return {}
-        self.loaded, self.broken, self.head = 0, epoch, "closed"
+        self.loaded = 0
+        self.broken = epoch
+        self.head = "closed"
         return self._end(self.activates, reason="STAGE_FAILED")
 
     def _begin(self) -> None:
@@ -335,10 +340,14 @@ class Expected:
 def test_each_event_brings_the_answers_it_must_and_no_others(seed: int) -> None:
     """Commands of any epochs, several of one epoch under way at once, loads and heads that fail,
     stages that break."""
-    rng, node, expected = random.Random(seed), Node(), Expected()
+    rng = random.Random(seed)
+    node = Node()
+    expected = Expected()
     epoch, was_loaded = 1, [0]
     for number in range(400):
-        before, roll, answers = len(node.answers), rng.random(), dict[str, str]()
+        before = len(node.answers)
+        roll = rng.random()
+        answers = dict[str, str]()
         if node.todo and roll < 0.4:
             action, fail = node.todo[0], rng.random() < 0.15
             answers = expected.finished(action, fail)

@@ -72,7 +72,10 @@ def test_a_gap_is_refused() -> None:
 def test_every_step_arrives_once_whatever_streams_break(window: int, script: list[str]) -> None:
     """The head's rule (step n only after the receiver ran n - window) is all that trimming relies
     on."""
-    outbox, received, put, in_stream = Outbox(window), 0, 0, list[int]()
+    outbox = Outbox(window)
+    received = 0
+    put = 0
+    in_stream = list[int]()
     for what in [*script, *["take"] * 100]:
         if what == "put" and put - received < window:
             outbox.put(put, frames(put))

@@ -46,7 +46,9 @@ class Model:
     for its token."""
 
     is_first = is_last = True
-    layers, parameter_bytes, pool = LayerRange(0, 2), 1000, Pool()
+    layers = LayerRange(0, 2)
+    parameter_bytes = 1000
+    pool = Pool()
     streaming: StageStreaming | None = None
     experts: StageExperts | None = None
 
@@ -117,7 +119,9 @@ class Stage:
 
 @pytest_asyncio.fixture
 async def stage() -> AsyncIterator[Stage]:
-    model, around, worker = Model(), Around(), ComputeThread(1)
+    model = Model()
+    around = Around()
+    worker = ComputeThread(1)
     name = DeploymentName("tales")
     runner = StageRunner(name, Epoch(1), 0, model, worker, around, SystemClock())  # type: ignore[arg-type]
     runner.start()

@@ -27,7 +27,9 @@ async def test_calls_run_in_order_on_one_thread_and_give_their_results_and_error
 
 
 async def test_a_wait_that_is_cancelled_takes_a_call_back_that_has_not_begun() -> None:
-    worker, let, ran = ComputeThread(1), threading.Event(), list[str]()
+    worker = ComputeThread(1)
+    let = threading.Event()
+    ran = list[str]()
     begun = threading.Event()
 
     def first() -> None:
@@ -52,7 +54,9 @@ async def test_a_wait_that_is_cancelled_takes_a_call_back_that_has_not_begun() -
 
 
 async def test_after_its_end_nobody_waits_for_the_thread_and_it_takes_nothing() -> None:
-    worker, let, begun = ComputeThread(1), threading.Event(), threading.Event()
+    worker = ComputeThread(1)
+    let = threading.Event()
+    begun = threading.Event()
 
     def busy() -> None:
         begun.set()

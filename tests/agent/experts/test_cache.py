@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 from bench.training.expert_learning import learn
 from edgeshard.domain.errors import InvalidArgumentError
 
-LAYERS, EXPERTS, CHOSEN = 4, 8, 2
+LAYERS = 4
+EXPERTS = 8
+CHOSEN = 2
 
 
 def replay(choices: Choices, cache: ExpertCache) -> CacheCounts:
@@ -69,7 +71,9 @@ class Memory:
     """Executes the cache's decisions, and records invalid ones."""
 
     def __init__(self, cache: ExpertCache, slots: int, sizes: Sizes) -> None:
-        self.cache, self.room, self.sizes = cache, 10 * slots, sizes
+        self.cache = cache
+        self.room = 10 * slots
+        self.sizes = sizes
         self.held: set[Expert] = set()
 
     def step(self, layer: int, chosen: np.ndarray) -> int:

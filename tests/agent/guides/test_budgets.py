@@ -28,7 +28,9 @@ def test_a_request_has_a_grace_and_so_much_a_token() -> None:
 
 def run(until_s: float, cost_s: float) -> tuple[float, float]:
     """One party always has a mask to make; returns its use, and its end."""
-    shares, now_s, used_s = Shares(), 0.0, 0.0
+    shares = Shares()
+    now_s = 0.0
+    used_s = 0.0
     while now_s < until_s:
         if wait_s := shares.wait_s("one", now_s):
             assert not shares.wait_s("other", now_s)

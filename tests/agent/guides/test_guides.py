@@ -120,7 +120,9 @@ def test_a_request_goes_on_from_its_tokens_anywhere(guides: Guides, guide: Guide
 )
 def test_masks_ahead_of_forced_tokens_are_those_of_each_place(guides: Guides, guide: Guide) -> None:
     """Whether forced tokens are drawn, or others that spell the same text."""
-    chance, drawn_forced, others = random.Random(3), 0, 0
+    chance = random.Random(3)
+    drawn_forced = 0
+    others = 0
     for _ in range(16):
         guided, answer = guides.open(guide, forced=7), list[int]()
         while len(answer) < 60 and EOS not in answer:

@@ -92,7 +92,9 @@ class Model:
 
 @cache
 def model(name: str) -> Model:
-    config, blobs, tensors = MODELS[name], dict[str, bytes](), []
+    config = MODELS[name]
+    blobs = dict[str, bytes]()
+    tensors = []
     source = RandomWeights(config)
     for tensor in source.names():
         values = source.read(tensor)

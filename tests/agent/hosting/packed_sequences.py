@@ -122,7 +122,9 @@ class Sequence:
 
     async def _deploy_beside(self) -> None:
         """A load during a standby's load, a drop, damage, or an eviction."""
-        name, form, free = self._drawn_name(), self._drawn_form(), 0
+        name = self._drawn_name()
+        form = self._drawn_form()
+        free = 0
         free = self._free(name)
         beside = self._random.choice(
             ["standby", "its standby", "drop", "damage", "evict", "deploy"]
@@ -377,7 +379,9 @@ def run_sequences(
 ) -> tuple[list[str], Counter[str]]:
     """Run the sequences of `count` seeds. Returns the violations, with their seeds, and the counts
     of events."""
-    failed, met, worker = list[str](), Counter[str](), ComputeThread(1)
+    failed = list[str]()
+    met = Counter[str]()
+    worker = ComputeThread(1)
     aside, files = BackgroundThread(worker), 0
     # A node collects garbage when it lets a stage go: only its own here, not all that was imported.
     gc.collect()

@@ -42,7 +42,9 @@ class Clock:
 async def test_when_a_step_hangs_every_stage_of_the_node_fails_once() -> None:
     """They share the thread: nothing of any of them is computed any more."""
     stages = [Stage(RunningStep(3, 1e6, 0.0)), Stage()]
-    worker, clock, busy = ComputeThread(1), Clock(), threading.Event()
+    worker = ComputeThread(1)
+    clock = Clock()
+    busy = threading.Event()
     worker.submit(busy.wait, PATIENCE_S)
     check = HangCheck(lambda: stages, worker, clock)
     check.look()
@@ -64,7 +66,10 @@ async def test_when_a_step_hangs_every_stage_of_the_node_fails_once() -> None:
 async def test_a_call_that_is_no_step_hangs_as_one_does_and_one_that_computes_does_not() -> None:
     """Such as the loading of a stage. `found_well`, which a watchdog follows, grows only while the
     thread gets on."""
-    stage, clock, busy, stuck = Stage(), Clock(), threading.Event(), threading.Event()
+    stage = Stage()
+    clock = Clock()
+    busy = threading.Event()
+    stuck = threading.Event()
     worker = ComputeThread(1, clock)
     check = HangCheck(lambda: [stage], worker, clock)
     check.look()

@@ -28,7 +28,9 @@ from tests.support.forms import one_in
 pytestmark = pytest.mark.skipif(
     not native_available(), reason="packed files are for native kernels"
 )
-WHOLE, FIRST, LAST = LayerRange(0, LAYERS), LayerRange(0, 1), LayerRange(1, LAYERS)
+WHOLE = LayerRange(0, LAYERS)
+FIRST = LayerRange(0, 1)
+LAST = LayerRange(1, LAYERS)
 UNTIED = Form("untied", WHOLE)
 AMPLE = 1 << 30
 
@@ -218,7 +220,9 @@ async def test_an_eviction_that_began_before_a_unit_was_chosen_leaves_it(
 ) -> None:
     node = await make_node()
     await kept_of(node, UNTIED, *UNTIED.units)
-    looked, go_on, real = threading.Event(), threading.Event(), PackedUnits.files
+    looked = threading.Event()
+    go_on = threading.Event()
+    real = PackedUnits.files
 
     def files(self: PackedUnits) -> Any:
         found = real(self)

@@ -36,7 +36,9 @@ async def test_a_step_is_padded_at_once_and_written_when_it_has_arrived() -> Non
     link = EmulatedLink(
         bandwidth_bps=8e6, latency_s=0.05, activation_bytes=lambda tokens: 10_000 * tokens, window=2
     )
-    loop, outbox, wake = asyncio.get_running_loop(), Outbox(2), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    outbox = Outbox(2)
+    wake = asyncio.Event()
     written: list[tuple[str, float]] = []
 
     async def write_step(step: int, frames: list[Frame]) -> None:

@@ -145,7 +145,9 @@ def test_requests_that_never_leave_it_alone_end_it() -> None:
 
 
 def test_the_compute_thread_says_that_steps_come_before_it_has_them() -> None:
-    worker, seen, go_on = ComputeThread(1), list[str](), threading.Event()
+    worker = ComputeThread(1)
+    seen = list[str]()
+    go_on = threading.Event()
     assert worker.without_steps_s() == float("inf")
     worker.on_steps = lambda: seen.append("told")
 

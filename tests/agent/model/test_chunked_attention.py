@@ -22,7 +22,11 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import Span
 
-LENGTH, BLOCK, HEADS, KV_HEADS, DIM = 29, 4, 4, 2, 8
+LENGTH = 29
+BLOCK = 4
+HEADS = 4
+KV_HEADS = 2
+DIM = 8
 HERE = torch.device("cpu")
 SCORING = Scoring(0.4)
 GENERATOR = torch.Generator().manual_seed(3)

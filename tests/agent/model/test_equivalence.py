@@ -139,11 +139,9 @@ def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(
         self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device
     ) -> None:
-        self._arenas, self._tables, self._gathered = (
-            pool.arena,
-            None,
-            GatheredSpans(pool, spans, device),
-        )
+        self._arenas = pool.arena
+        self._tables = None
+        self._gathered = GatheredSpans(pool, spans, device)
         self._in_chunks = SpansInChunks(
             pool, spans, lambda pool, spans: GatheredSpans(pool, spans, device)
         )
@@ -557,11 +555,9 @@ def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered:
     )
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
-    query, key, value = (
-        torch.randn(count, 4, 16),
-        torch.randn(count, 2, 16),
-        torch.randn(count, 2, 16),
-    )
+    query = torch.randn(count, 4, 16)
+    key = torch.randn(count, 2, 16)
+    value = torch.randn(count, 2, 16)
     sinks = torch.randn(4)
     spans, here = [Span(1, 0, count)], torch.device("cpu")
     step = (
@@ -583,7 +579,9 @@ def test_softcap_follows_its_formula(count: int) -> None:
     pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 4), [KvHeads(2, 8)], "cpu")
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
-    query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)
+    query = torch.randn(count, 4, 8)
+    key = torch.randn(count, 2, 8)
+    value = torch.randn(count, 2, 8)
     step = StepAttention(pool, [Span(1, 0, count)], torch.device("cpu"))
     found = step.attend(3, query, key, value, Scoring(0.5, 0, 2.0))
     keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))

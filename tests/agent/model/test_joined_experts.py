@@ -176,7 +176,10 @@ def test_experts_of_every_mixture_are_small_integers(
 @pytest.mark.parametrize("gated", [False, True])
 def test_an_mlp_computes_with_and_without_a_gate(gated: bool) -> None:
     torch.manual_seed(0)
-    gate, up, down, x = torch.randn(6, 4), torch.randn(6, 4), torch.randn(4, 6), torch.randn(3, 4)
+    gate = torch.randn(6, 4)
+    up = torch.randn(6, 4)
+    down = torch.randn(4, 6)
+    x = torch.randn(3, 4)
     mlp = GatedMlp(6, 4, gating_of("relu") if gated else torch.relu, gated=gated)
     for part, value in {"gate_proj": gate, "up_proj": up, "down_proj": down}.items():
         if gated or part != "gate_proj":

@@ -42,7 +42,9 @@ class Definition:
     def run(self, hidden: Tensor) -> Tensor:
         """[T, width] from [T, width], token by token from the beginning of a request."""
         (before, channels), (heads, state_dim, head_dim) = (size.shape for size in self.states)
-        inner, weights, values = heads * head_dim, self.weights, self.values
+        inner = heads * head_dim
+        weights = self.weights
+        values = self.values
         group = (channels - inner) // 2
         scales = values.get("ssm_multipliers") or [1.0] * 5
         low, high = values.get("time_step_limit") or (0.0, math.inf)

@@ -10,7 +10,9 @@ from edgeshard_agent.model.sampling import score, slice_positions
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.requests.step import Targets
 
-VOCAB, WIDTH, COUNT = 300, 8, 100
+VOCAB = 300
+WIDTH = 8
+COUNT = 100
 CHANCE = torch.Generator().manual_seed(2)
 WEIGHTS = torch.randn(WIDTH, VOCAB, generator=CHANCE)
 HIDDEN = torch.randn(COUNT, WIDTH, generator=CHANCE)

@@ -510,7 +510,9 @@ def test_a_sampled_sentence_is_the_same_alone_and_in_company_and_however_the_mod
                 inputs = output.hidden
             token = next(token.token for token in output.result.tokens if token.request == 1)
             tokens.append(token)
-            spans, grants, ids = [Span(1, position, 1, True)], [], [np.array([token])]
+            spans = [Span(1, position, 1, True)]
+            grants = []
+            ids = [np.array([token])]
         return tokens
 
     alone = sentence(company=False)

@@ -46,7 +46,9 @@ from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard.planning.inputs.shapes import model_from_config
 from tests.support.packing import chosen_sources
 
-LAYERS, VOCAB, WIDTH = 3, 160, 256
+LAYERS = 3
+VOCAB = 160
+WIDTH = 256
 ALL = LayerRange(0, LAYERS)
 MODEL = Digest("6" * 64)
 PLAIN = {

@@ -193,7 +193,9 @@ async def test_a_node_counts_as_registered_once_its_stream_has_been_answered(
     server: Server,
 ) -> None:
     """Between the call and the stream the coordinator refuses to deploy to it."""
-    site, hello, answer = Site(PROBE), asyncio.Event(), asyncio.Event()
+    site = Site(PROBE)
+    hello = asyncio.Event()
+    answer = asyncio.Event()
 
     async def control(request_iterator: Any, context: Any) -> None:
         await context.read()

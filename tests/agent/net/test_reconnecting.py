@@ -17,7 +17,9 @@ DAY_S = 86_400.0
 
 def test_a_day_without_a_coordinator_has_few_lines() -> None:
     reconnecting = Reconnecting()
-    now, lines, tries = 0.0, 0, 0
+    now = 0.0
+    lines = 0
+    tries = 0
     while now < DAY_S:
         now += reconnecting.failed(now)
         tries += 1

@@ -139,7 +139,9 @@ async def open_ring(
     """Real servers, real streams, real weights; one event loop and one compute thread stand for all
     nodes. With `drafts` the head's has the model itself as a draft."""
     torch.set_num_threads(1)
-    front, worker, broken = Front(), ComputeThread(1), list[str]()
+    front = Front()
+    worker = ComputeThread(1)
+    broken = list[str]()
     coordinator = Server("127.0.0.1:0", None)
     add_HeadServiceServicer_to_server(front, coordinator.grpc)
     dial = partial(open_channel, await coordinator.start(), None)

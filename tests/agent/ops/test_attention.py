@@ -350,7 +350,9 @@ def test_blocks_beyond_the_length_are_not_looked_at(kernels: str) -> None:
 
 def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
     memory = Memory(2, 4, 64, torch.float32)
-    query, key, value = memory.query[:4], memory.key[:4], memory.value[:4]
+    query = memory.query[:4]
+    key = memory.key[:4]
+    value = memory.value[:4]
 
     def spans(rows: int, blocks: torch.Tensor = memory.tables[:1]) -> SpanTables:
         lengths, edges = (

@@ -96,7 +96,9 @@ def test_packed_rows_are_the_numbers_bit_for_bit(kind: IntegerFormat, rows: int)
 def test_products_are_those_of_the_numbers(
     kind: IntegerFormat, dtype: torch.dtype, kernels: str
 ) -> None:
-    weight, x, bias = made(kind, 70), inputs(13, dtype), torch.linspace(-1, 1, 70)
+    weight = made(kind, 70)
+    x = inputs(13, dtype)
+    bias = torch.linspace(-1, 1, 70)
     found = PackedLinear.pack_blocks(weight, bias)(x)
     rounded = x.float() if kernels == FALLBACK else quantize_activation(x, ROW_GROUP)
     numbers = weight.dequantize().double()

@@ -54,7 +54,9 @@ def test_a_chunk_is_gone_with_its_last_piece_and_not_before() -> None:
 def test_threads_that_take_at_the_same_time_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the compute threads of two agents in one process do: both would be given the same
     memory."""
-    real, meeting, met = huge_pages._mapping, threading.Barrier(2), []
+    real = huge_pages._mapping
+    meeting = threading.Barrier(2)
+    met = []
 
     def mapping(size: int) -> object:
         try:

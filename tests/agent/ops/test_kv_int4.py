@@ -90,9 +90,14 @@ def test_all_kernels_write_the_bits_of_the_definition(
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(48, 4, head_dim, generator=generator)
     rows[5] = torch.randint(0, 31, rows[5].shape, generator=generator) / 2
-    rows[6], rows[7], rows[8], rows[9, :, ::3] = -0.0, 1.7, torch.randn(head_dim) * 1e-36, torch.nan
+    rows[6] = -0.0
+    rows[7] = 1.7
+    rows[8] = torch.randn(head_dim) * 1e-36
+    rows[9, :, ::3] = torch.nan
     packed = rows.to(dtype)
-    query, keys, values = packed[:, :2], packed[:, 2:3], packed[:, 3:]
+    query = packed[:, :2]
+    keys = packed[:, 2:3]
+    values = packed[:, 3:]
     expected, found = (
         Int4Arena(SLOTS, 1, head_dim),
         make_arena(SLOTS, 1, head_dim, KvFormat.INT4, 16, "cpu"),

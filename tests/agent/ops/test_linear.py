@@ -41,7 +41,9 @@ def test_fp32_is_the_exact_product_to_1e_6_of_its_terms(
 ) -> None:
     """Not compared with torch in fp32: the bits of its products depend on how many threads it
     has."""
-    weight, x, bias = made(*shape), made(7, shape[1], seed=1), made(shape[0], seed=2)
+    weight = made(*shape)
+    x = made(7, shape[1], seed=1)
+    bias = made(shape[0], seed=2)
     exact = linear(x.double(), weight.double(), bias.double())
     terms = linear(x.abs().double(), weight.abs().double(), bias.abs().double())
     error = (PackedLinear.pack(weight, "fp32", bias)(x).double() - exact).abs()
@@ -68,7 +70,9 @@ def test_bf16_is_the_exact_product_rounded_once(shape: tuple[int, int], kernels:
 def test_integers_are_the_product_of_the_rounded_operands(
     scheme: str, group: int | None, shape: tuple[int, int], dtype: torch.dtype, kernels: str
 ) -> None:
-    weight, x, bias = made(*shape), made(7, shape[1], seed=1, dtype=dtype), made(shape[0], seed=2)
+    weight = made(*shape)
+    x = made(7, shape[1], seed=1, dtype=dtype)
+    bias = made(shape[0], seed=2)
     packed = PackedLinear.pack(weight, scheme, bias, group)
     rounded_weight = quantize_weight(weight, Scheme(scheme), packed.group).dequantize()
     rounded_x = quantize_activation(pad(x, (0, -shape[1] % packed.group)), packed.group)
@@ -88,7 +92,9 @@ def test_stored_integers_are_multiplied_as_they_are(
     low, high = {"int8": (-127, 128), "int4": (-8, 8)}[held]
     values = torch.randint(low, high, shape, generator=random).to(torch.int8)
     scales = made(shape[0], shape[1] // 32, seed=1).to(torch.float16)
-    scales[0, 0], scales[1, 0], scales[2, 0] = 2.0**-24, -1023 * 2.0**-24, 0.0
+    scales[0, 0] = 2.0**-24
+    scales[1, 0] = -1023 * 2.0**-24
+    scales[2, 0] = 0.0
     stored = QuantizedWeight(values, scales, 32, Scheme(held))
     x, bias = made(7, shape[1], seed=2), made(shape[0], seed=3)
     expected = linear(

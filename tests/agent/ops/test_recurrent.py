@@ -216,7 +216,9 @@ class Scan:
 
     def by_definition(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Of one request, token by token in float64: what comes out, and the state behind it."""
-        state, out, group = state.double(), [], self.x.shape[1] // self.b.shape[1]
+        state = state.double()
+        out = []
+        group = self.x.shape[1] // self.b.shape[1]
         for row in range(len(self.x)):
             heads = []
             for head, x in enumerate(self.x[row].double()):
@@ -505,11 +507,9 @@ Operator = Callable[[Tensor, Tensor, SpanStates], Tensor]
 def operators(dtype: torch.dtype, slots: int) -> dict[str, tuple[Tensor, Operator]]:
     """Of nine tokens: the states before, and the operator."""
     rule, by_channel = (Rule.of(9, (1, 2, 16, 80), dtype, slots, own) for own in (False, True))
-    scan, x, weight = (
-        Scan.of(9, (1, 2, 16, 80), dtype, slots),
-        made(9, 300, dtype=dtype),
-        made(300, 4, dtype=dtype),
-    )
+    scan = Scan.of(9, (1, 2, 16, 80), dtype, slots)
+    x = made(9, 300, dtype=dtype)
+    weight = made(300, 4, dtype=dtype)
 
     def run(kind: Rule | Scan) -> Operator:
         return lambda rows, states, where: kind.rows(rows, states).run(
@@ -539,7 +539,9 @@ def test_the_states_behind_guesses_are_those_of_single_tokens(
     kept_in = (4, 4, 4, 0, 0, 1, 2, 3, 5)
     where = SpanStates(slots_of(4, source, 5), edges_of((3, 5, 1)), slots_of(*kept_in))
     for name, (before, operator) in operators(dtype, 7).items():
-        states, single, wanted = before.clone(), before.clone(), before.clone()
+        states = before.clone()
+        single = before.clone()
+        wanted = before.clone()
         found = operator(torch.arange(9), states, where)
         single[0] = before[source]
         for row, (own, kept) in enumerate(zip((4, 4, 4, 0, 0, 0, 0, 0, 5), kept_in, strict=True)):

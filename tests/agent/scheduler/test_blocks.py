@@ -177,7 +177,9 @@ class Both:
         self.step(StepPlan(grants=tuple(grants), spans=(span,)))
         for index in range(request.length // size, min(end // size, len(request.keys))):
             self.allocator.publish(number, index, request.keys[index])
-        request.introduced, request.length, request.grants = True, end, []
+        request.introduced = True
+        request.length = end
+        request.grants = []
 
     def release(self, number: int) -> None:
         self.allocator.release(number)

@@ -363,7 +363,9 @@ def test_no_schedule_changes_a_token(
     dice = random.Random(seed)
     size = dice.choice([1, 2, 4])
     own = random.Random(f"states {seed}")
-    save_every, states, slots = (own.choice([1, 2, 5]) * size, own.randint(4, 8), own.randint(1, 7))
+    save_every = own.choice([1, 2, 5]) * size
+    states = own.randint(4, 8)
+    slots = own.randint(1, 7)
     limits = Limits(
         48, 6, overcommit=dice.random() < 0.4, answer_tokens=dice.choice([1, 8, 128]),
         prefix_cache=dice.random() < 0.7, save_every=save_every * has_states,

@@ -68,7 +68,9 @@ class Run:
 
     def decode(self, count: int, rounds: int) -> float:
         """`rounds` rounds of `count` requests; returns seconds of a round."""
-        began, done, last = self.now_s, 0, self.spread.parts
+        began = self.now_s
+        done = 0
+        last = self.spread.parts
         while done < rounds * count:
             pieces: list[Piece] = [(100, 1)] * count
             parts = self.spread.micro_batches(pieces)

@@ -120,7 +120,9 @@ def test_the_oldest_always_finishes_and_no_block_is_lost(
     preempted only for an older one. Every request gets the tokens of an undisturbed run, and all
     blocks return to the pool."""
     dice = random.Random(seed)
-    context, block_tokens, window = 32, dice.choice([1, 2, 4]), dice.randint(1, 4)
+    context = 32
+    block_tokens = dice.choice([1, 2, 4])
+    window = dice.randint(1, 4)
     rig = make_rig(
         blocks=dice.randint(context, 2 * context) // block_tokens,
         block_tokens=block_tokens,

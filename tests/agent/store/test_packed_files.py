@@ -65,7 +65,9 @@ def test_what_is_read_is_what_was_written(
     tmp_path: Path, reader: ChunkReader, small: int, large: int, cached: bool | None
 ) -> None:
     file, first, second = written(tmp_path / "x.packed", small, large)
-    whole, alone, behind = room(len(first) + len(second)), room(len(first)), room(len(second))
+    whole = room(len(first) + len(second))
+    alone = room(len(first))
+    behind = room(len(second))
     file.read_whole(reader, whole, cached=cached)
     assert bytes(whole) == first + second
     file.read_small(reader, alone)

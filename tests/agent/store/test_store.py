@@ -185,7 +185,9 @@ async def test_a_cache_hit_needs_no_network(
 async def test_a_damaged_cached_file_is_fetched_again(
     stored: Stored, cache: BlobCache, damage: str
 ) -> None:
-    server, fetcher, manifest = stored.server, stored.fetcher, stored.manifest
+    server = stored.server
+    fetcher = stored.fetcher
+    manifest = stored.manifest
     (await fetcher.fetch(manifest.tensors)).release()
     used = cache.used_bytes
     victim = manifest.tensors[3]
@@ -267,7 +269,9 @@ async def test_a_download_goes_on_after_the_agent_restarted(
 async def test_a_wrong_partial_file_is_noticed_and_fetched_from_the_beginning(
     stored: Stored, cache: BlobCache
 ) -> None:
-    server, fetcher, tensor = stored.server, stored.fetcher, stored.tensor
+    server = stored.server
+    fetcher = stored.fetcher
+    tensor = stored.tensor
     await in_thread(cache.blobs.truncate, tensor.sha256, 0)
     await in_thread(cache.blobs.write, tensor.sha256, 0, b"wrong")
     with await fetcher.fetch([tensor]):
@@ -282,7 +286,9 @@ async def test_a_wrong_partial_file_is_noticed_and_fetched_from_the_beginning(
 async def test_damaged_downloads_are_repeated_a_bounded_number_of_times(
     stored: Stored, cache: BlobCache
 ) -> None:
-    server, fetcher, tensor = stored.server, stored.fetcher, stored.tensor
+    server = stored.server
+    fetcher = stored.fetcher
+    tensor = stored.tensor
     server.servicer.damage_reads = 2
     (await fetcher.fetch([tensor])).release()
     assert len(server.servicer.reads) == 3
@@ -298,7 +304,9 @@ async def test_damaged_downloads_are_repeated_a_bounded_number_of_times(
 
 
 async def test_damage_at_the_coordinator_is_said_at_once(stored: Stored) -> None:
-    server, fetcher, tensor = stored.server, stored.fetcher, stored.tensor
+    server = stored.server
+    fetcher = stored.fetcher
+    tensor = stored.tensor
     server.store.blobs.path(tensor.sha256).write_bytes(bytes(tensor.stored_bytes))
     with pytest.raises(DataLossError, match="add its model again"):
         await fetcher.fetch([tensor])
@@ -319,7 +327,9 @@ async def test_an_unreachable_store_is_given_up_after_the_attempts(
 
 
 async def test_a_silent_store_counts_as_broken(stored: Stored, cache: BlobCache) -> None:
-    server, patient, tensor = stored.server, stored.fetcher, stored.tensor
+    server = stored.server
+    patient = stored.fetcher
+    tensor = stored.tensor
     server.servicer.silent = True
     with pytest.raises(UnavailableError, match="sent nothing"):
         await Fetcher(cache, stored.channel, retries=Retries(attempts=1, stall_s=0.3)).fetch(

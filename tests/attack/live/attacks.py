@@ -286,7 +286,9 @@ async def _grow(target: Target, seconds: float) -> Outcome:
 
 async def _edit(target: Target, seconds: float) -> Outcome:
     """Edit the files of a model in place after an operator added it."""
-    directory, name, outcome = demo_model_with(target.scratch / "linked"), "linked", Outcome()
+    directory = demo_model_with(target.scratch / "linked")
+    name = "linked"
+    outcome = Outcome()
     models = target.state / "models"
     async with Client(target.address, target.operator) as admin:
         digest = await admin.add_model(directory, name)

@@ -77,7 +77,9 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
     the time."""
     timers = {name: Timer() for name in ("sdk", "http", "kept connection", "new connection")}
     joined: list[float] = []
-    idle, late, logged = site.memory_bytes(), [0.0], site.log_bytes()
+    idle = site.memory_bytes()
+    late = [0.0]
+    logged = site.log_bytes()
     peak = dict(idle)
     async with site.client_of(Role.CLIENT, "honest") as client, site.client_of() as operator:
         works = [

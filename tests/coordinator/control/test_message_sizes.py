@@ -89,7 +89,9 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
         head_reports, "FIRST_CHARACTERS", 3 * longest
     )  # a head may send less for one token
     await site.deployed(concurrency=4)
-    stream, names, expected = ListenerFeed(), ("r1", "r2", "r3"), list[tuple[int, int]]()
+    stream = ListenerFeed()
+    names = ("r1", "r2", "r3")
+    expected = list[tuple[int, int]]()
     for number, name in enumerate(names):
         request = site.coordinator.front.start("tale", Generation("once"), RequestId(name))
         tell = partial(say, site.coordinator.front, request.attachment, request.request_id)

@@ -216,7 +216,9 @@ async def test_measurements_come_back_as_old_as_they_are(
 async def test_a_measurement_nobody_can_read_is_forgotten(
     tmp_path: Path, make_facts: Any, make_profile: Any
 ) -> None:
-    path, node_id, profile = tmp_path / "state.sqlite", NodeId("id-a"), make_profile(CONFIG, 1e-3)
+    path = tmp_path / "state.sqlite"
+    node_id = NodeId("id-a")
+    profile = make_profile(CONFIG, 1e-3)
     store = StateStore(path)
     await store.open("one", Timings())
     await store.save_node(KnownNode(node_id, NodeName("a"), "a:1", 1, make_facts(), "i1"))

@@ -279,11 +279,9 @@ def test_those_who_come_back_take_a_full_deployment_no_more_than_once_over() -> 
 
 def test_who_comes_back_before_the_head_waits_for_what_it_says() -> None:
     site = Site(restarted=True)
-    mine, never, late = (
-        site.back("mine", 7),
-        site.back("never"),
-        site.back("late", client="client/late"),
-    )
+    mine = site.back("mine", 7)
+    never = site.back("never")
+    late = site.back("late", client="client/late")
     assert [end_of(request) for request in (mine, never, late)] == [None] * 3
     assert site.front.active_requests(NAME) == 3 and mine.attachment is None
     head = site.attach([held("mine", tokens=3)])

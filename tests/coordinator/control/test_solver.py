@@ -26,7 +26,9 @@ async def test_results_and_errors_come_back() -> None:
 
 
 async def test_only_so_many_work_at_once() -> None:
-    solver, begun, released = Solver(), threading.Semaphore(0), threading.Event()
+    solver = Solver()
+    begun = threading.Semaphore(0)
+    released = threading.Event()
 
     def work() -> bool:
         begun.release()
@@ -42,7 +44,9 @@ async def test_only_so_many_work_at_once() -> None:
 
 async def test_work_that_nobody_waits_for_keeps_its_place() -> None:
     before = set(threading.enumerate())
-    solver, begun, released = Solver(), threading.Semaphore(0), threading.Event()
+    solver = Solver()
+    begun = threading.Semaphore(0)
+    released = threading.Event()
 
     def work() -> bool:
         begun.release()
@@ -65,7 +69,9 @@ async def test_work_that_nobody_waits_for_keeps_its_place() -> None:
 
 
 def test_an_end_does_not_wait_for_a_solve() -> None:
-    begun, released, over = threading.Event(), threading.Event(), threading.Event()
+    begun = threading.Event()
+    released = threading.Event()
+    over = threading.Event()
 
     def work() -> None:
         begun.set()

@@ -66,7 +66,9 @@ from edgeshard.domain.requests.head import HeadEvent, HeadMessage
 from edgeshard.domain.requests.link import LinkSuspected
 
 NAME = DeploymentName("tale")
-A, B, LIAR = NodeId("id-a"), NodeId("id-b"), NodeId("id-m")
+A = NodeId("id-a")
+B = NodeId("id-b")
+LIAR = NodeId("id-m")
 DONE = Progress(1, True)
 GIB = 1 << 30
 

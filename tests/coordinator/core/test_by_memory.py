@@ -294,7 +294,9 @@ def test_a_tied_head_of_integers_is_counted_beside_the_embedding(
         assert stage.parameter_bytes == held_bytes(
             manifest.config, tensors, stage.layers, DType.BFLOAT16, kept
         )
-    block, norm, embedding = 64 * 64 * 3 + 3 * 64 * 128, 2 * 64, 2 * 256 * 64
+    block = 64 * 64 * 3 + 3 * 64 * 128
+    norm = 2 * 64
+    embedding = 2 * 256 * 64
     blocks = 12 * (IntegerFormat.INT4.matrix_bytes(1, block) + 2 * norm)
     shared = head == "none" and len(stages) == 1
     head_bytes = (
@@ -437,7 +439,9 @@ def test_what_does_not_fit_the_source_is_on_as_few_nodes_as_hold_it_those_with_m
     place: Any,
 ) -> None:
     tight = {"concurrency": 64}  # all layers take 91 MiB of it, and a half 79
-    a, b, c = node("a", 85 * MIB), node("b", 85 * MIB), node("c", 88 * MIB)
+    a = node("a", 85 * MIB)
+    b = node("b", 85 * MIB)
+    c = node("c", 88 * MIB)
     assert cuts(place(a, b, c, **tight)) == "a=0:6,c=6:12"
     assert cuts(place(a, b, **tight)) == "a=0:6,b=6:12"
     assert cuts(place(a, b, c, exclude=("c",), **tight)) == "a=0:6,b=6:12"

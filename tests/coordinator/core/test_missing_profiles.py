@@ -48,7 +48,9 @@ class Site(Desk):
         self, make_registration: Any, make_profile: Any, manifest: Any, names: str = "ab"
     ) -> None:
         super().__init__(make_registration, names)
-        self.make_profile, self.manifest, self.config = make_profile, manifest, manifest.config
+        self.make_profile = make_profile
+        self.manifest = manifest
+        self.config = manifest.config
         self.follow()
 
     def profile(self, **changes: Any) -> ComputeProfile:

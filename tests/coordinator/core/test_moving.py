@@ -203,7 +203,9 @@ def test_it_is_ready_elsewhere_and_the_node_that_is_left_lets_go(ready: State) -
 
 
 def test_a_stage_that_is_packed_for_long_is_not_given_up_while_it_goes_on(ready: State) -> None:
-    state, now, limit = moving(ready), 1.0, ready.timings.load_timeout_s
+    state = moving(ready)
+    now = 1.0
+    limit = ready.timings.load_timeout_s
     for done in (0, 10, 20, 30, 30):
         assert state.deployments[NAME].phase is Phase.LOADING, f"{done} bytes are packed"
         now += 0.9 * limit if done else 0.0

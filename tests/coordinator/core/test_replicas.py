@@ -53,7 +53,9 @@ from edgeshard.domain.nodes.device import DeviceFacts
 FULL = ResourceExhaustedError("the disk is full", field="state-dir", reason="DISK_FULL")
 FACTS = DeviceFacts("cpu", "", 2, 1 << 30, 1 << 30, False, "test")
 SPEC = parse_spec({"name": "tale", "model": "tiny", "replicas": 2})
-TALE, ONE, TWO = DeploymentName("tale"), DeploymentName("tale.1"), DeploymentName("tale.2")
+TALE = DeploymentName("tale")
+ONE = DeploymentName("tale.1")
+TWO = DeploymentName("tale.2")
 
 
 def placement_on(*names: str, rate: float | None = None) -> Placement:
@@ -280,7 +282,9 @@ def test_a_replica_that_is_gone_joins_the_others_and_is_saved_alone(asked: State
 
 
 def test_only_a_replica_like_the_others_can_join_them(asked: State) -> None:
-    one, second, digest = asked.deployments[ONE], SPEC.numbered(2)[1], Digest("d" * 64)
+    one = asked.deployments[ONE]
+    second = SPEC.numbered(2)[1]
+    digest = Digest("d" * 64)
     check_joins(replace(second, source="c"), digest, [one])
     with pytest.raises(InvalidArgumentError, match="the coordinator numbers replicas"):
         check_joins(second, digest, [])

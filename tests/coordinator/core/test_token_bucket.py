@@ -15,11 +15,16 @@ STEPS = st.lists(st.tuples(st.floats(0, 1000), AMOUNTS), min_size=1, max_size=50
 @given(RATES, STEPS)
 def test_no_more_is_used_than_the_rate_brings(rate: float, steps: list[tuple[float, int]]) -> None:
     """By one that asks as often as it likes and uses something only while it is in no debt."""
-    bucket, now, used, last = TokenBucket(rate, 60.0), 0.0, 0.0, 0
+    bucket = TokenBucket(rate, 60.0)
+    now = 0.0
+    used = 0.0
+    last = 0
     for pause_s, amount in steps:
         now += pause_s
         if bucket.debt_s(now) == 0:
-            bucket, used, last = bucket.charged(amount, now), used + amount, amount
+            bucket = bucket.charged(amount, now)
+            used = used + amount
+            last = amount
             assert used - last <= rate * (60.0 + now) * (1 + 1e-9)
 
 

@@ -20,7 +20,9 @@ from edgeshard_coordinator.dashboard.door import (
 
 from edgeshard.domain.errors import DeniedError, ResourceExhaustedError, UnauthenticatedError
 
-ANNA, BERT, KEY = "operator/anna", "operator/bert", "key/notebook"
+ANNA = "operator/anna"
+BERT = "operator/bert"
+KEY = "key/notebook"
 
 
 def secrets() -> Callable[[], str]:

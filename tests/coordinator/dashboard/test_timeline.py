@@ -32,7 +32,9 @@ class Looking:
     """A timeline over a site of three nodes whose traces the test answers."""
 
     def __init__(self, site: Any) -> None:
-        self.site, self.now, self.agents = site, 100.0, list[Any]()
+        self.site = site
+        self.now = 100.0
+        self.agents = list[Any]()
         audit = CallAudit(site.coordinator.audit)
         self.timeline = Timeline(site.coordinator.questions.traces, audit, lambda: self.now)
 

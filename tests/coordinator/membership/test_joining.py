@@ -126,11 +126,9 @@ async def test_a_stranger_who_knows_the_authority_hears_no_secret(
 ) -> None:
     async with mill.client_of() as admin:
         token = await admin.create_token(Role.AGENT, "b")
-    stranger, server, key = (
-        Stranger(mill.identities.authority.certificate_pem),
-        grpc.aio.server(),
-        new_key(),
-    )
+    stranger = Stranger(mill.identities.authority.certificate_pem)
+    server = grpc.aio.server()
+    key = new_key()
     issuer, principal = Authority.create("mill", authority.now()), coordinator_of("mill")
     if shows == "a member's certificate":
         issuer, principal = (

@@ -113,7 +113,9 @@ def places(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path,
     """A model next to code and a pickle that would run, a secret of the machine, and the path where
     executed code would leave a trace.
     """
-    model, secret, trace = make_checkpoint("model"), tmp_path / "secret", tmp_path / "trace"
+    model = make_checkpoint("model")
+    secret = tmp_path / "secret"
+    trace = tmp_path / "trace"
     secret.write_text(json.dumps({"private_key": CANARY}))
     (model / "modeling.py").write_text(f"import os\nos.mkdir({str(trace)!r})\n")
     (model / "pytorch_model-1.bin").write_bytes(payload(trace))

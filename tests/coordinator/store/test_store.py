@@ -386,11 +386,9 @@ def wrong_manifests(good: ModelManifest) -> dict[str, tuple[pb.Manifest, str]]:
         return message
 
     name = good.tensors[0].name
-    twice, reshaped, unnamed = (
-        manifest_to_wire(good),
-        manifest_to_wire(good),
-        manifest_to_wire(good),
-    )
+    twice = manifest_to_wire(good)
+    reshaped = manifest_to_wire(good)
+    unnamed = manifest_to_wire(good)
     twice.tensors.append(twice.tensors[0])
     reshaped.tensors[0].shape.append(1)
     unnamed.files[0].name = "../tokenizer.json"

@@ -26,7 +26,9 @@ from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.planning.solvers.instance import Cut
 
 IN_FLIGHT = 64
-PART, PER_PART, TOKEN = 1 << 20, 128, 16
+PART = 1 << 20
+PER_PART = 128
+TOKEN = 16
 FRAME_SLACK = 64 << 20
 KV_BLOCK = 16
 Placement = tuple[tuple[int, ...], tuple[int, ...]]
@@ -191,11 +193,15 @@ class Counted:
     def _follow(
         self, nodes: tuple[int, ...], counts: tuple[int, ...], slices: tuple[int, ...]
     ) -> tuple[list[float], float]:
-        problem, count, before = self.problem, len(nodes), 0
+        problem = self.problem
+        count = len(nodes)
+        before = 0
         computing = [0.0] * count
         at_once = count if problem.sliced else 1
         width = problem.model.shape.frame_width * self.item
-        free, sent, back = [0.0] * count, [0.0] * count, list[float]()
+        free = [0.0] * count
+        sent = [0.0] * count
+        back = list[float]()
         for number, tokens in enumerate(slices):
             last = number == len(slices) - 1
             at = back[number - at_once] if number >= at_once else 0.0
@@ -240,7 +246,9 @@ class Counted:
 
     def free(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, m: Any) -> Any:
         """[S, m] bytes left on every node."""
-        problem, model, item = self.problem, self.problem.model, self.item
+        problem = self.problem
+        model = self.problem.model
+        item = self.item
         kept = problem.context_tokens or problem.prompt_tokens + problem.new_tokens
         held = ceil(kept / KV_BLOCK) * KV_BLOCK
         step = problem.step_tokens or batch * problem.prompt_tokens
@@ -382,7 +390,9 @@ class Counted:
         return sum(stages) + sum(hops) + sum(delays), max(stations)
 
     def link(self, sender: int, receiver: int) -> tuple[float, float]:
-        cluster, one, other = self.problem.cluster, self.nodes[sender], self.nodes[receiver]
+        cluster = self.problem.cluster
+        one = self.nodes[sender]
+        other = self.nodes[receiver]
         link = cluster.links.get((one.name, other.name), cluster.default_link)
         rates = [
             rate for rate in (link.bandwidth_bps, one.up_bps, other.down_bps) if rate is not None

@@ -21,7 +21,10 @@ from tests.planning.oracles.brute_plans import (
     frame_of,
 )
 
-STEP, LONGEST_S, HALVINGS, TOGETHER = 512, 1.0, 60, 8
+STEP = 512
+LONGEST_S = 1.0
+HALVINGS = 60
+TOGETHER = 8
 
 
 def best_steady(problem: PlanProblem) -> Rate:
@@ -48,7 +51,9 @@ def steady(
 ) -> tuple[float, float]:
     """Tokens a second, and the mean seconds between two tokens of a request."""
     problem = counted.problem
-    rounds, requests, prompt = problem.new_tokens - 1, batch * m, problem.prompt_tokens
+    rounds = problem.new_tokens - 1
+    requests = batch * m
+    prompt = problem.prompt_tokens
     room = room_of(counted, nodes, batch)
     chunks = ceil(prompt / room)
     round_s, alone = _step(counted, nodes, counts, batch, 0)

@@ -42,7 +42,9 @@ LIMITS = {0.03: 0.05, 0.1: 0.1, 0.3: 0.25}
 """Limits of a plan's loss compared with the plan from the true times, by the noise of the
 samples."""
 OBJECTIVES = (Objective.REQUEST, Objective.THROUGHPUT)
-WIDTH, VOCABULARY, LONGEST = 2048, 32_000, 8192
+WIDTH = 2048
+VOCABULARY = 32_000
+LONGEST = 8192
 ROOM_BYTES = 3e8
 """For KV cache and workspace."""
 _ROUNDING = 1 + 1e-9

@@ -129,7 +129,9 @@ class RandomSearch:
         room = instance.capacity_bytes - instance.stage_bytes
         others = [node for node in range(instance.nodes) if node != instance.source]
         for _ in range(TRIES):
-            nodes, ends, at = list[int](), list[int](), 0
+            nodes = list[int]()
+            ends = list[int]()
+            at = 0
             for node in (instance.source, *rng.permutation(others).tolist()):
                 left = room[node] - (0.0 if nodes else instance.embed_bytes)
                 most = min(

@@ -23,7 +23,9 @@ from edgeshard.planning.search.plan import plan
 from edgeshard.planning.search.tier_steps import streaming_costs
 from tests.planning.tiers.test_joint import _CONFIG, _MIXTURE, mixture_problem
 
-LAYERS, EXPERTS, CHOSEN = 6, 16, 2
+LAYERS = 6
+EXPERTS = 16
+CHOSEN = 2
 SIZE = 1 << 20
 
 
@@ -85,7 +87,9 @@ def read_by_the_cache(room: float, tokens: int, skew: float) -> float:
         int(room * sizes.sum()), sizes, ExpertTable.even(LAYERS, EXPERTS), most_ahead=0
     )
     weights = (1.0 + np.arange(EXPERTS)) ** -skew
-    odds, steps, warm = np.log(weights), 600 // tokens + 100, 60
+    odds = np.log(weights)
+    steps = 600 // tokens + 100
+    warm = 60
     for step in range(warm + steps):
         if step == warm:
             before = cache.counts.bytes_read

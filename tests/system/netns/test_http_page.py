@@ -31,7 +31,9 @@ def test_another_machine_asks_over_tls(namespaces: ModuleType, tmp_path: Path) -
     ]
     serve, _, curl, chat = shown.text.splitlines()
     with namespaces.Network(("first", "second"), "100mbit") as network:
-        address, log, state = network.address("first"), tmp_path / "serve.log", tmp_path / "state"
+        address = network.address("first")
+        log = tmp_path / "serve.log"
+        state = tmp_path / "state"
         clean = {
             name: value
             for name, value in os.environ.items()

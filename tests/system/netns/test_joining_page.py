@@ -86,7 +86,9 @@ def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> 
     on_first, on_second, again = (
         [line for line in block.splitlines() if "activate" not in line] for block in typed
     )
-    (create,), (join,), (listing, measure, deploy, generate) = on_first, on_second, again
+    (create,) = on_first
+    (join,) = on_second
+    (listing, measure, deploy, generate) = again
     first, second = machines["first"], machines["second"]
     running = [first.run("edgectl serve demo")]
     try:

@@ -60,7 +60,9 @@ class StepAttention:
     def gathered(cls, pool: KvPool, spans: GatheredSpans) -> StepAttention:
         """A step whose keys are gathered, wherever it runs; the pool must have arenas of rows."""
         step = cls.__new__(cls)
-        step._arenas, step._tables, step._gathered = pool.arena, None, spans
+        step._arenas = pool.arena
+        step._tables = None
+        step._gathered = spans
         step._layer_states, step.span_states = pool.layer_states, None
         step._in_chunks = None
         return step
@@ -127,7 +129,9 @@ class SpansInChunks:
         spans: Sequence[Span],
         make: Callable[[Tables, Sequence[Span]], SpanTables | GatheredSpans],
     ) -> None:
-        self._pool, self._spans, self._make = pool, spans, make
+        self._pool = pool
+        self._spans = spans
+        self._make = make
         self._made: dict[int, SpanTables | GatheredSpans] = {}
 
     def of(self, chunk: int) -> SpanTables | GatheredSpans:

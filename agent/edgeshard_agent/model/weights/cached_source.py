@@ -116,7 +116,9 @@ def _mapped(file: BinaryIO) -> mmap.mmap:
 
 def _read(file: BinaryIO, location: BlobLocation, info: TensorInfo) -> memoryview:
     """Raises DataLossError if the bytes do not match the tensor."""
-    data, sha256, done = memoryview(bytearray(location.size)), hashlib.sha256(), 0
+    data = memoryview(bytearray(location.size))
+    sha256 = hashlib.sha256()
+    done = 0
     # Each piece is hashed while the next one is read: neither holds the interpreter.
     with ThreadPoolExecutor(1, "hash-weights") as hashing:
         while done < len(data):

@@ -79,7 +79,9 @@ class ParameterLoader:
             self._load_one(name, tensor)
 
     def _load_one(self, name: str, tensor: ExpectedTensor) -> None:
-        modules, source, stored = self._modules, self._source, self._stored
+        modules = self._modules
+        source = self._source
+        stored = self._stored
         if name not in stored:
             raise DataLossError(
                 f"tensor {name} is missing from the checkpoint; fetch or convert it again",

@@ -148,7 +148,9 @@ class WeightStore:
 
     def _read_ahead(self) -> None:
         while (number := self._next()) is not None:
-            began, failure, size = time.monotonic(), None, 0
+            began = time.monotonic()
+            failure = None
+            size = 0
             try:
                 size = self._read_layer(number)
             except EdgeShardError as error:

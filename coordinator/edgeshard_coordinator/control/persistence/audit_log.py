@@ -158,7 +158,9 @@ class AuditLog:
             if is_done and len(self._kinds) >= MOST_KINDS:
                 return _Kind(self._others)
             if len(self._kinds) >= MOST_KINDS:
-                what, result, key = "", "", ("", "")
+                what = ""
+                result = ""
+                key = ("", "")
                 kind = self._kinds.get(key)
         if kind is None and is_done:
             kind = _Kind(self._others, what, result, who, TokenBucket(1.0, REPEATS_HELD - 1.0))

@@ -34,7 +34,9 @@ class Admission:
         `ResumptionBook.standing_of` do.
         """
         former = self._requests.get(request.request_id)
-        standing, is_charged, is_back = Standing.NEW, False, False
+        standing = Standing.NEW
+        is_charged = False
+        is_back = False
         if former is not None:
             if not former.goes_on_as(request):
                 raise _taken("is running")
@@ -47,7 +49,9 @@ class Admission:
         elif self._resumptions.is_held(request.request_id):
             raise _taken("runs since before the coordinator's restart")
         self._check(request, replicas, standing, former)
-        request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
+        request.standing = standing
+        request.is_charged = is_charged
+        request.is_back = is_back
         return former
 
     def decide(self, request: RunningRequest, replicas: Sequence[DeploymentRecord]) -> None:
@@ -55,7 +59,9 @@ class Admission:
         there now. Raises if it must end."""
         standing, is_charged, is_back = self._known(request)
         self._check(request, replicas, standing, request)
-        request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
+        request.standing = standing
+        request.is_charged = is_charged
+        request.is_back = is_back
 
     def _known(self, request: RunningRequest) -> tuple[Standing, bool, bool]:
         """The status of a request that had a start before, whether its prompt was counted, and

@@ -114,7 +114,9 @@ class Planner:
 
     async def losses(self, record: DeploymentRecord, traffic: Traffic) -> tuple[Loss, ...]:
         """The cost of each node's death. Each is planned for as if it had happened."""
-        state, spec, placement = self._state(), record.spec, record.placement
+        state = self._state()
+        spec = record.spec
+        placement = record.placement
         manifest, _ = self._models.get(record.manifest_digest)
         typical = typical_request(
             spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic

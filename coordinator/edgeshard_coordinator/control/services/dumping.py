@@ -111,7 +111,9 @@ class Dumps:
         return True
 
     async def _own(self) -> bytes:
-        about, state, ring = self.about(), self._loop.state, self._loop.recorded()
+        about = self.about()
+        state = self._loop.state
+        ring = self._loop.recorded()
         # The values are frozen, so they can become text outside the event loop.
         return await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
 

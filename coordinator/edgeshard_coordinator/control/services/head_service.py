@@ -119,7 +119,9 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         return None
 
     def _open(self, hello: head.HeadHello) -> Attachment:
-        deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
+        deployment = hello.deployment
+        epoch = hello.epoch
+        node_id = hello.node_id
         record = self._loop.state.deployments.get(deployment)
         if (
             record is not None

@@ -574,7 +574,9 @@ def _placed(
             reason=UNSUPPORTED_KV_DTYPE,
         )
     room = _room(spec, node)
-    parameter_bytes, budget, streamed = sizes.parameter_bytes(stage.layers, stage.node), 0, 0
+    parameter_bytes = sizes.parameter_bytes(stage.layers, stage.node)
+    budget = 0
+    streamed = 0
     if sizes.needed_bytes(stage.layers, stage.node) > room:
         if not spec.allow_streaming:
             raise _short(stage.node, stage.layers, sizes, room)

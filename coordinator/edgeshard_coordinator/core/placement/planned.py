@@ -277,11 +277,9 @@ class _Site:
         more."""
         self._provers, self._advises = provers, advises
         self.spec, self.candidates = problem.spec, problem.candidates
-        self._manifest, self._measured, self._draft = (
-            problem.manifest,
-            problem.measured,
-            problem.draft,
-        )
+        self._manifest = problem.manifest
+        self._measured = problem.measured
+        self._draft = problem.draft
         self._shape: ModelShape = by_memory.checked_shape(self.spec, self._manifest)
         self._context = self.spec.max_context or self._shape.max_context
         self._typical = typical_request(self.spec, self._context, problem.traffic)
@@ -372,7 +370,9 @@ class _Site:
         if result.prediction is None:
             assert result.shortage is not None
             return self._without_plan(site, result.shortage, describe_offer(result))
-        costs, cut, load = Costs(problem), result.prediction.cut, result.prediction.load
+        costs = Costs(problem)
+        cut = result.prediction.cut
+        load = result.prediction.load
         if result.streams:
             return self._streaming(site, result, costs)
         if spec.micro_batches:

@@ -115,11 +115,9 @@ def begun(state: State, now: float) -> State:
 def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) -> State:
     """The state after a measurement of layers: one that gave a profile is over, and one that was
     `interrupted` was no attempt."""
-    tries, key, measurements = (
-        state.profile_tries.get(job.node_id, {}),
-        key_asked(command),
-        state.measured.get(job.node_id),
-    )
+    tries = state.profile_tries.get(job.node_id, {})
+    key = key_asked(command)
+    measurements = state.measured.get(job.node_id)
     tried = tries.get(key)
     if tried is None:
         return state

@@ -40,7 +40,9 @@ class Writer(StrEnum):
     for nothing."""
 
 
-_ITSELF, _STAGE, _HEAD = Writer.ITSELF, Writer.STAGE, Writer.HEAD
+_ITSELF = Writer.ITSELF
+_STAGE = Writer.STAGE
+_HEAD = Writer.HEAD
 _COMMANDED, _NONE = Writer.COMMANDED, Writer.NONE
 
 

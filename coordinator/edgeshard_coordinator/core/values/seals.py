@@ -100,7 +100,9 @@ class Chain:
         return seal.line()
 
     def _begin(self, head: str) -> None:
-        self.head, self.unsealed, self._digest = head, 0, sha256()
+        self.head = head
+        self.unsealed = 0
+        self._digest = sha256()
 
 
 def check_files(

@@ -249,13 +249,13 @@ def _read_requests(path: Path, problem: PlanProblem) -> tuple[ServedRequest, ...
 
 def _read_request(row: Mapping[str, str], where: str) -> ServedRequest:
     try:
-        arrival_s, prompt, new = (
-            float(row["arrival_s"]),
-            int(row["prompt_tokens"]),
-            int(row["new_tokens"]),
-        )
+        arrival_s = float(row["arrival_s"])
+        prompt = int(row["prompt_tokens"])
+        new = int(row["new_tokens"])
     except (KeyError, ValueError):
-        arrival_s, prompt, new = math.nan, 0, 0
+        arrival_s = math.nan
+        prompt = 0
+        new = 0
     if not 0 <= arrival_s < math.inf or prompt < 1 or new < 1:
         raise _wrong(
             where, "it must hold seconds of at least 0 and two whole numbers of tokens above 0"

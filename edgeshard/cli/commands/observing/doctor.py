@@ -102,7 +102,9 @@ async def _gathered(connect: Connect) -> Facts:
     from edgeshard.process.machine_facts import Machine, utc_s
     from edgeshard.rpc.tls import is_loopback, split_address, tls_from_options
 
-    target, tls, refused = "", None, ""
+    target = ""
+    tls = None
+    refused = ""
     site: Site | None = None
     deployments: tuple[Deployment, ...] = ()
     ahead_s = 0.0

@@ -263,7 +263,9 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
             "is refused"
         )
         yield Finding(Fault.IDENTITY_COPIED, node.name, where)
-    condition, pages, speed = node.condition, node.huge_pages, node.facts.kernels
+    condition = node.condition
+    pages = node.huge_pages
+    speed = node.facts.kernels
     if speed is not None and speed.name and (problem := kernel_problem(speed)):
         yield Finding(Fault.KERNELS_SLOW, node.name, problem)
     if condition is not None:

@@ -111,7 +111,9 @@ def _show(deployment: str, traces: tuple[StageTrace, ...], output: Path | None) 
         summarised_reads,
     )
 
-    steps, reads, guesses = summarised(traces), summarised_reads(traces), summarised_guesses(traces)
+    steps = summarised(traces)
+    reads = summarised_reads(traces)
+    guesses = summarised_guesses(traces)
     if output == STDOUT:
         show_text(perfetto(traces, deployment))
         stderr_console().print(table(steps, SUMMARY_COLUMNS))

@@ -176,7 +176,10 @@ async def served(
     client: Client, model: str, request: Wanted, began_s: float, timeout_s: float, clock: Clock
 ) -> Served:
     """Run one request to its end. An error is its result."""
-    called, times, prompt_tokens, error = clock.now(), list[float](), 0, ""
+    called = clock.now()
+    times = list[float]()
+    prompt_tokens = 0
+    error = ""
     events = client.generate(
         model,
         request.prompt,
