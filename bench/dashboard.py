@@ -115,13 +115,10 @@ def row(
 ) -> dict[str, Any]:
     """The cost of each turn compared with the first, round by round."""
     plain, *others = found
-    cost = {
-        name: [
-            round(with_them - without, 5)
-            for with_them, without in zip(found[name], found[plain], strict=True)
-        ]
-        for name in others
-    }
+    cost = {}
+    for name in others:
+        pairs = zip(found[name], found[plain], strict=True)
+        cost[name] = [round(with_them - without, 5) for with_them, without in pairs]
     return {
         "benchmark": "dashboard",
         "nodes": nodes,

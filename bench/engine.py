@@ -9,10 +9,13 @@ of one thread and one core) if a build is given. A row has the medians over the 
 `bench/engine_streams.py` for how a rate is taken. Client and coordinator have no core of their own:
 they share the two with the agents.
 
-    python -m bench.engine [--quick] [--llama-cpp DIR] -o FILE      JSON: a list of rows
-    python -m bench.engine --limit -o FILE                          only what a long prompt does to streams that decode:
-                                                                    its row in the place of the one that FILE has
-    python -m bench.engine_report FILE docs/benchmarks.md           the page and its plots, of these rows
+    python -m bench.engine [--quick] [--llama-cpp DIR] -o FILE
+        JSON: a list of rows
+    python -m bench.engine --limit -o FILE
+        only what a long prompt does to streams that decode: its row in the place of the one that
+        FILE has
+    python -m bench.engine_report FILE docs/benchmarks.md
+        the page and its plots, of these rows
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ $ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md
 `--llama-cpp` out. All engines take turns within a round, and figures are {rounds}. Tokens per second are counted
 while all streams generate, without prompts and first tokens. The load of the machine (one
 minute) was {load:.1f} in the median, of which the benchmark itself makes about 2.
-"""
+"""  # noqa: E501
 
 SLOWER = """## When two nodes are slower than one
 
@@ -51,7 +51,7 @@ If one node holds the whole model, a second one makes few streams slower. Each t
 waits while the other computes, and two hops are added. With enough streams both compute at the same time, and two nodes
 are faster. Split a model if it does not fit on one node, if the KV of your streams does not, or if you have many
 streams. A planned deployment (without `--layers`) of profiled nodes uses one node if that is better.
-"""
+"""  # noqa: E501
 
 THEORY = """## Two stages against the theory
 
@@ -59,7 +59,7 @@ If m micro-batches of b streams run, a ring gives at most m b / max(R, m B): R i
 longest of them. *Of it* is the measured share of that. Stage times come from a separate run of half of the layers on
 each core. *Cores* is the rate of two cores in that run, in rates of one; they share memory. *Simulated* is the
 planner's simulator with the same times. A bubble is time in which a stage does not compute.
-"""
+"""  # noqa: E501
 
 
 def document(rows: Sequence[Row]) -> str:

@@ -43,9 +43,9 @@ class Stream:
 class Sample:
     """One run of some streams at once. Seconds are medians over tokens; lists are by stage.
 
-    hop_s of each hop: what a token's round takes beyond waiting and computing, in equal parts
-    bubble_share part of the stages' time in which they do not compute; None if the pipeline has a
-    single stage
+    - `hop_s`: of each hop: what a token's round takes beyond waiting and computing, in equal parts.
+    - `bubble_share`: part of the stages' time in which they do not compute; None if the pipeline
+      has a single stage.
     """
 
     tokens_per_s: float

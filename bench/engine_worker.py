@@ -1,9 +1,10 @@
 """A process of its own on one core that answers questions, one JSON object a line: what
 `bench.engine` compares with.
 
-python -m bench.engine_worker transformers DIRECTORY a Hugging Face directory under `generate`, one
-thread python -m bench.engine_worker stage FIRST:END ROWS PROMPT_TOKENS NEW_TOKENS
-                                                         some layers of the random Llama, and how long a step takes
+    python -m bench.engine_worker transformers DIRECTORY
+        a Hugging Face directory under `generate`, one thread
+    python -m bench.engine_worker stage FIRST:END ROWS PROMPT_TOKENS NEW_TOKENS
+        some layers of the random Llama, and how long a step takes
 """
 
 from __future__ import annotations

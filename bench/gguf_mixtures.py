@@ -7,8 +7,8 @@ tokens. Speed is of a random Llama on one core. llama.cpp reads the same file, a
 `llama-batched-bench`; the two take turns, and a row has the medians. `memory` is the stage's
 weights over the file's tensors.
 
-    python -m bench.gguf_mixtures [--llama-cpp DIR] [--logits-by PYTHON] [--mixtures Q4_K_M,...] [--shapes 316m,1b]
-                                  [--turns N] [-o FILE]
+    python -m bench.gguf_mixtures [--llama-cpp DIR] [--logits-by PYTHON] [--mixtures Q4_K_M,...]
+                                  [--shapes 316m,1b] [--turns N] [-o FILE]
 
 DIR is a build of llama.cpp (`bench/llama_cpp.py`). PYTHON is an interpreter with the package
 llama-cpp-python; its library is that of DIR. Without a build only Q8_0 is measured, which the

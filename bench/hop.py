@@ -9,7 +9,9 @@ both alike. The compared figure is the median time between two tokens, as the cl
 A token makes two hops in the split pipeline: its activations from a to b, and the sampled token
 back from b to a. So the cost of one is half of what the split adds to a token.
 
-    python -m bench.hop [--rounds 8] [--tokens 64] [--check]    JSON on stdout; with --check, exit 1 beyond the limit
+    python -m bench.hop [--rounds 8] [--tokens 64] [--check]
+
+prints JSON. With --check it exits with 1 beyond the limit.
 """
 
 from __future__ import annotations
@@ -55,17 +57,14 @@ async def measure(client: Client, deployment: str, token_count: int) -> Run:
     stream = await answered(client, deployment, PROMPT, max_new_tokens=token_count, ignore_eos=True)
     tokens, gaps_ms = stream.tokens, sorted(1000 * gap for gap in stream.gaps_s)
     stages = sorted({timing.stage for token in tokens[1:] for timing in token.timings})
-    compute_ms = tuple(
-        1000
-        * statistics.median(
-            t.compute_s for token in tokens[1:] for t in token.timings if t.stage == stage
-        )
-        for stage in stages
-    )
+    compute_ms = []
+    for stage in stages:
+        seconds = [t.compute_s for token in tokens[1:] for t in token.timings if t.stage == stage]
+        compute_ms.append(1000 * statistics.median(seconds))
     return Run(
         inter_token_ms=statistics.median(gaps_ms),
         inter_token_p95_ms=gaps_ms[int(0.95 * (len(gaps_ms) - 1))],
-        stage_compute_ms=compute_ms,
+        stage_compute_ms=tuple(compute_ms),
         tokens=stream.ids,
     )
 
@@ -123,13 +122,7 @@ def report(runs: dict[str, list[Run]], token_count: int) -> dict[str, Any]:
         "inter_token_latency_milliseconds": medians,
         "stage_compute_milliseconds": {name: _stage_medians(runs[name]) for name in runs},
         "tokens_per_run": token_count,
-        "samples": {
-            name: [
-                {key: value for key, value in asdict(run).items() if key != "tokens"}
-                for run in runs[name]
-            ]
-            for name in runs
-        },
+        "samples": {name: [_times_of(run) for run in runs[name]] for name in runs},
         "added_samples": added,
         "machine": {
             "cores": os.cpu_count(),
@@ -146,6 +139,11 @@ def _stage_medians(runs: Sequence[Run]) -> list[float]:
         statistics.median(times)
         for times in zip(*(run.stage_compute_ms for run in runs), strict=True)
     ]
+
+
+def _times_of(run: Run) -> dict[str, Any]:
+    """The run without its tokens."""
+    return {key: value for key, value in asdict(run).items() if key != "tokens"}
 
 
 def main() -> int:

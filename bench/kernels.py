@@ -7,8 +7,10 @@ decodes. The contenders take turns in every round. Each round also measures the 
 thread: the read rate of a stream from memory, and the rate of multiply-adds in float32. Rates are
 of the median turn, and the best turn is printed as well.
 
-    python -m bench.kernels [--quick] [-o FILE]     a table on a terminal, else JSON; with -o both
-    python -m bench.kernels --library A.so --library B.so --kernels avx2      compiled libraries in turns
+    python -m bench.kernels [--quick] [-o FILE]
+        a table on a terminal, else JSON; with -o both
+    python -m bench.kernels --library A.so --library B.so --kernels avx2
+        compiled libraries in turns
 
 Rows of `op` "linear": `weights_gb_per_s` is bytes of weights and scales read, `gflop_per_s` counts
 two operations for a weight and row, `ratio_to_torch` is how many times faster than
@@ -78,7 +80,10 @@ def table(about: dict[str, Any], rows: Sequence[LinearRow | CallRow]) -> Iterato
         f"{about['cpu']}: reads {about['read_gb_per_s']:.1f} GB/s, "
         f"{about['fma_gflop_per_s']:.1f} GFLOP/s of FMA"
     )
-    yield f"{'':26}{'rows':>5}{'context':>9}{'median':>16}{'of limit':>10}{'best':>7}{'x torch':>9}  library"
+    yield (
+        f"{'':26}{'rows':>5}{'context':>9}{'median':>16}{'of limit':>10}{'best':>7}{'x torch':>9}  "
+        "library"
+    )
     for row in rows:
         yield _linear_line(row) if isinstance(row, LinearRow) else _call_line(row)
 
@@ -89,7 +94,8 @@ def _linear_line(row: LinearRow) -> str:
     share = row.share_of_read if is_one else row.share_of_fma
     shares = f"{share or 0:>10.2f}{row.best_share or 0:>7.2f}" if share is not None else " " * 17
     ratio = f"{row.ratio_to_torch:>9.2f}" if row.ratio_to_torch is not None else " " * 9
-    return f"linear {row.scheme:<19}{row.rows:>5}{'':>9}{rate:>16}{shares}{ratio}  {_origin(row)}".rstrip()
+    figures = f"{row.rows:>5}{'':>9}{rate:>16}{shares}{ratio}"
+    return f"linear {row.scheme:<19}{figures}  {_origin(row)}".rstrip()
 
 
 def _call_line(row: CallRow) -> str:
@@ -106,7 +112,7 @@ def _origin(row: LinearRow | CallRow) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="bench.kernels", description=__doc__.splitlines()[0])
+    made = argparse.ArgumentParser(prog="bench.kernels", description=__doc__.split("\n\n")[0])
     made.add_argument(
         "--quick", action="store_true", help="fewer row counts and rounds, about a minute"
     )

@@ -5,7 +5,8 @@ over links shaped to the setting. The emulator knows devices and links only; the
 planner's, an even one, one with its cuts elsewhere, and two at random. Each is measured a few times
 and has its medians, because what else the machine does delays a token now and then.
 
-    python -m bench.lab [-o FILE] [--table docs/lab-accuracy.md] [--new-tokens 16] [--rounds 3] [--seed 0]
+    python -m bench.lab [-o FILE] [--table docs/lab-accuracy.md] [--new-tokens 16] [--rounds 3]
+                        [--seed 0]
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ HEADING = """# Compare the lab with the planner
 
 {measured}
 
-"""
+"""  # noqa: E501
 
 CLUSTER = """
 source = "agx-1"
@@ -163,7 +164,7 @@ def all_rows(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("-o", "--output", type=Path, help="write the rows as JSON")
     parser.add_argument("--table", type=Path, help="write the rows as a Markdown table")
     parser.add_argument("--new-tokens", type=int, default=16)

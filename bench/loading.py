@@ -134,7 +134,7 @@ def remember(files: list[Path]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=14)

@@ -13,7 +13,9 @@ node counts as away in the state. There are two sorts of deaths: the node's conn
 the node is silent while its connection stays open. The latter takes `Timings.heartbeat_timeout_s`
 and up to a tick by design. At last the coordinator is stopped and started again.
 
-    python -m bench.many_boxes [--nodes 3 100 1000] [--seconds 20] [-o FILE]    JSON to FILE or stdout
+    python -m bench.many_boxes [--nodes 3 100 1000] [--seconds 20] [-o FILE]
+
+writes JSON to FILE or stdout.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ one stream, of 8 streams, and of a prompt of 512 tokens. Weights are bf16, int8 
 llama.cpp's are BF16, Q8_0 and Q4_0. The LM heads differ. Ours is int8 with both kinds of integers,
 and llama.cpp keeps Q6_K in a Q4_0 model. Each row names the two.
 
-    python -m bench.one_core [--llama-cpp DIR] [--library FILE] [--turns N] [-o FILE]      a table; JSON in FILE
+    python -m bench.one_core [--llama-cpp DIR] [--library FILE] [--turns N] [-o FILE]
+
+prints a table, and writes JSON to FILE.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ compared with the deployment's promise. Then the requests of one deployment chan
 prompts to long ones. The gain that its outlook promises for another placement is compared with the
 gain of the same requests after it was deployed again.
 
-    python -m bench.promises [-o FILE] [--rounds 5] [--quick] [--changing]    JSON; tables of it on stderr
+    python -m bench.promises [-o FILE] [--rounds 5] [--quick] [--changing]
+
+prints JSON, and its tables on stderr.
 """
 
 from __future__ import annotations
@@ -269,7 +271,7 @@ def kept(report: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="measure the nodes quickly")

@@ -57,7 +57,7 @@ Jetsons](#two-jetson-orin-nx) with another cluster file, and with `--quantise in
 ```bash
 cd deploy/examples/real-models
 ```
-"""
+"""  # noqa: E501
 
 CONCLUSIONS = """## Read the tables
 
@@ -70,7 +70,7 @@ CONCLUSIONS = """## Read the tables
   ([quality](benchmarks/kernels.md#what-small-integers-cost)).
 - **If a model does not fit**, `--allow-streaming` reads a part of the weights from the disk in every step
   ([docs/memory.md](memory.md#streaming)).
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ async def measure_site(site: tuple[Any, ...], rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("-o", "--output", type=Path, help="write the rows as JSON")
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()

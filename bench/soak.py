@@ -12,7 +12,9 @@ flat: it grows by less than 1 MiB in ten minutes by least squares (`bench/flatne
 short to say are not judged by that. No log may grow by more than 10 KiB a minute, which is 14 MiB a
 day.
 
-    python -m bench.soak [--minutes 30] [-o FILE]    JSON to FILE or stdout; exit 1 if something grew or failed
+    python -m bench.soak [--minutes 30] [-o FILE]
+
+writes JSON to FILE or stdout. It exits with 1 if something grew or failed.
 """
 
 from __future__ import annotations

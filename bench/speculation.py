@@ -14,7 +14,8 @@ With `--draft` only the demo model runs, once without guesses and once with a dr
 the times of both models' steps are added. With `--together` 8 and 16 new tales at once, prompts
 included.
 
-    python -m bench.speculation [--rounds 5] [--models hybrid,large,streamed] [--quick] [--draft|--together] [-o FILE]
+    python -m bench.speculation [--rounds 5] [--models hybrid,large,streamed] [--quick]
+                                [--draft|--together] [-o FILE]
 
 prints JSON: a row a model, number of boxes and task.
 """

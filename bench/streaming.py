@@ -1,7 +1,8 @@
 """Steps of a stage that streams weights from the disk, compared with only reading and only
 computing.
 
-    python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8] [--capped]
+    python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8]
+                                  [--capped]
 
 DIR takes the checkpoint of 2.3 GB that `bench.loading` writes, and its packed files. Each case is a
 process of its own. One with all weights in memory measures the computing of a sweep. One for each
@@ -195,7 +196,7 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--budgets", type=int, nargs="+", default=[25, 50, 75])
     parser.add_argument("--sweeps", type=int, nargs="+", default=[1, 4])

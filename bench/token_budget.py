@@ -15,9 +15,11 @@ It is printed separately, as `delivery_ms`. `tls_ms` is the additional time of t
 TLS. `whole` is the model on one of the nodes, in turns with the others: its layers' time there, and
 the time between its tokens.
 
-    python -m bench.token_budget [--rounds 2] [--check] [-o FILE]       JSON: a row a tree; --check: exit 1 beyond 10 %
+    python -m bench.token_budget [--rounds 2] [--check] [-o FILE]
+        JSON: a row a tree; --check: exit 1 beyond 10 %
     git worktree add ../before REVISION && make -C ../before setup
-    python -m bench.token_budget --before ../before                     both trees' rows, in turns
+    python -m bench.token_budget --before ../before
+        both trees' rows, in turns
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ from edgeshard.domain.requests.trace import StageTrace, StepRecord
 from tests.support.load import Stream
 
 SPLIT, WHOLE = Setup(2, micro_batches=1), Setup(1)
-TLS, PLAINTEXT, ALONE = KINDS = ("tls", "plaintext", "whole")
+TLS = "tls"
+PLAINTEXT = "plaintext"
+ALONE = "whole"
+KINDS = (TLS, PLAINTEXT, ALONE)
 PROMPT_TOKENS = 16
 WARM_TOKENS = 4
 MOST_TOKENS = 480

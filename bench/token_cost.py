@@ -11,9 +11,11 @@ checkout the two trees take turns, in their own virtual environments.
 own clocks (a trace). For one stage it is from a step's end to the next step's start, for two stages
 it is each hop.
 
-    python -m bench.token_cost [--rounds 5] [--streams N ...] [-o FILE]          JSON: a row a case
+    python -m bench.token_cost [--rounds 5] [--streams N ...] [-o FILE]
+        JSON: a row a case
     git worktree add ../before REVISION && make -C ../before setup
-    python -m bench.token_cost --before ../before                                both trees' rows, in turns
+    python -m bench.token_cost --before ../before
+        both trees' rows, in turns
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Build the documents as a site with search: dist/docs. Neither the build nor the site needs a
 network.
 
-    python -m tools.build_docs              what `make docs` runs
-    python -m tools.build_docs --set-up     install the builder into .venv-docs by its lock, tools/docs.txt
+    python -m tools.build_docs
+        what `make docs` runs
+    python -m tools.build_docs --set-up
+        install the builder into .venv-docs by its lock, tools/docs.txt
 
 The builder refuses links that leave its folder. README.md, ARCHITECTURE.md, CONTRIBUTING.md and
 CHANGELOG.md lie outside docs/, so pages are copied into one folder and their links are rewritten. A

@@ -5,9 +5,11 @@ and gained.
 
 A developer runs it after a change that is to keep behaviour. It compares, line by line:
 
-    help      each command of edgectl with its options, as `--help` shows them, and `--help` of both daemons
+    help      each command of edgectl with its options, as `--help` shows them, and `--help` of both
+              daemons
     openapi   the HTTP gateway's routes, and each field of its forms
-    metrics   the names of metrics, of the code and of docs/metrics.md, which a test holds to what daemons expose
+    metrics   the names of metrics, of the code and of docs/metrics.md, which a test holds to what
+              daemons expose
     proto     messages, fields, enums and methods, with their numbers
 
 Each tree is read by its own `.venv/bin/python`, or by this one if it has none. Exits with 1 if

@@ -1,7 +1,8 @@
 """Runs tests on an emulated aarch64 with the kernels that its wheel carries: for a machine of
 another kind.
 
-    python -m tools.emulate_aarch64 tests/agent/ops/test_linear.py -k int4     pytest's arguments; `make aarch64`
+    python -m tools.emulate_aarch64 tests/agent/ops/test_linear.py -k int4
+        pytest's arguments; `make aarch64`
 
 qemu emulates one process, pytest, and .venv-aarch64 holds the files it sees. `root` has the Python
 of this machine's Debian or Ubuntu for arm64 (apt fetches and dpkg unpacks it, nothing is

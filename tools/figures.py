@@ -10,8 +10,10 @@ The hash covers names and code of a folder's files. It ignores docstrings and co
 translated comment outdates no figure. If the command ends with "(of COMMIT)", its program exists
 only up to that commit.
 
-    python -m tools.figures                     list all figures, and the folders that have changed since
-    python -m tools.figures --stamp FILE[:N]    after a new measurement: write today's hashes into FILE, or its line N
+    python -m tools.figures
+        list all figures, and the folders that have changed since
+    python -m tools.figures --stamp FILE[:N]
+        after a new measurement: write today's hashes into FILE, or its line N
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ _EXPORTED = re.compile(rf'^extern "C" {_FUNCTION} \{{', re.MULTILINE)
 _TYPED = re.compile(r"(?:const )?(\w+)\b(.*)", re.DOTALL)
 _NAME = re.compile(r"((?:\* ?(?:const)?)*) *(\w+)")
 
-HEADER = '''"""The kernels' structs and functions for ctypes. Written by tools/generate_native.py; do not edit."""
+HEADER = '''\
+"""The kernels' structs and functions for ctypes. Written by tools/generate_native.py; do not
+edit."""
 
 from __future__ import annotations
 

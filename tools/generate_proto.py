@@ -1,8 +1,9 @@
 """Generate edgeshard/proto/v1 from proto/edgeshard/proto/v1, or check that the committed code is
 current.
 
-python tools/generate_proto.py write: `make proto` python tools/generate_proto.py --check exit 1
-when what is committed differs from that: `make check`
+    python tools/generate_proto.py           write: `make proto`
+    python tools/generate_proto.py --check   exit 1 when what is committed differs from that:
+                                             `make check`
 """
 
 from __future__ import annotations

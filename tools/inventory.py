@@ -1,9 +1,12 @@
 """An inventory of EdgeShard's parts: licences of everything in the lock, and a bill of materials of
 an environment.
 
-    python -m tools.inventory licences    write docs/licences.md: `make licences`
-    python -m tools.inventory sbom        write dist/sbom.cdx.json (CycloneDX 1.6) of this environment: `make sbom`
-    python -m tools.inventory check       exits 1 if docs/licences.md does not fit the lock, or a licence is not allowed
+    python -m tools.inventory licences
+        write docs/licences.md: `make licences`
+    python -m tools.inventory sbom
+        write dist/sbom.cdx.json (CycloneDX 1.6) of this environment: `make sbom`
+    python -m tools.inventory check
+        exits 1 if docs/licences.md does not fit the lock, or a licence is not allowed
 
 `make check` runs the last.
 
@@ -89,7 +92,7 @@ builds of torch for CUDA need those packages.
 | {AGENT} | on nodes, in addition |
 | {DISCOVERY} | only with this extra; not delivered with EdgeShard |
 | {DEVELOPMENT} | to build and test; not delivered with EdgeShard |
-"""
+"""  # noqa: E501
 _PARTS = (RUN_TIME, AGENT, DISCOVERY, DEVELOPMENT)
 
 
@@ -254,16 +257,15 @@ def make_table(project: dict[str, Any], entries: Mapping[str, Locked], old: str)
     kept = {name: licence for name, licence in kept.items() if name in entries}
     known = kept | {name: package.licence for name, package in here.items()}
     known |= from_index(entry for entry in entries.values() if entry.name not in known)
-    sections = (
-        f"\n## {part.capitalize()}\n\n| package | version | licence |\n| --- | --- | --- |\n"
-        + "".join(
-            f"| {name} | {entry.version} | {known[name]} |\n"
-            for name, entry in sorted(entries.items())
-            if use[name] == part
+    table = _INTRODUCTION
+    for part in _PARTS:
+        table += (
+            f"\n## {part.capitalize()}\n\n| package | version | licence |\n| --- | --- | --- |\n"
         )
-        for part in _PARTS
-    )
-    return _INTRODUCTION + "".join(sections)
+        for name, entry in sorted(entries.items()):
+            if use[name] == part:
+                table += f"| {name} | {entry.version} | {known[name]} |\n"
+    return table
 
 
 def read_table(text: str) -> list[Row]:

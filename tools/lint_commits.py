@@ -24,19 +24,21 @@ FIRST = "a2b49d64"
 MAX_SUBJECT = 72
 MAX_LINES_WITHOUT_BODY = 50
 _VERBS = """
-Accept Add Admit Adopt Align Allow Answer Apply Assign Avoid Bound Break Build Bump Cache Cancel Catch Change Charge
-Check Choose Clean Clear Close Collect Compare Compile Compress Compute Convert Copy Correct Count Cover Create Cut
-Declare Decode Define Delete Describe Detect Disable Document Download Draw Drop Enable Encode End Ensure Explain
-Export Expose Extend Extract Fetch Filter Find Finish Fix Follow Forbid Format Free Generate Give Group Guard Handle
-Hash Hide Hold Ignore Implement Import Improve Include Increase Index Inline Insert Install Introduce Join Keep Kill
-Lead Leave Let Limit Link Lint List Load Lock Log Lower Make Map Mark Match Measure Mend Merge Migrate Move Name
-Normalise Note Open Order Pack Pad Park Parse Pass Pin Place Plan Plot Poll Prefer Prepare Preserve Prevent Print
-Prove Publish Pull Push Put Quantise Raise Read Rebuild Record Recover Reduce Refactor Refresh Refuse Reject Release
-Remove Rename Render Repair Replace Replay Report Request Require Reserve Resolve Restore Restrict Retry Return Reuse
-Revert Rewrite Round Route Run Save Say Scale Schedule Score Search Send Separate Serve Set Share Ship Shorten Show
-Shrink Simplify Skip Slice Sort Speed Split Start State Stop Store Stream Strip Support Swap Switch Sync Take Teach
-Test Tidy Time Tolerate Track Train Translate Treat Try Turn Type Unify Unpack Update Upgrade Use Validate Verify Wait
-Warn Watch Widen Wrap Write Yield
+Accept Add Admit Adopt Align Allow Answer Apply Assign Avoid Bound Break Build Bump Cache Cancel
+Catch Change Charge Check Choose Clean Clear Close Collect Compare Compile Compress Compute Convert
+Copy Correct Count Cover Create Cut Declare Decode Define Delete Describe Detect Disable Document
+Download Draw Drop Enable Encode End Ensure Explain Export Expose Extend Extract Fetch Filter Find
+Finish Fix Follow Forbid Format Free Generate Give Group Guard Handle Hash Hide Hold Ignore
+Implement Import Improve Include Increase Index Inline Insert Install Introduce Join Keep Kill Lead
+Leave Let Limit Link Lint List Load Lock Log Lower Make Map Mark Match Measure Mend Merge Migrate
+Move Name Normalise Note Open Order Pack Pad Park Parse Pass Pin Place Plan Plot Poll Prefer Prepare
+Preserve Prevent Print Prove Publish Pull Push Put Quantise Raise Read Rebuild Record Recover Reduce
+Refactor Refresh Refuse Reject Release Remove Rename Render Repair Replace Replay Report Request
+Require Reserve Resolve Restore Restrict Retry Return Reuse Revert Rewrite Round Route Run Save Say
+Scale Schedule Score Search Send Separate Serve Set Share Ship Shorten Show Shrink Simplify Skip
+Slice Sort Speed Split Start State Stop Store Stream Strip Support Swap Switch Sync Take Teach Test
+Tidy Time Tolerate Track Train Translate Treat Try Turn Type Unify Unpack Update Upgrade Use
+Validate Verify Wait Warn Watch Widen Wrap Write Yield
 """
 VERBS = frozenset(_VERBS.split())
 

@@ -1,7 +1,8 @@
 """Find the names of model families outside the files that are about one: `architectures/families/`,
 in the library and the agent's parts of single families. The names come from the registry.
 
-    python tools/lint_families.py [FILE ...]      without files, all of the library, the agent and the coordinator
+    python tools/lint_families.py [FILE ...]
+        without files, all of the library, the agent and the coordinator
 
 tests/ and bench/ build models to test and to measure, and may say which. `make check` runs it.
 """

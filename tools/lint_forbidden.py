@@ -12,7 +12,8 @@ it):
 In every text file: the host name of a package registry (an installation uses the site's own pip
 configuration). Outside tests/: an absolute path of somebody's machine.
 
-    python tools/lint_forbidden.py [FILE...]     all of the repository's files by default; exits 1 on a finding
+    python tools/lint_forbidden.py [FILE...]
+        all of the repository's files by default; exits 1 on a finding
 """
 
 from __future__ import annotations

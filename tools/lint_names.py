@@ -9,8 +9,10 @@ A name is a noun, not a bare participle such as `found`. A limit begins with MAX
 class name has one definition. The names of today that break these three rules have a baseline
 (tools/lint_names.json), which may only fall.
 
-    python tools/lint_names.py              exits 1 on a finding
-    python tools/lint_names.py --lower      write the baseline of today, if nothing has more than before
+    python tools/lint_names.py
+        exits 1 on a finding
+    python tools/lint_names.py --lower
+        write the baseline of today, if nothing has more than before
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ SAY_INSTEAD = {
     "boxes": "nodes",
 }
 _PARTICIPLES = """
-found known kept asked wanted held chosen given told taken said made owed heard lost sent met seen shown gone come let
-led spent meant
+found known kept asked wanted held chosen given told taken said made owed heard lost sent met seen
+shown gone come let led spent meant
 """
 PARTICIPLES = frozenset(_PARTICIPLES.split())
 """No names by themselves. `cut` is the planner's noun and `left` a side."""

@@ -13,7 +13,8 @@ Elsewhere a message is only wrapped and unwrapped, which the syntax tree shows:
 An envelope is a name that is annotated as one, built, tested by isinstance, or taken from an
 iterator annotated so. The result of a call that awaits an answer to an envelope is one, too.
 
-    python tools/lint_wire.py [FILE...]     the library's and the daemons' files by default; exits 1 on a finding
+    python tools/lint_wire.py [FILE...]
+        the library's and the daemons' files by default; exits 1 on a finding
 """
 
 from __future__ import annotations

@@ -5,9 +5,12 @@ users see: help texts of options and commands, error messages, log events and th
 labels. Texts that users see have no hit. The rest has a baseline by file (tools/lint_words.json),
 which may only fall.
 
-    python tools/lint_words.py             exits 1 on a new hit
-    python tools/lint_words.py FILE...     print each hit of these files
-    python tools/lint_words.py --lower     write the baseline of today, if no file has more than before
+    python tools/lint_words.py
+        exits 1 on a new hit
+    python tools/lint_words.py FILE...
+        print each hit of these files
+    python tools/lint_words.py --lower
+        write the baseline of today, if no file has more than before
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ _CONDITION = (
 RULES = {
     "write 'if' for a condition, not 'where'": rf"\b[Ww]here (?:{_CONDITION})\b"
     r"(?! (?:is|are|lives?|lie|lies|stands?) (?:stored|kept|in|at)\b)",
-    "begin with the subject, not with 'Of ...,'": r"^(?:Of|From|By|Behind|Beside|Beyond|With|For|To) "
-    r"(?!course|example|instance|each of|now|run|see|use|get|find|change|make)[^,.]{3,60}, "
+    "begin with the subject, not with 'Of ...,'": r"^(?:Of|From|By|Behind|Beside|Beyond|With|For"
+    r"|To) (?!course|example|instance|each of|now|run|see|use|get|find|change|make)[^,.]{3,60}, "
     r"(?:the|a|an|each|those|these|no|one|it|they|there)\b",
     "make a noun the subject, not 'What ... is'": r"^(?:What|Who|Whoever|Whatever|Which|That) "
     r"(?!is new|is it|is this|are|to)[a-z]+ [^?]{3,80}"

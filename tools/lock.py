@@ -1,12 +1,18 @@
 """The lock of everything that `make setup` installs: constraints.lock, exact versions with the
 hashes of their files.
 
-    python -m tools.lock              as of the date in the lock: the same lock again, with what pyproject.toml changed
-    python -m tools.lock --upgrade    the newest versions that pyproject.toml allows
-    python -m tools.lock --clients    only tests/clients/requirements.txt: what `make clients` installs
-    python -m tools.lock --wheels     only tools/wheels.txt: what `make wheels` builds with
-    python -m tools.lock --docs       only tools/docs.txt: what `make docs` builds the documents' site with
-    python -m tools.lock --check      exits 1 when lock and pyproject.toml disagree; needs no network
+    python -m tools.lock
+        as of the date in the lock: the same lock again, with what pyproject.toml changed
+    python -m tools.lock --upgrade
+        the newest versions that pyproject.toml allows
+    python -m tools.lock --clients
+        only tests/clients/requirements.txt: what `make clients` installs
+    python -m tools.lock --wheels
+        only tools/wheels.txt: what `make wheels` builds with
+    python -m tools.lock --docs
+        only tools/docs.txt: what `make docs` builds the documents' site with
+    python -m tools.lock --check
+        exits 1 when lock and pyproject.toml disagree; needs no network
 
 `make lock` runs the first and, with ARGS, the next four; `make check` runs the last.
 
@@ -50,10 +56,11 @@ TARGETS = tuple(
 # An entry stays when it may be installed on one of these.
 MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
 
-_HEADER = """\
-# What `make setup` installs: exact versions, and the hashes of all their files. Written by `make lock`; do not edit.
-# No file is newer than {newest}.
-"""
+_HEADER = (
+    "# What `make setup` installs: exact versions, and the hashes of all their files. Written by "
+    "`make lock`; do not edit.\n"
+    "# No file is newer than {newest}.\n"
+)
 _NEWEST = re.compile(r"^# No file is newer than (\S+)\.$", re.M)
 _ENTRY = re.compile(r"([a-z0-9-]+)==([\w.+!]+)(?: ; (.+?))? \\")
 _HASH = re.compile(r"    --hash=(sha256:[0-9a-f]{64})( \\)?")

@@ -1,7 +1,9 @@
 """Build `.venv`: what `make setup` runs. Needs only the standard library and Python 3.11 or newer.
 
-    python3 tools/setup_environment.py runtime    what runs EdgeShard: the package with its extras but those `APART`
-    python3 tools/setup_environment.py            and what a developer needs besides: linters, tests, benchmarks
+    python3 tools/setup_environment.py runtime
+        what runs EdgeShard: the package with its extras but those `APART`
+    python3 tools/setup_environment.py
+        and what a developer needs besides: linters, tests, benchmarks
 
 If `.venv` already holds what pyproject.toml and constraints.lock require, it needs no network and
 at most compiles the kernels. For each of the two levels, a stamp file in it keeps the hash of their
@@ -69,7 +71,7 @@ setup: the installation was held to constraints.lock. pip's error above decides 
                               another build of torch, needs a lock of its own: TORCH_INDEX_URL=... make lock
   versions not pinned         pyproject.toml asks for a package that the lock lacks: make lock
   no matching distribution    the index lacks the file, or this Python or platform is not one of the lock's
-EDGESHARD_UNLOCKED=1 make setup installs without the lock, whatever the index serves."""
+EDGESHARD_UNLOCKED=1 make setup installs without the lock, whatever the index serves."""  # noqa: E501
 
 
 def main(arguments: list[str]) -> int:

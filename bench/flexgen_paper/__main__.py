@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from bench.flexgen_paper import prose
 from bench.flexgen_paper.machine import (
     OPT_6_7B,
     OPT_30B,
@@ -77,17 +78,17 @@ def main() -> int:
 def files() -> dict[str, str]:
     """The page, by name."""
     parts = [
-        _INTRODUCTION.replace("{ALGORITHM}", ALGORITHM),
+        prose.INTRODUCTION.replace("{ALGORITHM}", ALGORITHM),
         main_table(),
-        _TABLE_SAYS.replace("{STREAMING}", STREAMING),
+        prose.TABLE_SAYS.replace("{STREAMING}", STREAMING),
         "## Which policies\n",
-        _POLICIES,
+        prose.POLICIES,
         _policies_table(),
         "## Ablation\n",
-        _ABLATION,
+        prose.ABLATION,
         _ablation_table(),
         "## Under a bound on latency\n",
-        _FRONTIER,
+        prose.FRONTIER,
         _bounds_table(_by_kind()),
     ]
     return {"flexgen.md": "\n".join(parts)}
@@ -276,54 +277,6 @@ def _rate(policy: TierPolicy | None) -> str:
 def _split(parts: Sequence[float]) -> str:
     return " / ".join(f"{100 * part:.0f}" for part in parts)
 
-
-_INTRODUCTION = """\
-# Compare three tiers of memory with FlexGen
-
-Sheng et al. (*FlexGen*, ICML 2023) generate with OPT models on one T4 (16 GB) with 208 GB of memory and 1.5 TB of
-SSD. Prompts have 512 tokens and answers 32; rates are of a whole block of sequences with its prompts.
-`python -m bench.flexgen_paper` writes this page; `--check` reports changes, and `--pictures DIR` draws the last
-table.
-
-Nothing here ran on such a node. Times come from the authors' released cost model with its fitted constants, and our
-own linear program chooses the fractions ([the
-algorithm]({ALGORITHM})). *Batches* are sequences in a batch x
-batches that share each read of a layer. *Its batches* uses the published ones; *best* chooses them with 80 % of
-each memory, as the released search. The released disk reads 0.473 GiB/s; the last two columns assume 2 GB/s.
-"""
-_TABLE_SAYS = """
-The model is near the measured rates in some rows only:
-
-- **FlexGen with OPT-30B** is within 5 %.
-- **FlexGen with OPT-175B** depends on the disk: a quarter of the measured rate with the released one, and 0.54 against
-  0.69 with 2 GB/s. A cache of about 650 GB is read for every token.
-- **OPT-6.7B on the accelerator** is 2.4 times too fast, because the model has no term for reading weights from the
-  accelerator's own memory.
-- **Compressed** rows are 1.4 to 2.1 times too fast, because packing and unpacking count as nothing.
-- **Accelerate and DeepSpeed with OPT-30B** are 1.5 to 3 times too fast, because the model is another system's.
-
-EdgeShard uses these parts of the paper:
-
-| of the paper | here |
-| --- | --- |
-| a layer's weights are read once for all batches | sweeps of micro-batches ([docs/memory.md](../memory.md#streaming)) |
-| weights by layer in memory or on disk | exact, with the cut ([nodes that stream]({STREAMING})) |
-| 4 bits by group | weights are symmetric int4; [KV](../kernels.md#keys-and-values-of-4-bits) has groups of 32 |
-| attention at the cache's place | always: a stage's KV is on its node |
-| cache on disk | no ([tried](../decisions/memory.md#choice-no-running-kv-on-the-disk)), except for preempted requests |
-| activations on the disk, attention over the highest scores | no: too small; it changes the tokens |
-"""
-_POLICIES = """\
-Per cent on accelerator / host / disk:
-"""
-_ABLATION = """\
-Each row removes one part, at the published batches, with the disk at 2 GB/s. "No disk" chooses its batches anew.
-The paper's figures are recalled. Only attention on the host differs much: by the fitted constants it takes as long
-as moving the cache over the bus.
-"""
-_FRONTIER = """\
-The highest rate if the whole block, with its prompts, must finish within the bound; the disk at 2 GB/s.
-"""
 
 if __name__ == "__main__":
     sys.exit(main())

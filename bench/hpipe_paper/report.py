@@ -191,16 +191,10 @@ def _halves(results: Results) -> list[str]:
         sooner, more = row.gains
         ms = None if row.ttft_s is None else (1e3 * row.ttft_s[0], 1e3 * row.ttft_s[1])
         rows.append([name, row.name, *_gained(ms, sooner, 1), *_gained(row.tokens_per_s, more, 0)])
-    gains = {
-        mbps: 100
-        * max(
-            gain or 0.0
-            for sweep in results.halves.values()
-            for row in sweep[mbps]
-            for gain in row.gains
-        )
-        for mbps in results.halves[MODELS[0]]
-    }
+    gains = {}
+    for mbps in results.halves[MODELS[0]]:
+        at_rate = [row for sweep in results.halves.values() for row in sweep[mbps]]
+        gains[mbps] = 100 * max(gain or 0.0 for row in at_rate for gain in row.gains)
     fastest = max(gains, key=gains.__getitem__)
     words = prose.HALVES.format(
         row=_hidden_bytes(MODELS[0]),

@@ -1,9 +1,10 @@
 """Widths per expert by measured loss, and the table that forecasts experts, for a mixture model's
 directory.
 
-    python -m bench.training.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve,
-                                                                                         writes config.json
-    python -m bench.training.measure_experts table MODEL --text TEXT            writes edgeshard_experts.json
+    python -m bench.training.measure_experts widths MODEL --text TEXT [--tolerance NATS]
+        prints the curve, writes config.json
+    python -m bench.training.measure_experts table MODEL --text TEXT
+        writes edgeshard_experts.json
 
 `widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and
 measures the loss on the text. An expert's part in that loss is proportional to its share of the

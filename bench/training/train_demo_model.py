@@ -280,13 +280,16 @@ def show_progress(step: int, steps: int, loss: float, elapsed: float) -> None:
     )
 
 
-CHAT_TEMPLATE = """\
-{#- The model continues fairy tales and was never taught to converse: it reads what was said as one text. -#}
+CHAT_TEMPLATE = (
+    "{#- The model continues fairy tales and was never taught to converse: it reads what was said "
+    "as one text. -#}"
+    """
 {%- for message in messages -%}
 {{- message.content -}}
 {%- if not loop.last %}{{ "\\n\\n" }}{% endif -%}
 {%- endfor -%}
 """
+)
 
 
 def save(

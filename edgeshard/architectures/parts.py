@@ -34,8 +34,7 @@ SANDWICH_NORMS = (
 )
 
 
-# -- tensors
-# -----------------------------------------------------------------------------------------------------------
+# -- tensors ---------------------------------------------------------------------------------------
 
 
 def linear(name: str, width_out: int, width_in: int, bias: bool = False) -> Shapes:
@@ -183,8 +182,7 @@ TRANSPOSED_RENAMES = ((r"_proj$", "_proj.weight"), (r"_proj_bias$", "_proj.bias"
 """From the names of `transposed_mlps` to the names of gated MLPs."""
 
 
-# -- styles and ends
-# --------------------------------------------------------------------------------------------------
+# -- styles and ends -------------------------------------------------------------------------------
 
 
 def llama_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
@@ -249,8 +247,7 @@ def gemma_ends(unit_offset: bool = False, rounded_last: bool = False) -> MakeEnd
     return ends
 
 
-# -- reading and checking
-# ----------------------------------------------------------------------------------------------
+# -- reading and checking --------------------------------------------------------------------------
 
 
 def fixed_values(**values: object) -> Check:

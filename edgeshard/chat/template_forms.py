@@ -188,12 +188,13 @@ def _tests_null(tree: nodes.Template) -> bool:
     compared = (
         comparison.expr
         for comparison in tree.find_all(nodes.Compare)
-        if any(
-            isinstance(operand.expr, nodes.Const) and operand.expr.value is None
-            for operand in comparison.ops
-        )
+        if any(_is_none(operand.expr) for operand in comparison.ops)
     )
     return any(_is_content(node, names) for node in (*tests, *compared))
+
+
+def _is_none(expression: nodes.Expr) -> bool:
+    return isinstance(expression, nodes.Const) and expression.value is None
 
 
 def _content_names(tree: nodes.Template) -> set[str]:

@@ -12,7 +12,8 @@ _SETTINGS = {
     # it. These switches return the socket to the thread that waits for it. That matters if messages
     # arrive one by one: a single stream's token takes a quarter less processor time. gRPC ignores
     # names that it does not know.
-    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints",
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener,"
+    "-event_engine_for_all_other_endpoints",
 }
 
 

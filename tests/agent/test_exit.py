@@ -54,7 +54,8 @@ async def test_sigterm_ends_it_promptly_whatever_its_threads_do(
 async def seconds_to_end(script: str, directory: Path) -> float:
     ready = directory / "ready"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, "--name", "a", "--state-dir", str(directory), "--ready-file", str(ready),
+        sys.executable, "-c", script,
+        "--name", "a", "--state-dir", str(directory), "--ready-file", str(ready),
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -87,9 +88,13 @@ async def test_grpcs_own_log_is_quiet_unless_the_operator_wants_it(
     )
     environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, "--help",
-        env=environment | ({} if own is None else {"GRPC_VERBOSITY": own}), stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        script,
+        "--help",
+        env=environment | ({} if own is None else {"GRPC_VERBOSITY": own}),
+        stdout=asyncio.subprocess.PIPE,
+    )
     async with asyncio.timeout(60):
         stdout, _ = await process.communicate()
     assert stdout.decode().split()[-1] == (own or "NONE")
@@ -106,7 +111,8 @@ async def test_an_address_that_nobody_could_dial_is_refused_in_one_line(
     tmp_path: Path, options: list[str], field: str
 ) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard_agent", "--name", "a", "--state-dir", str(tmp_path), *options,
+        sys.executable, "-m", "edgeshard_agent",
+        "--name", "a", "--state-dir", str(tmp_path), *options,
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(60):

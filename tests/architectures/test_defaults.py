@@ -122,11 +122,8 @@ def test_a_rotary_embedding_that_is_left_out_is_that_of_its_class(name: str) -> 
     without = reading(changed(config, (*ROTARY, "rope_parameters"), {}))
     found = reading(changed(config, ROTARY, {"rope_parameters": rotary}))
     assert without is not None and found is not None
-    turns = [
-        {
-            kind: (one.kind, one.theta, one.dims, one.growth)
-            for kind, one in reading["rotations"].items()
-        }
-        for reading in (without, found)
-    ]
+    turns = []
+    for fields in (without, found):
+        rotations = fields["rotations"].items()
+        turns.append({kind: (one.kind, one.theta, one.dims, one.growth) for kind, one in rotations})
     assert turns[0] == turns[1]

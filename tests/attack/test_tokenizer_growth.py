@@ -64,10 +64,12 @@ scheduler = Scheduler(BlockAllocator(16, 16), Limits(64, 8), batching, Chunking(
 said = []
 
 async def main():
-    head = Head(Epoch(scheduler, lambda step: None, said.append), tokenizer, HeadLimits(4, 64, 1 << 20))
+    epoch = Epoch(scheduler, lambda step: None, said.append)
+    head = Head(epoch, tokenizer, HeadLimits(4, 64, 1 << 20))
     for number, prompt in enumerate(sys.argv[2:]):
         letter, _, count = prompt.partition("*")
-        await head.start_request(StartRequest(RequestId(f"r{number}"), Generation(letter * int(count), 3)))
+        generation = Generation(letter * int(count), 3)
+        await head.start_request(StartRequest(RequestId(f"r{number}"), generation))
     await head.close()
 
 def megabytes(whose):
@@ -77,7 +79,8 @@ before = megabytes(resource.RUSAGE_SELF)
 asyncio.run(main())
 answers = [output.event for output in said if not isinstance(output.event, RequestAdmitted)]
 reasons = [answer.reason if isinstance(answer, EdgeShardError) else "taken" for answer in answers]
-print(json.dumps([reasons, megabytes(resource.RUSAGE_SELF) - before, megabytes(resource.RUSAGE_CHILDREN)]))
+growth = megabytes(resource.RUSAGE_SELF) - before
+print(json.dumps([reasons, growth, megabytes(resource.RUSAGE_CHILDREN)]))
 """
 
 

@@ -1,7 +1,8 @@
 """Kill the nodes of a site, one in every step of an answer, and see that every client gets the very
 tokens of an undisturbed run.
 
-    python -m tests.chaos.run --cases quick|full [--seed N] [--only TEXT] [--table FILE] [--keep DIR]
+    python -m tests.chaos.run --cases quick|full [--seed N] [--only TEXT] [--table FILE]
+        [--keep DIR]
 
 A line for each case, and a last one with the sums. It exits with 1 if a token was changed, lost or
 repeated, a request failed, or a failpoint did not act. The option --only takes cases whose name has

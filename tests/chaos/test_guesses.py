@@ -54,9 +54,13 @@ ASKS = [
     Repeated(2, new_tokens=64, logprobs=True, sampled=True),
 ]
 PLACES = [
-    (2, Place.BEFORE_COMPUTE), (2, Place.AFTER_COMPUTE), (1, Place.AFTER_SEND), (0, Place.BEFORE_RETURN),
-    (0, Place.AFTER_RETURN), (0, Place.AFTER_COMPUTE),
-]  # fmt: skip
+    (2, Place.BEFORE_COMPUTE),
+    (2, Place.AFTER_COMPUTE),
+    (1, Place.AFTER_SEND),
+    (0, Place.BEFORE_RETURN),
+    (0, Place.AFTER_RETURN),
+    (0, Place.AFTER_COMPUTE),
+]
 
 
 async def answer(site: ChaosSite, ask: Ask) -> Stream:

@@ -22,10 +22,12 @@ from edgeshard.domain.requests.conversation import (
 )
 
 TOOLS = [
-    {"type": "function", "function": {"name": "find", "parameters": {"properties": {"what": {"type": "string"}}}}},
+    {"type": "function", "function": {"name": "find", "parameters": {"properties": {
+        "what": {"type": "string"}}}}},
     {"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}},
     {"name": "set", "parameters": {"properties": {
-        "text": {"type": ["string", "null"]}, "count": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        "text": {"type": ["string", "null"]},
+        "count": {"anyOf": [{"type": "number"}, {"type": "string"}]},
         "on": {"type": "boolean"}, "many": {"type": "array"}}}},
 ]  # fmt: skip
 THINK: dict[str, Any] = {"reasoning_begin": "<think>", "reasoning_end": "</think>"}
@@ -71,11 +73,12 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("tagged", "<tool_call>{bad", "<tool_call>{bad", "", []),
     ("tagged", " <tool_call>{bad", " <tool_call>{bad", "", []),
     ("tagged", f" <tool_call>{FIND}", "", "", ASKED),
-    ("tagged", "<tool_call>\n<function=find>\n<parameter=what>\n7\n</parameter>\n</function>\n</tool_call>", "", "",
-     ASKED),
-    ("tagged", "<tool_call><function=go><parameter=far>\n7\n</parameter></function></tool_call>", "", "",
-     [("go", {"far": 7})]),
-    ("tagged", "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>7</arg_value>\n</tool_call>", "", "", ASKED),
+    ("tagged", "<tool_call>\n<function=find>\n<parameter=what>\n7\n</parameter>\n</function>\n"
+     "</tool_call>", "", "", ASKED),
+    ("tagged", "<tool_call><function=go><parameter=far>\n7\n</parameter></function></tool_call>",
+     "", "", [("go", {"far": 7})]),
+    ("tagged", "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+     "", "", ASKED),
     ("tagged", "<tool_call>go</tool_call>", "", "", [("go", {})]),
     ("tagged", "<tool_call>two words</tool_call>", "<tool_call>two words</tool_call>", "", []),
     ("tagged", "<think>hm < </th\n</think>\n\nYes", "Yes", "hm < </th\n", []),
@@ -85,11 +88,13 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("tagged", "<thin", "<thin", "", []),
     ("thinking", "hm</think>Yes", "Yes", "hm", []),
     ("thinking", "hm", "", "hm", []),
-    ("tagged", "<tool_call><function=set><parameter=text>7</parameter><parameter=count>7</parameter><parameter=on>True"
-     "</parameter><parameter=many>[1, NaN]</parameter></function></tool_call>", "", "",
+    ("tagged", "<tool_call><function=set><parameter=text>7</parameter>"
+     "<parameter=count>7</parameter><parameter=on>True</parameter>"
+     "<parameter=many>[1, NaN]</parameter></function></tool_call>", "", "",
      [("set", {"text": "7", "count": 7, "on": True, "many": "[1, NaN]"})]),
-    ("tagged", "<tool_call>set<arg_key>text</arg_key><arg_value>null</arg_value><arg_key>count</arg_key>"
-     "<arg_value>x</arg_value></tool_call>", "", "", [("set", {"text": None, "count": "x"})]),
+    ("tagged", "<tool_call>set<arg_key>text</arg_key><arg_value>null</arg_value>"
+     "<arg_key>count</arg_key><arg_value>x</arg_value></tool_call>", "", "",
+     [("set", {"text": None, "count": "x"})]),
     ("tagged", '<tool_call>{"name": "go", "arguments": {"far": "\\ud800"}}</tool_call>', "", "",
      [("go", {"far": "\ud800"})]),
     ("minimax", 'hm</think>\n\nI look.\n<minimax:tool_call>\n<invoke name="find">\n<parameter '
@@ -104,21 +109,23 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("minimax", '</think><minimax:tool_call><invoke name="go"></invoke> so</minimax:tool_call>',
      '<minimax:tool_call><invoke name="go"></invoke> so</minimax:tool_call>', "", []),
     ("nemotron", f"<think>hm</think>\n<TOOLCALL>[{FIND}, {FIND}]</TOOLCALL>", "", "hm", ASKED * 2),
-    ("kimi", "Yes<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>"
-     '{"what": "7"}<|tool_call_end|><|tool_call_begin|>functions.go:1 '
+    ("kimi", "Yes<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0"
+     '<|tool_call_argument_begin|>{"what": "7"}<|tool_call_end|><|tool_call_begin|>functions.go:1 '
      '<|tool_call_argument_begin|>{}<|tool_call_end|>'
      "<|tool_calls_section_end|>", "Yes", "", [("find", {"what": "7"}, "functions.find:0"),
      ("go", {}, "functions.go:1")]),
-    ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>far<|tool_call_end|>"
-     "<|tool_calls_section_end|>", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>far"
-     "<|tool_call_end|><|tool_calls_section_end|>", "", []),
-    ("gemma", '<|channel>thought\nhm\n<channel|><|tool_call>call:find{what:<|"|>7<|"|>}<tool_call|>', "", "hm\n",
-     ASKED),
+    ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>go"
+     "<|tool_call_argument_begin|>far<|tool_call_end|><|tool_calls_section_end|>",
+     "<|tool_calls_section_begin|><|tool_call_begin|>go"
+     "<|tool_call_argument_begin|>far<|tool_call_end|><|tool_calls_section_end|>", "", []),
+    ("gemma", "<|channel>thought\nhm\n<channel|>"
+     '<|tool_call>call:find{what:<|"|>7<|"|>}<tool_call|>', "", "hm\n", ASKED),
     ("gemma", '<|tool_call>call:go{far:[1,-2.5,<|"|>{a}, "b"<|"|>],by:{<|"|>x '
               'y<|"|>:true,z:null}}<tool_call|>'
      "<|tool_call>call:go{}<tool_call|>", "", "",
      [("go", {"far": [1, -2.5, '{a}, "b"'], "by": {"x y": True, "z": None}}), ("go", {})]),
-    ("gemma", "<|tool_call>call:go{far}<tool_call|>", "<|tool_call>call:go{far}<tool_call|>", "", []),
+    ("gemma", "<|tool_call>call:go{far}<tool_call|>",
+     "<|tool_call>call:go{far}<tool_call|>", "", []),
     ("gemma", "<|channel>final", "<|channel>final", "", []),
     ("lfm", 'Yes.<|tool_call_start|>[find(what="7"), go(far=[1, 2.5], by={"x": None, \'y\': '
             '(True,)})]'
@@ -128,9 +135,10 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
             "\"\"\")]<|tool_call_end|>", "", "",
      [("go", {"far": "it's\né \\d", "by": 'a "b" '})]),
     ("lfm", f"<|tool_call_start|>[{FIND}]<|tool_call_end|>", "", "", ASKED),
-    ("lfm", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "", []),
-    ("lfm", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>",
-     "", []),
+    ("lfm", "<|tool_call_start|>[go(7)]<|tool_call_end|>",
+     "<|tool_call_start|>[go(7)]<|tool_call_end|>", "", []),
+    ("lfm", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>",
+     "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "", []),
     ("cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", "parameters": '
                '{"what": "7"}}\n]'
      "<|END_ACTION|>", "", "", ASKED),
@@ -148,10 +156,10 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("bare", '{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', "", []),
     ("bare", '{"answer": 7}', '{"answer": 7}', "", []),
     ("bare", f"Yes: {FIND}", f"Yes: {FIND}", "", []),
-    ("none", f"<think>x</think><tool_call>{FIND}</tool_call>", f"<think>x</think><tool_call>{FIND}</tool_call>", "",
-     []),
-    ("channels", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
-     "Yes", "hm", []),
+    ("none", f"<think>x</think><tool_call>{FIND}</tool_call>",
+     f"<think>x</think><tool_call>{FIND}</tool_call>", "", []),
+    ("channels", "<|channel|>analysis<|message|>hm<|end|>"
+     "<|start|>assistant<|channel|>final<|message|>Yes<|return|>", "Yes", "hm", []),
     ("channels", "<|channel|>commentary to=functions.find "
                  "<|constrain|>json<|message|>" '{"what": "7"}<|call|>', "", "",
      ASKED),
@@ -176,11 +184,12 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
             ("lfm", "<|tool_call_start|>[go(far=NUMBER)]<|tool_call_end|>"),
         )
     ),
-    ("tagged", "<tool_call><function=set><parameter=count>1e999</parameter></function></tool_call>", "", "",
-     [("set", {"count": "1e999"})]),
+    ("tagged", "<tool_call><function=set><parameter=count>1e999</parameter></function></tool_call>",
+     "", "", [("set", {"count": "1e999"})]),
 ]  # fmt: skip
 MARKERS = (
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "<|channel|>", "<|message|>",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]",
+    "<think>", "</think>", "<|channel|>", "<|message|>",
     *(tag for one in FORMATS.values() for tag in (one.call_begin, one.call_end) if tag),
     "<|channel>thought\n", "<channel|>",
 )  # fmt: skip

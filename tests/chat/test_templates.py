@@ -39,7 +39,8 @@ TEMPLATES = {
     {{- '<|im_start|>' + message.role + '\\n' }}
     {%- if message.tool_calls %}
         {%- for call in message.tool_calls %}
-            {{- '<tool_call>' ~ {"name": call.function.name, "arguments": call.function.arguments} | tojson }}
+            {{- '<tool_call>' ~ \
+{"name": call.function.name, "arguments": call.function.arguments} | tojson }}
             {{- '</tool_call>' }}
         {%- endfor %}
     {%- else %}
@@ -48,7 +49,8 @@ TEMPLATES = {
     {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
-    "macros, loop controls and a namespace": """{% macro said(m) %}[{{ m.role | upper }}] {{ m.content }}{% endmacro %}
+    "macros, loop controls and a namespace": """\
+{% macro said(m) %}[{{ m.role | upper }}] {{ m.content }}{% endmacro %}
 {% set seen = namespace(users=0) %}
 {% for m in messages %}
 {% if m.role == 'tool' %}{% continue %}{% endif %}
@@ -57,7 +59,8 @@ TEMPLATES = {
 {% if seen.users > 5 %}{% break %}{% endif %}
 {% endfor %}
 {{ seen.users }}{{ (messages | selectattr('role', 'equalto', 'user') | list | last).content }}""",
-    "tools and a training mark": """{% if tools is not none %}{{ tools | tojson(indent=2) }}{% endif %}
+    "tools and a training mark": """\
+{% if tools is not none %}{{ tools | tojson(indent=2) }}{% endif %}
 {% generation %}{{ messages[-1]['content'] }}{% endgeneration %}
 {{ messages[0].content.split(' ')[0] }}{{ custom if custom is defined }}{{ eos_token }}""",
 }
@@ -70,9 +73,13 @@ def test_a_prompt_is_that_of_transformers(name: str, begins: bool, tools: list[A
     messages = parse_messages(json.dumps(TALK))
     ours = ChatTemplate(TEMPLATES[name], TOKENS).render(messages, tools, begins, {"custom": "x"})
     theirs: Any = render_jinja_template(
-        [messages], tools=tools or None, chat_template=TEMPLATES[name], add_generation_prompt=begins,
-        custom="x", **TOKENS,
-    )  # fmt: skip
+        [messages],
+        tools=tools or None,
+        chat_template=TEMPLATES[name],
+        add_generation_prompt=begins,
+        custom="x",
+        **TOKENS,
+    )
     assert ours == theirs[0][0]
 
 

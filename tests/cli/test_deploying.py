@@ -43,8 +43,9 @@ def test_options_become_the_spec_and_phases_go_to_stderr(edgectl: Any, site: Any
         site.deployment_in(DeploymentPhase.READY),
     ]
     result = edgectl(
-        "deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=4:9", "--dtype", "float16",
-        "--max-context", "256", "--max-new-tokens", "99", "--concurrency", "3",
+        "deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=4:9",
+        "--dtype", "float16", "--max-context", "256", "--max-new-tokens", "99",
+        "--concurrency", "3",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     spec = spec_sent(site)
@@ -134,18 +135,35 @@ def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:
         "--reserve", "a=1GiB", "--reserve", "b=5", "--dtype", "float16", "--kv-dtype", "int4",
         "--quantise", "int8", "--quantise", "b=int4", "--head-quantisation", "none",
         "--max-context", "256", "--max-new-tokens", "99",
-        "--concurrency", "3", "--mode", "bubbles", "--micro-batches", "2", "--max-inter-token-latency", "0.25",
+        "--concurrency", "3", "--mode", "bubbles", "--micro-batches", "2",
+        "--max-inter-token-latency", "0.25",
         "--prefix-cache", "--kv-overcommit", "--kv-swap-bytes", "2GiB", "--kv-swap-on-disk",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     expected = DeploymentSpec(
-        name="tales", model="fairy-tales", source="a", layers=parse_layers("a=0:4,b=4:9"), objective="latency",
-        max_time_per_token_s=0.5, exclude=("c", "d"), reserve={"a": 1 << 30, "b": 5}, dtype=DType.FLOAT16,
-        kv_dtype=KvFormat.INT4, quantisation={"*": IntegerFormat.INT8, "b": IntegerFormat.INT4},
-        head_quantisation="none", max_context=256, max_new_tokens=99, concurrency=3, mode="bubbles", micro_batches=2,
-        max_inter_token_latency_s=0.25, prefix_cache=True, kv_overcommit=True,
-        kv_swap_bytes=2 << 30, kv_swap_on_disk=True,
-    )  # fmt: skip
+        name="tales",
+        model="fairy-tales",
+        source="a",
+        layers=parse_layers("a=0:4,b=4:9"),
+        objective="latency",
+        max_time_per_token_s=0.5,
+        exclude=("c", "d"),
+        reserve={"a": 1 << 30, "b": 5},
+        dtype=DType.FLOAT16,
+        kv_dtype=KvFormat.INT4,
+        quantisation={"*": IntegerFormat.INT8, "b": IntegerFormat.INT4},
+        head_quantisation="none",
+        max_context=256,
+        max_new_tokens=99,
+        concurrency=3,
+        mode="bubbles",
+        micro_batches=2,
+        max_inter_token_latency_s=0.25,
+        prefix_cache=True,
+        kv_overcommit=True,
+        kv_swap_bytes=2 << 30,
+        kv_swap_on_disk=True,
+    )
     assert spec_sent(site) == spec_to_wire(expected)
     options = edgectl("deploy", "--help").stdout
     for key in DeploymentSpec.__match_args__:
@@ -291,10 +309,18 @@ def test_delete(edgectl: Any, site: Any) -> None:
 
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "vocab_size": 16, "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True, "hidden_act": "silu",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 16,
+    "max_position_embeddings": 32,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
 SHAPES = {
     "model.embed_tokens.weight": [16, 4],
     "model.norm.weight": [4],

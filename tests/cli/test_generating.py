@@ -32,9 +32,10 @@ def test_text_goes_to_stdout_and_nothing_to_stderr(edgectl: Any) -> None:
 
 def test_options_reach_the_server(edgectl: Any, site: Any) -> None:
     edgectl(
-        "generate", "tales", "--prompt", "Once", "--max-tokens", "9", "--temperature", "0.5", "--top-k", "4",
-        "--top-p", "0.5", "--repetition-penalty", "1.5", "--seed", "7", "--stop", "end", "--stop", "fin",
-        "--ignore-eos", "--priority", "3", "--request-id", "mine", "--min-p", "0.25", "--presence-penalty", "-0.5",
+        "generate", "tales", "--prompt", "Once", "--max-tokens", "9",
+        "--temperature", "0.5", "--top-k", "4", "--top-p", "0.5", "--repetition-penalty", "1.5",
+        "--seed", "7", "--stop", "end", "--stop", "fin", "--ignore-eos", "--priority", "3",
+        "--request-id", "mine", "--min-p", "0.25", "--presence-penalty", "-0.5",
         "--frequency-penalty", "2", "--logit-bias", "7=-100", "--logit-bias", "300=1.5",
     )  # fmt: skip
     (request,) = site.sent(inference_pb2.GenerateRequest)

@@ -262,7 +262,9 @@ from pathlib import Path
 from edgeshard.cli.commands.site import install, join
 from edgeshard.process import installation
 root = Path(sys.argv.pop(1))
-install.MACHINE, install._RUNS_SYSTEMD, join._SERVICE_FILES = root, root, root / "etc/edgeshard/agent-pki"
+install.MACHINE = root
+install._RUNS_SYSTEMD = root
+join._SERVICE_FILES = root / "etc/edgeshard/agent-pki"
 installation.check_visible = lambda path: None  # the tests' own programs may lie anywhere
 os.geteuid = lambda: 0
 from edgeshard.cli.main import main

@@ -122,8 +122,10 @@ def test_arrivals_for_a_head_on_the_source_are_refused_by_name() -> None:
 
 
 def test_a_batch_that_starts_together_in_each_mode() -> None:
-    rates = {mode: data(*SHARED, "--simulate", f"together,mode={mode}")["simulation"]["tokens_per_s"] for mode in
-             ("sequential", "bubbles", "no-bubbles")}  # fmt: skip
+    rates = {
+        mode: data(*SHARED, "--simulate", f"together,mode={mode}")["simulation"]["tokens_per_s"]
+        for mode in ("sequential", "bubbles", "no-bubbles")
+    }
     assert rates["sequential"] < rates["bubbles"] < rates["no-bubbles"]
     planned = data(*SHARED, "--simulate", "together")
     assert planned["simulation"]["tokens_per_s"] == rates["no-bubbles"]

@@ -18,9 +18,16 @@ from edgeshard.proto.v1 import admin_pb2
 
 
 def figures(time_per_token_s: float) -> Prediction:
-    return Prediction(0.1, time_per_token_s, 1 / time_per_token_s, "node "
-                                                                   "a", objective="latency", requests=1,
-                      prompt_tokens=128, new_tokens=64)  # fmt: skip
+    return Prediction(
+        0.1,
+        time_per_token_s,
+        1 / time_per_token_s,
+        "node a",
+        objective="latency",
+        requests=1,
+        prompt_tokens=128,
+        new_tokens=64,
+    )
 
 
 def wider(placement: Placement) -> Placement:

@@ -19,7 +19,9 @@ from edgeshard.domain.options import option_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = """
-    patience_s: float = option(2.5, "Wait so long for a node.", above=0, high=60, alias="patience_limit")
+    patience_s: float = option(
+        2.5, "Wait so long for a node.", above=0, high=60, alias="patience_limit"
+    )
     rooms: tuple[str, ...] = option((), "Only nodes of this room.", metavar="ROOM")
     spare_bytes: int = option(0, "Memory to spare.", metavar="SIZE", low=0)
     eager: bool = option(False, "Begin at once.")

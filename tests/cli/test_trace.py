@@ -49,7 +49,8 @@ def test_the_table_says_where_the_time_goes(edgectl: Any, busy: Any) -> None:
     assert (request.deployment, request.seconds) == ("tales", 2.0)
     header, first, second = result.stdout.splitlines()
     assert header.split() == [
-        "NODE", "LAYERS", "STEPS", "TOKENS/S", "COMPUTING", "SENDING", "IDLE", "STEP", "COMPUTES", "STEP", "WAITS",
+        "NODE", "LAYERS", "STEPS", "TOKENS/S", "COMPUTING", "SENDING", "IDLE",
+        "STEP", "COMPUTES", "STEP", "WAITS",
     ]  # fmt: skip
     assert first.split() == [
         "a",
@@ -249,9 +250,15 @@ def test_an_unknown_deployment_is_not_found(edgectl: Any, site: Any) -> None:
 
 def test_describe_counts_what_a_deployment_does(edgectl: Any, site: Any) -> None:
     head = replace(
-        site.stage_status(StagePhase.ACTIVE), steps_done=120, tokens_done=456, busy_share=0.75, steps_waiting=2,
-        requests_running=3, requests_waiting=4, micro_batches=2,
-    )  # fmt: skip
+        site.stage_status(StagePhase.ACTIVE),
+        steps_done=120,
+        tokens_done=456,
+        busy_share=0.75,
+        steps_waiting=2,
+        requests_running=3,
+        requests_waiting=4,
+        micro_batches=2,
+    )
     state = replace(site.deployment_in(DeploymentPhase.READY), stages=(head,), active_requests=7)
     site.states = [state]
     text = edgectl("describe", "deployment", "tales").stdout

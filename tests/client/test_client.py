@@ -123,9 +123,21 @@ async def test_complete_collects_the_stream(site: Any) -> None:
 async def test_every_option_reaches_the_server(site: Any) -> None:
     async with Client(site.address) as client:
         await client.complete(
-            "tales", [1, 2, 3], max_new_tokens=9, temperature=0.5, top_k=40, top_p=0.75, repetition_penalty=1.25,
-            seed=2**63, stop="end", stop_tokens=[4], top_logprobs=3, ignore_eos=True, priority=3, request_id="mine",
-        )  # fmt: skip
+            "tales",
+            [1, 2, 3],
+            max_new_tokens=9,
+            temperature=0.5,
+            top_k=40,
+            top_p=0.75,
+            repetition_penalty=1.25,
+            seed=2**63,
+            stop="end",
+            stop_tokens=[4],
+            top_logprobs=3,
+            ignore_eos=True,
+            priority=3,
+            request_id="mine",
+        )
     (request,) = site.sent(inference_pb2.GenerateRequest)
     generation, sampling = request.generation, request.generation.sampling
     assert (request.model, request.request_id) == ("tales", "mine")

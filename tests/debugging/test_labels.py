@@ -33,12 +33,17 @@ FACTS = DeviceFacts("cpu", "Test CPU", 4, 1, 1, False, "Linux")
         (
             SendCommand(A, 4, CommandKey.parse("u/2/activate/0"), ActivateHead(TALE, Epoch(2))),
             {
-                "kind": "SendCommand", "node_id": A, "connection": 4, "operation_id": "u/2/activate/0",
-                "command": "ActivateHead", "deployment": "tale", "epoch": 2,
+                "kind": "SendCommand", "node_id": A, "connection": 4,
+                "operation_id": "u/2/activate/0", "command": "ActivateHead", "deployment": "tale",
+                "epoch": 2,
             },
         ),
         (
-            CommandAnswered(A, CommandResult(OperationId("o"), UnavailableError("gone", reason="NODE_LOST")), 1.0),
+            CommandAnswered(
+                A,
+                CommandResult(OperationId("o"), UnavailableError("gone", reason="NODE_LOST")),
+                1.0,
+            ),
             {"kind": "CommandAnswered", "node_id": A, "operation_id": "o", "reason": "NODE_LOST"},
         ),
         (
@@ -46,10 +51,13 @@ FACTS = DeviceFacts("cpu", "Test CPU", 4, 1, 1, False, "Linux")
             {"kind": "EndService", "deployment": "tale", "epoch": 1, "reason": "UNAVAILABLE"},
         ),
         (
-            CommandReceived(OperationId("o"), PrepareStage(SPEC, Placement((), 1, 1, 1, 1), 0, Epoch(3), Digest("d"))),
+            CommandReceived(
+                OperationId("o"),
+                PrepareStage(SPEC, Placement((), 1, 1, 1, 1), 0, Epoch(3), Digest("d")),
+            ),
             {
-                "kind": "CommandReceived", "operation_id": "o", "command": "PrepareStage", "deployment": "tale",
-                "epoch": 3, "stage": 0,
+                "kind": "CommandReceived", "operation_id": "o", "command": "PrepareStage",
+                "deployment": "tale", "epoch": 3, "stage": 0,
             },
         ),
         (

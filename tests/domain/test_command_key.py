@@ -32,9 +32,11 @@ def test_its_text_is_what_nodes_have_always_been_sent() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "a/1/prepare", "a/1/prepare/0/0", "/1/prepare/0", "a/1/Prepare/0", "a/1/stop/0", "a/-1/prepare/0",
-     "a/1/prepare/", "a//prepare/0", "a/01/prepare/0", "a/1/prepare/x", "a/1/prepare/\u0663",
-     "a/1/prepare/" + "9" * 21],
+    [
+        "", "x", "a/1/prepare", "a/1/prepare/0/0", "/1/prepare/0", "a/1/Prepare/0", "a/1/stop/0",
+        "a/-1/prepare/0", "a/1/prepare/", "a//prepare/0", "a/01/prepare/0", "a/1/prepare/x",
+        "a/1/prepare/\u0663", "a/1/prepare/" + "9" * 21,
+    ],
 )  # fmt: skip
 def test_any_other_text_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:

@@ -81,8 +81,10 @@ def test_a_keyword_argument_reaches_its_field(item: OptionField) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{7: 100.5}, {7: math.nan}, {-1: 1.0}, {2**32: 1.0}, {"7": 1.0}, {7: "x"}, {7: True}, [(7, 1.0)],
-     dict.fromkeys(range(LOGIT_BIAS_LIMIT_TOKENS + 1), 1.0)],
+    [
+        {7: 100.5}, {7: math.nan}, {-1: 1.0}, {2**32: 1.0}, {"7": 1.0}, {7: "x"}, {7: True},
+        [(7, 1.0)], dict.fromkeys(range(LOGIT_BIAS_LIMIT_TOKENS + 1), 1.0),
+    ],
     ids=lambda wrong: str(wrong)[:20],
 )  # fmt: skip
 def test_biases_that_are_none_are_refused_by_name(wrong: Any) -> None:

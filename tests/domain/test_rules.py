@@ -169,9 +169,7 @@ def test_a_name_or_a_label_that_nothing_has_is_named_with_its_rule(
     assert "avoid d" not in refused.value.message
 
 
-def test_a_cap_on_figures_that_nobody_has_is_refused_and_one_that_some_have_leaves_the_others_out() -> (
-    None
-):
+def test_a_cap_needs_a_node_with_figures_and_excludes_nodes_without_them() -> None:
     bare = [RuledNode("a"), RuledNode("b")]
     for text in ("max-watts 9", "max-cost-per-hour 9"):
         with pytest.raises(InvalidArgumentError) as refused:

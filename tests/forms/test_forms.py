@@ -201,9 +201,7 @@ class Kept:
             raise InvalidArgumentError("low is above 1", field="low")
 
 
-def test_what_an_earlier_version_did_not_write_has_its_default_and_what_a_later_one_wrote_is_passed_over() -> (
-    None
-):
+def test_a_missing_field_has_its_default_and_an_unknown_one_is_ignored() -> None:
     assert SAVED.read(Kept, {"leaf": {"count": 2, "shade": 1}, "later": [1]}) == Kept(Leaf(2))
 
 

@@ -44,9 +44,10 @@ MAX_FINDINGS = 20
 _WORDS: dict[str, tuple[Any, ...]] = {
     "role": ("user", "assistant", "system", "tool", "function", "developer", "x"),
     "type": (
-        "text", "function", "object", "string", "array", "message", "reasoning", "function_call", "json_schema",
-        "function_call_output", "custom_tool_call", "web_search", "web_search_call", "allowed_tools", "input_text",
-        "output_text", "image_url", "custom", "refusal", ["string", "null"],
+        "text", "function", "object", "string", "array", "message", "reasoning", "function_call",
+        "json_schema", "function_call_output", "custom_tool_call", "web_search", "web_search_call",
+        "allowed_tools", "input_text", "output_text", "image_url", "custom", "refusal",
+        ["string", "null"],
     ),
     "name": ("f", "g", "", "x" * 300),
     "model": ("m",),
@@ -59,9 +60,10 @@ _WORDS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Values that mean something under a key."""
 _KEYS = (
-    *_WORDS, "content", "text", "function", "parameters", "properties", "items", "anyOf", "allOf", "oneOf", "$defs",
-    "enum", "const", "tools", "tool_calls", "id", "output", "input", "action", "summary", "if", "then", "images",
-    "function_call", "custom", "allowed_tools", "reasoning_content", "thinking", "description", "a", "",
+    *_WORDS, "content", "text", "function", "parameters", "properties", "items", "anyOf", "allOf",
+    "oneOf", "$defs", "enum", "const", "tools", "tool_calls", "id", "output", "input", "action",
+    "summary", "if", "then", "images", "function_call", "custom", "allowed_tools",
+    "reasoning_content", "thinking", "description", "a", "",
 )  # fmt: skip
 _LISTS = (
     "items",
@@ -76,8 +78,8 @@ _LISTS = (
     "images",
 )
 _ODD: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, float("inf"), float("nan"), 4.0,
-    "", "x", "\x00", [], {}, [[]], [{}], {"": None}, "x" * 5000,
+    None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, float("inf"),
+    float("nan"), 4.0, "", "x", "\x00", [], {}, [[]], [{}], {"": None}, "x" * 5000,
 )  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from typing import Any
 LONGEST = 1 << 16
 """Bytes of an input."""
 _VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31 - 1, 2**31, 2**63, 10**9, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"),
-    "", "x", "x" * 5000, "\ud800", "\x00", "..", "/etc/passwd", [], {}, [0] * 50, [[[[]]]], {"": {}},
+    None, True, False, 0, 1, -1, 2**31 - 1, 2**31, 2**63, 10**9, 10**400, 0.5, -0.0, 1e308,
+    float("inf"), float("nan"), "", "x", "x" * 5000, "\ud800", "\x00", "..", "/etc/passwd", [], {},
+    [0] * 50, [[[[]]]], {"": {}},
 )  # fmt: skip
 
 

@@ -175,8 +175,7 @@ def _joined(*pieces: bytes) -> bytes:
     return b"".join(_SPLIT.pack(len(piece)) + piece for piece in pieces)
 
 
-# -- frames
-# ------------------------------------------------------------------------------------------------------------
+# -- frames ----------------------------------------------------------------------------------------
 
 
 def _frames(data: bytes) -> str:
@@ -246,8 +245,7 @@ def _frame_seeds() -> Iterator[bytes]:
         yield _joined(*(frame.SerializeToString() for frame in frames))
 
 
-# -- models
-# ------------------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -282,20 +280,41 @@ WHOLE_TOKENIZER: dict[str, Any] = {
     "truncation": None,
     "padding": None,
     "added_tokens": [
-        {"id": 3, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": True},
+        {
+            "id": 3, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": True,
+        },
     ],
-    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Prepend", "prepend": "_"}]},
-    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\s+"}, "behavior": "Isolated", "invert": False},
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [{"type": "NFKC"}, {"type": "Prepend", "prepend": "_"}],
+    },
+    "pre_tokenizer": {
+        "type": "Split", "pattern": {"Regex": "\\s+"}, "behavior": "Isolated", "invert": False,
+    },
     "post_processor": {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 0}},
+        ],
         "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}},
     },
-    "decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1,
-                                                                    "stop": 0}]},
-    "model": {"type": "BPE", "vocab": {"0": 0, "1": 1, "01": 2}, "merges": [["0", "1"]], "unk_token": None},
+    "decoder": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    },
+    "model": {
+        "type": "BPE", "vocab": {"0": 0, "1": 1, "01": 2}, "merges": [["0", "1"]],
+        "unk_token": None,
+    },
 }  # fmt: skip
 
 
@@ -529,10 +548,17 @@ def _local_model_message() -> store_pb2.AddLocalModelRequest:
     places[2].order.CopyFrom(store_pb2.RowOrder(first=2, second=2, row_bytes=16))
     return store_pb2.AddLocalModelRequest(
         manifest=manifest,
-        files=[store_pb2.LocalFile(path=path, size=1000 if "gguf" in path else 100, head_sha256=_DIGEST, stays=True)
-               for path in files],
+        files=[
+            store_pb2.LocalFile(
+                path=path,
+                size=1000 if "gguf" in path else 100,
+                head_sha256=_DIGEST,
+                stays=True,
+            )
+            for path in files
+        ],
         places=[*places, store_pb2.LocalPlace(file=1)],
-    )  # fmt: skip
+    )
 
 
 def _manifest_message() -> store_pb2.Manifest:
@@ -668,8 +694,7 @@ def _index(data: bytes) -> None:
         raise FindingError("a shard lies beside the directory")
 
 
-# -- files of an operator
-# ----------------------------------------------------------------------------------------------
+# -- files of an operator --------------------------------------------------------------------------
 
 
 def _settings(data: bytes) -> None:
@@ -805,10 +830,13 @@ def _examples() -> Iterator[bytes]:
         yield path.read_bytes()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
-_NUMBERS = (b"0", b"-1", b"1e999", b"NaN", b"Infinity", b"1000000000", b"9223372036854775807", b"18446744073709551616",
-            b"9" * 400, b"null", b"true", b'""', b"[]", b"{}", b'"\\ud800"', b"1.5")  # fmt: skip
+_NUMBERS = (
+    b"0", b"-1", b"1e999", b"NaN", b"Infinity", b"1000000000", b"9223372036854775807",
+    b"18446744073709551616", b"9" * 400, b"null", b"true", b'""', b"[]", b"{}", b'"\\ud800"',
+    b"1.5",
+)  # fmt: skip
 
 
 def _json(value: object) -> bytes:

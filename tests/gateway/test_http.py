@@ -311,9 +311,9 @@ async def test_an_error_names_its_field(http: Http, field: str) -> None:
 
 async def test_options_of_ollama_without_effect_are_taken(http: Http, said: Said) -> None:
     options = {
-        "num_ctx": 8192.0, "num_predict": 4.0, "use_mlock": True, "low_vram": False, "num_gqa": 8, "typical_p": 1.0,
-        "tfs_z": 1, "mirostat": 0, "mirostat_tau": 5.0, "penalize_newline": True, "repeat_last_n": 64,
-        "repeat_penalty": 1.0,
+        "num_ctx": 8192.0, "num_predict": 4.0, "use_mlock": True, "low_vram": False, "num_gqa": 8,
+        "typical_p": 1.0, "tfs_z": 1, "mirostat": 0, "mirostat_tau": 5.0, "penalize_newline": True,
+        "repeat_last_n": 64, "repeat_penalty": 1.0,
     }  # fmt: skip
     empty = {"images": [], "context": [], "suffix": "", "template": ""}
     generate = {"model": "m", "prompt": "x", "stream": False, "options": options}

@@ -26,8 +26,8 @@ PATIENCE_S = 300.0
 MOST_GROWTH = 200 << 20
 """Bytes of the coordinator's memory, for all of them; they are a third of it on a quiet machine."""
 ASKED: dict[str, Any] = {
-    "model": "crowd", "prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
-    "logprobs": 20, "stream": True,
+    "model": "crowd", "prompt": "Once upon a time", "max_tokens": 60, "temperature": 0,
+    "ignore_eos": True, "logprobs": 20, "stream": True,
 }  # fmt: skip
 
 

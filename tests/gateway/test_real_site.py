@@ -437,8 +437,8 @@ async def test_what_is_not_done_is_refused_by_name(http: Http, name: str) -> Non
 
 async def test_values_that_mean_what_happens_anyway_are_taken(http: Http) -> None:
     neutral = {
-        "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": None, "stop": None,
-        "stream": False, "user": "me", "seed": 3, "top_p": 1,
+        "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": None,
+        "stop": None, "stream": False, "user": "me", "seed": 3, "top_p": 1,
     }  # fmt: skip
     text = await http.post(
         "/v1/completions", {**COMPLETION, **neutral, "best_of": 1, "suffix": None, "echo": False}
@@ -584,8 +584,12 @@ async def test_answers_have_the_form_that_is_asked_for(http: Http) -> None:
     asked = {**COMPLETION, "max_tokens": 60, "response_format": formed}
     (text,) = (await http.post("/v1/completions", asked)).json["choices"]
     assert json.loads(text["text"]).keys() == {"color", "on"}
-    asked = {"model": "tales", "input": "x", "max_output_tokens": 60, "text": {"format": {"type": "json_schema",
-             "name": "lamp", "schema": schema}}}  # fmt: skip
+    asked = {
+        "model": "tales",
+        "input": "x",
+        "max_output_tokens": 60,
+        "text": {"format": {"type": "json_schema", "name": "lamp", "schema": schema}},
+    }
     (item,) = (await http.post("/v1/responses", asked)).json["output"]
     assert json.loads(item["content"][0]["text"]).keys() == {"color", "on"}
     talk = {
@@ -762,8 +766,9 @@ async def test_people_are_told_how_a_key_is_used(site: Site, at_terminal: bool) 
         "EDGESHARD__CLIENT__COORDINATOR": site.cluster.address,
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "edgeshard.cli.main", "key", "create", f"reader-{at_terminal}".lower(),
-        stdout=asyncio.subprocess.PIPE, stderr=theirs if at_terminal else asyncio.subprocess.PIPE,
+        sys.executable, "-P", "-m", "edgeshard.cli.main", "key", "create",
+        f"reader-{at_terminal}".lower(), stdout=asyncio.subprocess.PIPE,
+        stderr=theirs if at_terminal else asyncio.subprocess.PIPE,
         env={**os.environ, **plain},
     )  # fmt: skip
     os.close(theirs)

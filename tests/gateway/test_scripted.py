@@ -667,14 +667,16 @@ async def test_an_address_that_is_taken_is_named(said: Said) -> None:
 async def test_answers_are_what_the_document_says(said: Said, http: Http, tmp_path: Path) -> None:
     said.texts = ["word"] * 3
     checks = (
-        "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
-        "response_schema_conformance", "negative_data_rejection", "unsupported_method",
+        "not_a_server_error", "status_code_conformance", "content_type_conformance",
+        "response_headers_conformance", "response_schema_conformance", "negative_data_rejection",
+        "unsupported_method",
     )  # fmt: skip
     await run(
-        CLIENTS / "bin" / "schemathesis", "run", f"{http.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
-        "--phases", "examples,coverage,fuzzing", "--max-examples", str(in_form(4, 20)), "--checks", ",".join(checks),
-        "--seed", "1",
-        "--generation-database", "none", "--suppress-health-check", "all", "--request-timeout", "60",
+        CLIENTS / "bin" / "schemathesis", "run", f"{http.url}/openapi.json",
+        "--header", f"Authorization: Bearer {KEY}",
+        "--phases", "examples,coverage,fuzzing", "--max-examples", str(in_form(4, 20)),
+        "--checks", ",".join(checks), "--seed", "1", "--generation-database", "none",
+        "--suppress-health-check", "all", "--request-timeout", "60",
         timeout_s=600, directory=tmp_path,
     )  # fmt: skip
 

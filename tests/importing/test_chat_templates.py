@@ -23,7 +23,8 @@ MESSAGES: list[dict[str, Any]] = [
 PROMPTS = {
     "ChatML": (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
-        "<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+        "<|im_start|>assistant\n"
     ),
     "Llama 3": (
         "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"

@@ -23,8 +23,8 @@ from tests.support.imports import nothing
 
 # As transformers has it for qwen2.
 PRETOKENIZE_REGEX = (
-    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"""
-    r"""|\s+(?!\S)|\s+"""
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
+    r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
 _LLAMA3 = PRETOKENIZE_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|")
 TEXTS = (
@@ -270,8 +270,13 @@ def test_pieces_that_would_take_for_ever_to_merge_are_refused() -> None:
 
 
 def test_names_that_are_no_text_are_refused() -> None:
-    file = GgufFile(Path("x.gguf"), {"general.architecture": ["llama"], "tokenizer.ggml.model": "gpt2",
-                                     "tokenizer.ggml.pre": ["gpt-2"], "tokenizer.ggml.tokens": ["a"]}, {})  # fmt: skip
+    metadata: dict[str, Any] = {
+        "general.architecture": ["llama"],
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": ["gpt-2"],
+        "tokenizer.ggml.tokens": ["a"],
+    }
+    file = GgufFile(Path("x.gguf"), metadata, {})
     assert tokenizer_files(file, []) == {}
     with pytest.raises(UnsupportedModelError, match="cannot be read from a GGUF file"):
         record_of(file)

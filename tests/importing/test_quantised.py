@@ -411,13 +411,28 @@ def test_what_is_not_read_is_refused_by_name(
 @pytest.mark.parametrize(
     ("parts", "program"),
     [
-        ({"weight": torch.zeros(96, 8, dtype=torch.uint32), "scales": torch.zeros(96, 1),
-          "biases": torch.zeros(96, 1)}, "MLX"),
-        ({"weight": torch.zeros(3072, 1, dtype=torch.uint8), "weight.absmax": torch.zeros(96, dtype=torch.uint8),
-          "weight.quant_state.bitsandbytes__nf4": torch.zeros(8, dtype=torch.uint8)}, "bitsandbytes"),
-        ({"weight": torch.zeros(96, 64, dtype=torch.int8), "SCB": torch.zeros(96)}, "bitsandbytes"),
+        (
+            {
+                "weight": torch.zeros(96, 8, dtype=torch.uint32),
+                "scales": torch.zeros(96, 1),
+                "biases": torch.zeros(96, 1),
+            },
+            "MLX",
+        ),
+        (
+            {
+                "weight": torch.zeros(3072, 1, dtype=torch.uint8),
+                "weight.absmax": torch.zeros(96, dtype=torch.uint8),
+                "weight.quant_state.bitsandbytes__nf4": torch.zeros(8, dtype=torch.uint8),
+            },
+            "bitsandbytes",
+        ),
+        (
+            {"weight": torch.zeros(96, 64, dtype=torch.int8), "SCB": torch.zeros(96)},
+            "bitsandbytes",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("settings", [{}, {"quantization_config": {"quant_method": "fp8"}}])
 def test_layouts_of_other_programs_are_refused_by_name(
     parts: dict[str, torch.Tensor], program: str, settings: dict[str, Any], tmp_path: Path
@@ -523,18 +538,20 @@ def test_parts_that_contradict_one_another_are_refused(
 INT32 = torch.int32
 PARTS: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor]]] = {
     "a word that is no matrix": (
-        "awq", {}, {"qweight": torch.ones((), dtype=INT32), "qzeros": torch.ones((1, 1), dtype=INT32),
-                    "scales": torch.ones(1, 8)},
+        "awq", {}, {"qweight": torch.ones((), dtype=INT32),
+                    "qzeros": torch.ones((1, 1), dtype=INT32), "scales": torch.ones(1, 8)},
     ),
     "words that are no integers": (
-        "awq", {}, {"qweight": torch.ones(32, 1), "qzeros": torch.ones(1, 1), "scales": torch.ones(1, 8)},
+        "awq", {}, {"qweight": torch.ones(32, 1), "qzeros": torch.ones(1, 1),
+                    "scales": torch.ones(1, 8)},
     ),
     "no groups": (
-        "gptq", {}, {"qweight": torch.ones((4, 8), dtype=INT32), "qzeros": torch.ones((0, 1), dtype=INT32),
-                     "scales": torch.ones(0, 8)},
+        "gptq", {}, {"qweight": torch.ones((4, 8), dtype=INT32),
+                     "qzeros": torch.ones((0, 1), dtype=INT32), "scales": torch.ones(0, 8)},
     ),
     "zero points in no shape": (
-        "compressed-tensors", {}, {"weight": torch.ones((8, 32), dtype=torch.int8), "weight_scale": torch.ones(8, 1),
+        "compressed-tensors", {}, {"weight": torch.ones((8, 32), dtype=torch.int8),
+                                   "weight_scale": torch.ones(8, 1),
                                    "weight_zero_point": torch.ones(7, dtype=torch.int8)},
     ),
     "experts without a size": (

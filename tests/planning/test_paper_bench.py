@@ -113,14 +113,10 @@ def test_thirteen_billion_parameters_on_two_nodes_are_compared_without_the_limit
 
 
 def test_a_faster_link_to_the_cloud_makes_no_plan_slower() -> None:
-    found = {
-        mbps: {
-            row.strategy: row
-            for row in table("llama2-7b", paper_cluster(slow_mbps=mbps), ("edgeshard",))
-        }
-        for mbps in (1, 50)
-    }
-    times = [milliseconds(rows["edgeshard"]) for rows in found.values()]
+    times = []
+    for mbps in (1, 50):
+        rows = table("llama2-7b", paper_cluster(slow_mbps=mbps), ("edgeshard",))
+        times += [milliseconds(row) for row in rows if row.strategy == "edgeshard"]
     assert times == sorted(times, reverse=True)
 
 

@@ -141,8 +141,9 @@ def test_requests_are_shared_out_as_counting_all_splits_says(
     }
 
 
-RISING = st.lists(st.integers(0, 20), min_size=1, max_size=5).map(lambda steps: [sum(steps[: i + 1]) for i in
-                  range(len(steps))])  # fmt: skip
+RISING = st.lists(st.integers(0, 20), min_size=1, max_size=5).map(
+    lambda steps: [sum(steps[: i + 1]) for i in range(len(steps))]
+)
 
 
 @given(st.lists(RISING, min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 4))

@@ -108,9 +108,7 @@ def test_bubble_times_are_the_papers_in_its_ideal_setting(devices: int, tokens: 
     assert no_bubbles.bubble_s == pytest.approx([(devices - 1) * slowest] * devices)
 
 
-def test_eight_slices_of_a_prompt_over_three_equal_stages_reach_the_first_token_in_half_the_time() -> (
-    None
-):
+def test_eight_slices_over_three_equal_stages_halve_the_time_to_the_first_token() -> None:
     whole_s = 8.0
     stage = StageTimes(lambda tokens, context: whole_s * tokens / 64, lambda batch, context: 0.1)
     pipeline = Pipeline((stage,) * 3, (linear_hop(0.0, latency_s=0.01),) * 3)

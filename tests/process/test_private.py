@@ -97,8 +97,8 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
         resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 
     done = subprocess.run(
-        [sys.executable, "-c", program, *made], capture_output=True, text=True, timeout=60, check=True,
-        preexec_fn=loosened,
+        [sys.executable, "-c", program, *made], capture_output=True, text=True, timeout=60,
+        check=True, preexec_fn=loosened,
     )  # fmt: skip
     assert [mode_of(path) for path in made] == [0o600, 0o700]
     assert done.stdout.strip() == f"(0, {most})", (

@@ -73,7 +73,9 @@ sys.stdin.read()
 """
 PARENT = f"""
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, str(os.getpid())], stdin=int(sys.argv[1]))
+child = subprocess.Popen(
+    [sys.executable, "-c", {CHILD!r}, str(os.getpid())], stdin=int(sys.argv[1])
+)
 child.wait()
 """
 

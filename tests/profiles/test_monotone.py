@@ -178,8 +178,7 @@ def test_least_squares_without_negatives_are_the_best_there_are(seed: int) -> No
     assert np.linalg.norm(design @ found - wanted) == pytest.approx(least)
 
 
-# -- doubts
-# ----------------------------------------------------------------------------------------------------------
+# -- doubts ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

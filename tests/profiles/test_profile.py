@@ -294,8 +294,7 @@ def test_a_fit_names_what_it_lacks(profile: ComputeProfile) -> None:
         fit_profile(replace(profile, layers=(replace(profile.layers[0], decode=()),)))
 
 
-# -- links
-# -----------------------------------------------------------------------------------------------------------
+# -- links -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))

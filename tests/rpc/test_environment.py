@@ -25,7 +25,11 @@ def own_thread_waits() -> int:
         with contextlib.suppress(OSError):  # a thread may end since it was listed
             if (task / "comm").read_text().strip() == "event_engine":
                 status = (task / "status").read_text().splitlines()
-                waits += next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
+                waits += next(
+                    int(line.split()[1])
+                    for line in status
+                    if line.startswith("voluntary_ctxt_switches")
+                )
     return waits
 
 
@@ -37,7 +41,8 @@ async def echo(messages, context):
 async def main() -> None:
     server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(echo)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {{"Echo": handler}}),))
+    handlers = grpc.method_handlers_generic_handler("test.Echo", {{"Echo": handler}})
+    server.add_generic_rpc_handlers((handlers,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{{port}}") as channel:

@@ -169,9 +169,10 @@ ABSENT = {
 """Kinds that are not sent here, and why."""
 
 EVENTS = (
-    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported", "HeadReported",
-    "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
-    "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
+    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported",
+    "HeadReported", "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached",
+    "DeploymentSaved", "SaveFailed", "DeploymentForgotten", "Replanned", "ReplanRequested",
+    "Ticked",
 )  # fmt: skip
 """The events of the coordinator's state about a deployment or its nodes. There are no measurements
 here."""

@@ -112,9 +112,9 @@ class VirtualLoop(base_events.BaseEventLoop):
     def time(self) -> float:
         return self.now + self._offset
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:  # type: ignore[override]
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._queue.append(handle)
         return handle
@@ -140,17 +140,17 @@ class VirtualLoop(base_events.BaseEventLoop):
         heapq.heappush(self._timers, (when, self._last, handle))
         return handle
 
-    def create_task(
+    def create_task(  # type: ignore[override]
         self, coro: Any, *, name: str | None = None, context: Context | None = None
-    ) -> SimTask:  # type: ignore[override]
+    ) -> SimTask:
         return SimTask(coro, loop=self, name=name, context=context)
 
     def create_future(self) -> SimFuture:
         return SimFuture(loop=self)
 
-    def run_in_executor(
+    def run_in_executor(  # type: ignore[override]
         self, executor: object, function: Callable[..., Any], *args: Any
-    ) -> SimFuture:  # type: ignore[override]
+    ) -> SimFuture:
         """A thread that takes a moment."""
         future = self.create_future()
 

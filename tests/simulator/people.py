@@ -86,7 +86,8 @@ class Application:
             if wanted is not None:
                 world.watch.answers[request_id] = wanted
             options: GenerateOptions = {
-                "max_new_tokens": new, "stop": stop, "request_id": request_id, "seed": seed, "timeout_s": limit,
+                "max_new_tokens": new, "stop": stop, "request_id": request_id, "seed": seed,
+                "timeout_s": limit,
             }  # fmt: skip
             if cancels:
                 self.process.call_later(

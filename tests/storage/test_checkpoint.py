@@ -233,8 +233,11 @@ def test_a_file_cut_after_its_header_was_read_is_noticed(make_checkpoint: MakeCh
 
 @pytest.mark.parametrize(
     "shard",
-    ["../model.safetensors", "/etc/model.safetensors", "a/b.safetensors", "..", "", ".safetensors", "a\\b.safetensors",
-     "a..b.safetensors", "model.bin", "a\x00.safetensors", 7, None, ["a"]],
+    [
+        "../model.safetensors", "/etc/model.safetensors", "a/b.safetensors", "..", "",
+        ".safetensors", "a\\b.safetensors", "a..b.safetensors", "model.bin", "a\x00.safetensors", 7,
+        None, ["a"],
+    ],
 )  # fmt: skip
 def test_an_index_holds_names_and_no_paths(make_checkpoint: MakeCheckpoint, shard: object) -> None:
     directory = make_checkpoint(shards=2)

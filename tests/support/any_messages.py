@@ -32,10 +32,11 @@ Known = Callable[[str], Sequence[Any]]
 MOST_LENGTHS = 1 << 22
 """No list or text is longer."""
 _WHOLE = {
-    FieldDescriptor.TYPE_UINT32: 32, FieldDescriptor.TYPE_FIXED32: 32, FieldDescriptor.TYPE_UINT64: 64,
-    FieldDescriptor.TYPE_FIXED64: 64, FieldDescriptor.TYPE_INT32: -31, FieldDescriptor.TYPE_SINT32: -31,
-    FieldDescriptor.TYPE_INT64: -63, FieldDescriptor.TYPE_SINT64: -63, FieldDescriptor.TYPE_SFIXED32: -31,
-    FieldDescriptor.TYPE_SFIXED64: -63,
+    FieldDescriptor.TYPE_UINT32: 32, FieldDescriptor.TYPE_FIXED32: 32,
+    FieldDescriptor.TYPE_UINT64: 64, FieldDescriptor.TYPE_FIXED64: 64,
+    FieldDescriptor.TYPE_INT32: -31, FieldDescriptor.TYPE_SINT32: -31,
+    FieldDescriptor.TYPE_INT64: -63, FieldDescriptor.TYPE_SINT64: -63,
+    FieldDescriptor.TYPE_SFIXED32: -31, FieldDescriptor.TYPE_SFIXED64: -63,
 }  # fmt: skip
 """The bits of a whole number, negative for one with a sign."""
 _FLOATS = (

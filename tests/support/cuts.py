@@ -20,11 +20,14 @@ _FIND = """() => {
     const name = [element.localName, ...element.classList].join(".");
     found.add(`${fault}: ${name} ${JSON.stringify(element.textContent.trim().slice(0, 50))}`);
   };
-  const within = (inner, outer) => inner.left >= outer.left - SLACK && inner.right <= outer.right + SLACK
+  const within = (inner, outer) =>
+    inner.left >= outer.left - SLACK && inner.right <= outer.right + SLACK
     && inner.top >= outer.top - SLACK && inner.bottom <= outer.bottom + SLACK;
-  const overlap = (one, other) => one.left < other.right - SLACK && other.left < one.right - SLACK
+  const overlap = (one, other) =>
+    one.left < other.right - SLACK && other.left < one.right - SLACK
     && one.top < other.bottom - SLACK && other.top < one.bottom - SLACK;
-  const NO_BOXES = ".folded thead, .folded thead *, title, desc, defs, defs *, option, script, style";
+  const NO_BOXES =
+    ".folded thead, .folded thead *, title, desc, defs, defs *, option, script, style";
   const TYPED = "input, textarea, select"; // their own text scrolls
   for (const element of document.querySelectorAll("body *")) {
     if (!element.checkVisibility() || element.matches(NO_BOXES)) continue;
@@ -36,7 +39,9 @@ _FIND = """() => {
       if (element.localName !== "text") continue;
       const frame = element.parentElement.querySelector("rect.frame");
       if (!within(box, drawing.getBoundingClientRect())) report("outside its drawing", element);
-      if (frame && !within(box, frame.getBoundingClientRect())) report("wider than its frame", element);
+      if (frame && !within(box, frame.getBoundingClientRect())) {
+        report("wider than its frame", element);
+      }
       continue;
     }
     const style = getComputedStyle(element);
@@ -47,7 +52,9 @@ _FIND = """() => {
   }
   const nodes = [...document.querySelectorAll(".map .node")];
   nodes.forEach((one, index) => nodes.slice(index + 1).forEach((other) => {
-    if (overlap(one.getBoundingClientRect(), other.getBoundingClientRect())) report("on another node", one);
+    if (overlap(one.getBoundingClientRect(), other.getBoundingClientRect())) {
+      report("on another node", one);
+    }
   }));
   for (const canvas of document.querySelectorAll("canvas")) {
     const { width: wide, height: high } = canvas;
@@ -58,7 +65,9 @@ _FIND = """() => {
     const labels = Math.round(20 * devicePixelRatio); // the height of its labels of times
     const figure = canvas.closest("figure") ?? canvas;
     if (isDrawn(0, 0, 1, high)) report("its labels are cut at the left", figure);
-    if (isDrawn(wide - 1, high - labels, 1, labels)) report("its labels are cut at the right", figure);
+    if (isDrawn(wide - 1, high - labels, 1, labels)) {
+      report("its labels are cut at the right", figure);
+    }
     if (isDrawn(0, high - 1, wide, 1)) report("its labels are cut below", figure);
   }
   return [...found];
@@ -177,8 +186,9 @@ def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, 
                 "failure": "stage 1 on workstation-01 failed: " + "out of memory; " * 9,
             }
     request = {
-        "who": "key/a-shop-with-a-long-name-for-its-key", "deployment": "fairy-tales-of-all-times-1",
-        "state": "reading", "prompt": 131072, "read": 123456, "new": 0, "limit": 131072, "age_s": 5999,
+        "who": "key/a-shop-with-a-long-name-for-its-key",
+        "deployment": "fairy-tales-of-all-times-1", "state": "reading", "prompt": 131072,
+        "read": 123456, "new": 0, "limit": 131072, "age_s": 5999,
     }  # fmt: skip
     site["requests"] = {f"r{number}": request for number in range(50)}
     event: dict[str, Any] = {
@@ -210,7 +220,10 @@ _UPDATE = """(change) => new Promise((done) => {
   const QUIET_MS = 40; // after the last one
   const began = performance.now();
   let ended = null;
-  const end = () => { observer.disconnect(); done(ended === null ? null : (ended - began) / 1000); };
+  const end = () => {
+    observer.disconnect();
+    done(ended === null ? null : (ended - began) / 1000);
+  };
   let ending = setTimeout(end, WAIT_MS);
   const observer = new MutationObserver(() => {
     document.body.getBoundingClientRect();
@@ -218,7 +231,8 @@ _UPDATE = """(change) => new Promise((done) => {
     clearTimeout(ending);
     ending = setTimeout(end, QUIET_MS);
   });
-  observer.observe(document.body, { subtree: true, childList: true, characterData: true, attributes: true });
+  const options = { subtree: true, childList: true, characterData: true, attributes: true };
+  observer.observe(document.body, options);
   send("change", change);
 })"""
 

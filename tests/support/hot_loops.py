@@ -16,8 +16,8 @@ _INSTRUCTION = re.compile(r"^\s*(?P<address>[0-9a-f]+):\s+(?P<mnemonic>\S+)\s*(?
 _JUMP = re.compile(r"j[a-z]+|b(\.[a-z]+)?|cbn?z|tbn?z")
 _TARGET = re.compile(r"(?:^|[ ,])(?:0x)?([0-9a-f]+) <")
 _PRODUCT = re.compile(
-    r"vfn?m(add|sub)\w+|vpmaddubsw|vpmaddwd|vpdpbusds?|vdpbf16ps|mulps|pmaddwd|fml[as]|[su]dot|usdot|[su]?mmla"
-    r"|[su]ml[as]l2?|[su]mull2?|mla|mul"
+    r"vfn?m(add|sub)\w+|vpmaddubsw|vpmaddwd|vpdpbusds?|vdpbf16ps|mulps|pmaddwd|fml[as]"
+    r"|[su]dot|usdot|[su]?mmla|[su]ml[as]l2?|[su]mull2?|mla|mul"
 )
 # The last operand of AT&T's syntax, the first one of aarch64: the register that an instruction
 # writes.

@@ -7,7 +7,8 @@ test process; within `forking_daemons` it also serves those who start daemons by
 
 The protocol: datagrams of JSON over a socket pair. A request carries the three standard streams.
 
-    {"module": "edgeshard_agent", "arguments": [...], "directory": DIR, "environment": {...}, "namespace": NAME}
+    {"module": "edgeshard_agent", "arguments": [...], "directory": DIR,
+     "environment": {...}, "namespace": NAME}
                                                         ->  {"started": PID}
                                 and at the child's end      {"ended": PID, "status": CODE}
 

@@ -199,8 +199,14 @@ class Rig:
         self.chunking = chunking or Chunking(5, least_tokens=2)
         self.allocator = BlockAllocator(blocks, block_tokens, states)
         self.scheduler = Scheduler(
-            self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos, swapping, guessing
-        )  # fmt: skip
+            self.allocator,
+            limits or Limits(48, 100),
+            self.batching,
+            self.chunking,
+            eos,
+            swapping,
+            guessing,
+        )
         self.draft = draft
         """The guesses that a query of the draft returns."""
         self.now_s = 0.0

@@ -82,8 +82,8 @@ PROMPT_TOKENS = (5, 6, 7)
 WORDS = ("Once", " upon", " a", " time", " é")
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 12,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -240,11 +240,14 @@ class ScriptedSite:
         self.profiles = [
             admin_pb2.StoredProfile(
                 node_id=f"id-{name}",
-                profile=compute_profile_to_wire(self.compute_profile(seconds, quantisation=quantisation)),
-                models=["fairy-tales"], age_s=3600,
+                profile=compute_profile_to_wire(
+                    self.compute_profile(seconds, quantisation=quantisation)
+                ),
+                models=["fairy-tales"],
+                age_s=3600,
             )
             for name, seconds in block_s.items()
-        ]  # fmt: skip
+        ]
         self.links = [
             stored_link_to_wire(
                 StoredLink(

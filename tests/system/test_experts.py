@@ -113,8 +113,8 @@ async def test_it_is_offered_and_gives_the_same_tokens(
 async def described(address: str) -> str:
     """The output of edgectl about the deployment."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address, "describe", "deployment", "cached",
-        stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address,
+        "describe", "deployment", "cached", stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     stdout, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0

@@ -245,7 +245,8 @@ async def test_an_agent_that_cannot_start_says_why(
         "--state-dir": str(tmp_path),
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard_agent", *[part for pair in merged.items() for part in pair],
+        sys.executable, "-m", "edgeshard_agent",
+        *[part for pair in merged.items() for part in pair],
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(60):
@@ -257,8 +258,9 @@ async def test_an_agent_that_cannot_start_says_why(
 
 async def test_two_agents_do_not_share_a_state_directory(site: Site) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard_agent", "--name", "d", "--coordinator", site.cluster.address,
-        "--state-dir", str(site.cluster.directory / "a"), stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "edgeshard_agent", "--name", "d",
+        "--coordinator", site.cluster.address, "--state-dir", str(site.cluster.directory / "a"),
+        stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(60):
         _, stderr = await process.communicate()
@@ -268,8 +270,8 @@ async def test_two_agents_do_not_share_a_state_directory(site: Site) -> None:
 
 async def test_a_taken_port_is_named(site: Site, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard_coordinator", "--listen", site.cluster.address, "--state-dir", str(tmp_path),
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "edgeshard_coordinator", "--listen", site.cluster.address,
+        "--state-dir", str(tmp_path), stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(60):
         _, stderr = await process.communicate()

@@ -58,8 +58,8 @@ CONFIG = {
     "max_position_embeddings": 4096,
 }
 SPEC = {
-    "name": "tales", "model": "stand-in", "source": "a", "dtype": "float32", "concurrency": 16, "max_context": 4096,
-    "max_new_tokens": 4000, "layers": "a=0:9,b=9:12",
+    "name": "tales", "model": "stand-in", "source": "a", "dtype": "float32", "concurrency": 16,
+    "max_context": 4096, "max_new_tokens": 4000, "layers": "a=0:9,b=9:12",
 }  # fmt: skip
 FEW, MANY = 2, 16
 ALONE_TOKENS, MOST_REPEATED = 24, 400

@@ -137,8 +137,9 @@ class Watched(Site):
     async def edgectl(self, *arguments: str) -> tuple[int | None, bytes, bytes]:
         files = self.identities.of(Role.OPERATOR, "admin")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "edgeshard.cli.main", "--coordinator", self.cluster.address, *tls_options(files),
-            *arguments, cwd=self.out, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            sys.executable, "-m", "edgeshard.cli.main", "--coordinator", self.cluster.address,
+            *tls_options(files), *arguments,
+            cwd=self.out, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         async with asyncio.timeout(120):
             stdout, stderr = await process.communicate()

@@ -27,7 +27,8 @@ import asyncio, json, os, sys
 from edgeshard_agent import daemon, entry
 
 async def import_tools(client):
-    # Not before it has joined: what is imported by then is written down, and the import waits for the test.
+    # Wait until it has joined. Write down the modules that are imported by then, and import the
+    # others when the test allows it.
     await client.joined.wait()
     with open(os.environ["TEST_MODULES"], "w") as file:
         json.dump(sorted(sys.modules), file)
@@ -112,7 +113,10 @@ async def test_a_starting_node_is_shown_and_left_out_until_it_has_imported_what_
         assert refusal.value.reason == "NODE_STARTING" and refusal.value.retry_after_s
         shown = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", site.cluster.address, "get", "nodes"],
+            [
+                sys.executable, "-m", "edgeshard.cli.main",
+                "--coordinator", site.cluster.address, "get", "nodes",
+            ],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert any(line.split()[:2] == ["b", "starting"] for line in shown.stdout.splitlines()), (

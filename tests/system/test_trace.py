@@ -27,8 +27,8 @@ from tests.support.site import Site
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 STREAMS = 4
 SPEC = {
-    "name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": STREAMS,
-    "layers": "a=0:6,b=6:12", "micro_batches": 2,
+    "name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32",
+    "concurrency": STREAMS, "layers": "a=0:6,b=6:12", "micro_batches": 2,
 }  # fmt: skip
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -48,15 +48,16 @@ def written(message: Any) -> list[str] | str:
 
 def examples() -> dict[str, list[dict[str, Any]]]:
     """Messages of each pair with all fields and with defaults, and the values that they mean."""
-    return {
-        name: [
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, (to_wire, _) in sorted(PAIRS.items()):
+        if name in NUMBERS:
+            continue
+        every = [*arguments_of(to_wire, bare=False), *arguments_of(to_wire, bare=True)]
+        found[name] = [
             {"message": written(to_wire(*arguments)), "value": plain(arguments)}
-            for bare in (False, True)
-            for arguments in arguments_of(to_wire, bare=bare)
+            for arguments in every
         ]
-        for name, (to_wire, _) in sorted(PAIRS.items())
-        if name not in NUMBERS
-    }
+    return found
 
 
 if __name__ == "__main__":

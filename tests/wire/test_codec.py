@@ -541,7 +541,8 @@ wrong = []
 for found in pkgutil.iter_modules(edgeshard.wire.__path__):
     child = os.fork()
     if child == 0:
-        for name, item in list(vars(importlib.import_module(f"edgeshard.wire.{found.name}")).items()):
+        module = importlib.import_module(f"edgeshard.wire.{found.name}")
+        for name, item in list(vars(module).items()):
             kind = getattr(item, "__annotations__", {}).get("value")
             if name.endswith("_to_wire") and isinstance(kind, type):
                 for value in Examples({}, {}).of(kind):

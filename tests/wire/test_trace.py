@@ -99,8 +99,8 @@ def test_a_trace_is_bounded() -> None:
 
 def test_what_a_stage_counts_comes_back_as_it_was() -> None:
     status = StageStatus(
-        NAME, Epoch(2), 0, LayerRange(0, 4), StagePhase.ACTIVE, steps_done=9, tokens_done=40, busy_share=0.75,
-        steps_waiting=2, requests_running=3, requests_waiting=4, micro_batches=2,
+        NAME, Epoch(2), 0, LayerRange(0, 4), StagePhase.ACTIVE, steps_done=9, tokens_done=40,
+        busy_share=0.75, steps_waiting=2, requests_running=3, requests_waiting=4, micro_batches=2,
     )  # fmt: skip
     assert stage_status_from_wire(stage_status_to_wire(status)) == status
 

@@ -1,6 +1,7 @@
 """An archive of a wheel folder, which installs without a network: `make bundle`.
 
-python -m tools.release.bundle --target x86_64-py311-cpu dist/edgeshard-VERSION-x86_64-py311-cpu.tar
+python -m tools.release.bundle --target x86_64-py311-cpu
+    into dist/edgeshard-VERSION-x86_64-py311-cpu.tar
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A Debian package of EdgeShard with all that it needs: `make deb`.
 
-    python -m tools.release.deb --target x86_64-py311-cpu    dist/edgeshard_VERSION+py311_amd64.deb, of Debian 12
+    python -m tools.release.deb --target x86_64-py311-cpu
+        into dist/edgeshard_VERSION+py311_amd64.deb, of Debian 12
 
 A package is for the releases of Debian and Ubuntu whose Python its target names: Debian 12 has
 3.11, Ubuntu 24.04 has 3.12, Debian 13 has 3.13. Its environment is /opt/edgeshard/deb; units, users
@@ -54,13 +55,14 @@ def control(target: Target, installed_kib: int) -> str:
     build = (
         "for processors alone" if target.accelerator == "cpu" else "for NVIDIA GPUs and processors"
     )
+    pythons = f"python3 (>= {target.python}), python3 (<< {major}.{int(minor) + 1})"
     return f"""\
 Package: {name}
 Version: {package_version(target)}
 Architecture: {target.architecture}
 Maintainer: {MAINTAINER}
 Installed-Size: {installed_kib}
-Depends: libc6 (>= 2.31), libstdc++6, passwd, python3 (>= {target.python}), python3 (<< {major}.{int(minor) + 1})
+Depends: libc6 (>= 2.31), libstdc++6, passwd, {pythons}
 Conflicts: {other}
 Replaces: {other}
 Section: science

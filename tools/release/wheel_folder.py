@@ -1,7 +1,8 @@
 """A wheel folder: EdgeShard and all that it needs on one kind of machine, to be installed without a
 network.
 
-    python -m tools.release.wheel_folder --target x86_64-py311-cpu    into dist/folders/x86_64-py311-cpu
+    python -m tools.release.wheel_folder --target x86_64-py311-cpu
+        into dist/folders/x86_64-py311-cpu
 
 A target is a platform (x86_64, aarch64), a Python (py311, py312, py313) and an accelerator (cpu,
 cuda). The folder has wheels, `requirements.txt` with the exact version and the hash of each, pip
@@ -169,11 +170,7 @@ def choose(own: Sequence[str], entries: dict[str, Locked], target: Target) -> di
     asked: set[tuple[str, str]] = set()
     following = [Requirement("edgeshard[all]"), Requirement("pip")]
     while following:
-        pairs = {
-            (str(canonicalize_name(wanted.name)), extra)
-            for wanted in following
-            for extra in ("", *wanted.extras)
-        }
+        pairs = {pair for wanted in following for pair in _pairs(wanted)}
         asked |= pairs
         names = {name for name, _ in pairs} - chosen.keys() - {"edgeshard"}
         chosen |= {found.name: found for found in _look(sorted(names), entries, target)}
@@ -181,15 +178,14 @@ def choose(own: Sequence[str], entries: dict[str, Locked], target: Target) -> di
         for name, extra in sorted(pairs):
             metadata = own if name == "edgeshard" else chosen[name].requires
             following += requirements_of(metadata, (extra,), target)
-        following = [
-            wanted
-            for wanted in following
-            if any(
-                (str(canonicalize_name(wanted.name)), extra) not in asked
-                for extra in ("", *wanted.extras)
-            )
-        ]
+        following = [wanted for wanted in following if not _pairs(wanted) <= asked]
     return chosen
+
+
+def _pairs(wanted: Requirement) -> set[tuple[str, str]]:
+    """The required package with no extra, and with each of the requirement's extras."""
+    name = str(canonicalize_name(wanted.name))
+    return {(name, extra) for extra in ("", *wanted.extras)}
 
 
 def _look(names: Sequence[str], entries: dict[str, Locked], target: Target) -> list[Chosen]:

@@ -388,13 +388,9 @@ class _Needs:
     @property
     def blob_bytes(self) -> dict[str, int]:
         """Bytes of each unit's tensors."""
+        sizes = {name: tensor.stored_bytes for name, tensor in self.missing_tensors.items()}
         return {
-            unit: sum(
-                self.missing_tensors[name].stored_bytes
-                for name in names
-                if name in self.missing_tensors
-            )
-            for unit, names in self.units.items()
+            unit: sum(sizes.get(name, 0) for name in names) for unit, names in self.units.items()
         }
 
     def from_blobs(self, sources: UnitSources) -> list[TensorInfo]:

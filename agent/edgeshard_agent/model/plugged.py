@@ -177,15 +177,16 @@ class PluggedModules(DecoderModules):
         self._stacking: dict[str, _Stacking] = {}
         self._kinds = {block.rotary for block in self._ordered}
 
+    def _rotary_of(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[Any, Any]:
+        """The rotations of each kind that the blocks need."""
+        rotations = {}
+        for kind in self._kinds:
+            rotations[kind] = self.rotary_emb(hidden, positions, *([kind] if kind else []))
+        return rotations
+
     def run_sweep(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         hidden = [batch[0] for batch in batches]
-        rotary = [
-            {
-                kind: self.rotary_emb(first, positions, *([kind] if kind else []))
-                for kind in self._kinds
-            }
-            for first, positions, _ in batches
-        ]
+        rotary = [self._rotary_of(first, positions) for first, positions, _ in batches]
         for blocks in self._in_memory():
             for index, (_, positions, step) in enumerate(batches):
                 for block in blocks:

@@ -24,7 +24,9 @@ from edgeshard.domain.models.dtypes import IntegerFormat
 
 def _half(data: torch.Tensor) -> torch.Tensor:
     """The float16 in two bytes [n, 2], as float32 [n, 1]."""
-    return data.contiguous().view(torch.float16).float()
+    # A copy always: torch takes bytes of a single block for contiguous whatever their stride is,
+    # and refuses to view an odd stride as float16.
+    return data.clone(memory_format=torch.contiguous_format).view(torch.float16).float()
 
 
 def scales_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

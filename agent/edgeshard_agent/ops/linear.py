@@ -200,12 +200,10 @@ class PackedLinear:
     def copied(self) -> PackedLinear:
         """The same layer, with its weights in memory of its own."""
         layer = PackedLinear.__new__(PackedLinear)
-        layer.scheme, layer.group, layer._next, layer._held = (
-            self.scheme,
-            self.group,
-            None,
-            self._held.copied(),
-        )
+        layer.scheme = self.scheme
+        layer.group = self.group
+        layer._next = None
+        layer._held = self._held.copied()
         layer.out_features, layer.in_features = self.out_features, self.in_features
         return layer
 

@@ -164,8 +164,7 @@ class MicroBatchTuner:
             self._steps.saw(step.decodes, timings, now_s - step.at_s)
             self._count_round(step.decodes, now_s)
 
-    # -- measuring
-    # -----------------------------------------------------------------------------------------------
+    # -- measuring ---------------------------------------------------------------------------------
 
     def _forget_rounds(self) -> None:
         self._round_began_s = None
@@ -194,8 +193,7 @@ class MicroBatchTuner:
             seconds = measurement.seconds + (seconds - measurement.seconds) / times
         self._measured[self.parts, self._count] = _Measured(seconds, now_s, times)
 
-    # -- choosing
-    # ------------------------------------------------------------------------------------------------
+    # -- choosing ----------------------------------------------------------------------------------
 
     def _change(self, parts: int, count: int) -> None:
         if (parts, count) != (self.parts, self._count):

@@ -246,8 +246,7 @@ class Scheduler:
             **asdict(self._counts),
         )
 
-    # -- requests
-    # ------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def submit(  # noqa: PLR0913 (all there is to say of a request)
         self,
@@ -349,8 +348,7 @@ class Scheduler:
             HeadEvent(request_id, RequestEnd(FinishReason.CANCELLED, "", sequence.guess_counts))
         ]
 
-    # -- steps out
-    # -----------------------------------------------------------------------------------------------
+    # -- steps out ---------------------------------------------------------------------------------
 
     def next_sweep(self) -> tuple[HeadStep, ...]:
         """The steps to run now: one, or all steps of a sweep; empty when nothing is runnable or
@@ -542,8 +540,7 @@ class Scheduler:
         for index in range(first // size, end // size):
             self.allocator.publish(sequence.number, index, sequence.keys[index])
 
-    # -- results in
-    # ----------------------------------------------------------------------------------------------
+    # -- results in --------------------------------------------------------------------------------
 
     def on_result(self, step: int, result: StepResult, now_s: float) -> list[TakenItem]:
         """Take a step's result, which came at `now_s` of any steady clock; results come in the
@@ -712,8 +709,7 @@ class Scheduler:
             return FinishReason.LENGTH
         return None
 
-    # -- memory
-    # --------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Admit waiting requests, in their turn, while there are places and the pool can promise

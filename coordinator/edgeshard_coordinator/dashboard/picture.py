@@ -18,7 +18,7 @@ from edgeshard.domain.deployments.placement import Placement, Prediction
 from edgeshard.domain.identity import shown_identity
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
-from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
+from edgeshard.domain.requests.trace import StageTrace, StepRecord, aligned, summarised
 from edgeshard.metrics.histogram import Histogram
 from edgeshard.views import Rates, node_status
 from edgeshard_coordinator.additions.addition_state import Addition
@@ -354,17 +354,15 @@ def timeline_picture(traces: Sequence[StageTrace]) -> dict[str, Any]:
                 "idle": round(one.share.idle, 3),
                 "step_s": round(one.compute_s, 6),
                 "wait_s": round(one.wait_s, 6),
-                "bars": [
-                    [
-                        record.step,
-                        round(1e6 * (record.began_s - from_s)),
-                        round(1e6 * (record.ended_s - record.began_s)),
-                        record.tokens,
-                        record.prompt_tokens,
-                    ]
-                    for record in records
-                ],
+                "bars": [_bar(record, from_s) for record in records],
             }
             for one, records in zip(summarised(traces), drawn, strict=True)
         ],
     }
+
+
+def _bar(record: StepRecord, from_s: float) -> list[float]:
+    """A step of a stage in the drawing; `from_s` is the time of the first bar."""
+    begins_us = round(1e6 * (record.began_s - from_s))
+    lasts_us = round(1e6 * (record.ended_s - record.began_s))
+    return [record.step, begins_us, lasts_us, record.tokens, record.prompt_tokens]

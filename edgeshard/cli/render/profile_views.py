@@ -117,19 +117,14 @@ def node_rows(
     names = {site_node.node_id: str(site_node.name) for site_node in site.nodes}
     links = link_rows(site.links, names)
     profiles = {names.get(node_id, node_id): stored for node_id, stored in measured.items()}
-    return [
-        NodeRow(
-            node,
-            last.failure,
-            # An earlier profile is no result of this measurement.
-            profiles.get(node) if last.failure is None else None,
-            tuple(
-                link for link in links if link.sender == node and link.receiver not in last.missed
-            ),
-            last.missed,
-        )
-        for node, last in sorted(outcomes.items())
-    ]
+    rows = []
+    for node, last in sorted(outcomes.items()):
+        # An earlier profile is no result of this measurement.
+        profile = profiles.get(node) if last.failure is None else None
+        outgoing = (link for link in links if link.sender == node)
+        own_links = tuple(link for link in outgoing if link.receiver not in last.missed)
+        rows.append(NodeRow(node, last.failure, profile, own_links, last.missed))
+    return rows
 
 
 def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[LinkRow]:

@@ -298,6 +298,7 @@ def node_fields(node: Node) -> dict[str, str]:
         if node.twin_address
         else {}
     )
+    shared = " shared with the GPU" if facts.unified_memory else ""
     return {
         "Name": node.name,
         "Id": node.node_id,
@@ -306,7 +307,7 @@ def node_fields(node: Node) -> dict[str, str]:
         f"last heartbeat {node.heartbeat_age_s:.1f} s ago",
         "Address": node.address,
         "Device": f"{facts.kind}, {facts.model or _NOT_YET}, {facts.cores} cores{quota}",
-        "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}"
+        "Memory": f"{human_bytes(facts.memory_total_bytes)}{shared}"
         if facts.memory_total_bytes
         else _NOT_YET,
         "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, "

@@ -95,7 +95,8 @@ class ChunkWriter(ResponseWriter):
 
     def chunk(self, answer: int, member: str, scores: str, reason: str) -> str:
         """The chunk with a choice; `member` is a JSON key and its value."""
-        return f'{self._begin}{answer},{member},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
+        choice = f'{answer},{member},"logprobs":{scores},"finish_reason":{reason}}}'
+        return f"{self._begin}{choice}{self._end}"
 
     def last_part(self) -> str:
         return (

@@ -362,7 +362,8 @@ class _Item:
     def __init__(self, kind: str, index: int) -> None:
         self.kind = kind
         self.index = index
-        self.id = f"{ {'message': 'msg', 'reasoning': 'rs', 'function_call': 'fc'}[kind] }_{uuid.uuid4().hex}"
+        prefixes = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+        self.id = f"{prefixes[kind]}_{uuid.uuid4().hex}"
         self.texts: list[str] = []
         self.call: ToolCall | None = None
 

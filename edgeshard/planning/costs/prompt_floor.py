@@ -4,7 +4,8 @@ Pure.
 Stage j works for all slices, whatever they are, after the first one's way to it and before the last
 one's way from it. So the first token arrives no sooner than
 
-    max over j of  [first slice through stages before j] + [all slices on j] + [last slice through stages after j].
+    max over j of  [first slice through stages before j] + [all slices on j]
+                   + [last slice through stages after j].
 
 `PromptFloor` takes each part as the least over all slicings, block by block; so is each link's.
 What remains is a sum over blocks and hops, which solvers and numpy can do. `CutFloor` takes the

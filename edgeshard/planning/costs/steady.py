@@ -6,17 +6,17 @@ are the round and the busiest station of a step with only b decodes. R1 and B1 a
 with a full chunk as well, R2 and B2 with the rest. At most w = max(m, stages) steps are in flight.
 Then, with x1 = max(B1, R1 / w) and x2 = max(B2, R2 / w),
 
-    T  = R1 + (n - 2) x1 + x2, or R2 for n = 1      seconds of a prompt, from its first chunk to its first token
-    k  = 1 + (n - 1) / w                            rounds of decoding in the meantime
-    c0 = max(R0, m B0)                              seconds of a round without prompts
-    fj = j (n - 1) s1 + j s2 + max(0, m k - j n) s0     seconds that these rounds with j prompts take a station
-
-    t  = max(T, f1)                                 seconds of these rounds, of the station that they ask most of
+    T  = R1 + (n - 2) x1 + x2, or R2 for n = 1     seconds from a prompt's first chunk to its token
+    k  = 1 + (n - 1) / w                           rounds of decoding in the meantime
+    c0 = max(R0, m B0)                             seconds of a round without prompts
+    fj = j (n - 1) s1 + j s2 + max(0, m k - j n) s0
+                                                   seconds of a station in rounds with j prompts
+    t  = max(T, f1)                                seconds of these rounds, for the busiest station
 
 Here s0, s1 and s2 are the seconds that the steps take any one station. If u of the C requests
 decode, a request ends every W seconds, in which each of the u advances by g / u rounds:
 
-    W = t + (g / u - k) c0                  if a prompt arrives in only some of the rounds, g / u >= k
+    W = t + (g / u - k) c0                  if a prompt comes in only some of the rounds, g / u >= k
     W = t (g / u) / k                       otherwise
     u = C - T / W                           since on average T / W of them process their prompts
 

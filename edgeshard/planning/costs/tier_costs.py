@@ -6,16 +6,17 @@ stay from its disk in every step, through slots (`domain.models.residency`). In 
 computes a step of each of `sweep` micro-batches, layer by layer, so that a layer is read once for
 all of them:
 
-    seconds = max( streamed bytes / disk rate, sweep * seconds of one step ) + largest layer / disk rate
+    seconds = max( streamed bytes / disk rate, sweep * seconds of one step )
+              + largest layer / disk rate
 
 of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of
 which reads once more. (docs/papers.md#nodes-that-stream)
 
 A mixture whose other weights fit caches experts instead, if `domain.models.residency` decides so. C
 is the seconds of one step, and A the experts' part of it. A layer's b tokens need the share q = 1 -
-(1 - k / E)^b of its experts if routing is even,
+(1 - k / E)^b of its experts if routing is even. With L mixtures in a stage,
 
-    seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
+    seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )
 
 Routing that prefers some experts needs fewer of them, and finds more of these in memory: it reads
 less. (docs/papers/agent.md#experts-on-the-disk)

@@ -1,12 +1,16 @@
 """Other ways of placing a model, compared with the plan: the paper's baselines and the habits of
 other tools. Pure.
 
-edge-solo all layers on the source cloud-edge-even half on the source, half on the cloud node
-cloud-edge-opt the best cut between these two, or only the source edgeshard-even the plan's nodes
-with equal shares; if that does not fit, more nodes, largest first edgeshard-paper the paper's
-Algorithm 1 (latency) or 2 (throughput) memory-proportional all nodes, shares by memory
-whole-fastest all layers on the node that is best for the objective; requests arrive there replicas
-all layers on each node that can hold them, requests shared out (`replicas`) edgeshard the plan
+edge-solo            all layers on the source
+cloud-edge-even      half on the source, half on the cloud node
+cloud-edge-opt       the best cut between these two, or only the source
+edgeshard-even       the plan's nodes with equal shares; if that does not fit, more nodes, largest
+                     first
+edgeshard-paper      the paper's Algorithm 1 (latency) or 2 (throughput)
+memory-proportional  all nodes, shares by memory
+whole-fastest        all layers on the node that is best for the objective; requests arrive there
+replicas             all layers on each node that can hold them, requests shared out (`replicas`)
+edgeshard            the plan
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The answer in words whether to split the model at all, and the changes that would reverse it.
 Pure.
 
-    verdict(problem, rows) -> str     under a comparison: which is better, and when the other would be
-    advice(result) -> str             next to a plan: one sentence if a replica on each node is clearly better
+    verdict(problem, rows) -> str     under a comparison: which is better, and when the other is
+    advice(result) -> str             next to a plan: a sentence if a replica on each node is better
 
 Planning again finds what would change the answer: for other numbers of requests, for faster or
 slower links, for nodes with less memory.

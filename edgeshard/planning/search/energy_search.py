@@ -16,7 +16,8 @@ of the highest rate propose some, which are improved step by step. The lower bou
 the bound on the rate, r, and from sums. With I the idle watts of a cut's nodes and C the joules
 above idle of a micro-batch's computing,
 
-    joules per token  >=  C / (b G) + I / r       and       joules per token  >=  (C + idle_w computing) / (b G)
+    joules per token  >=  C / (b G) + I / r
+    joules per token  >=  (C + idle_w computing) / (b G)
 
 since a node stands at least as long as it computes. The first term may use the way around the ring
 instead, for the nodes that every cut has. All are sums over stages, for which the solvers find the

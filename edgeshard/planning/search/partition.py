@@ -120,9 +120,7 @@ def _dealt(nodes: Group, count: int | None) -> Iterator[tuple[Group, ...]]:
     for pipelines in range(2, min(MOST_DEALT, len(nodes)) + 1) if count is None else [count]:
         if pipelines <= len(nodes):
             order = [*range(pipelines), *reversed(range(pipelines))]
-            yield tuple(
-                tuple(
-                    node for place, node in enumerate(nodes) if order[place % len(order)] == number
-                )
-                for number in range(pipelines)
-            )
+            hands: list[list[str]] = [[] for _ in range(pipelines)]
+            for place, node in enumerate(nodes):
+                hands[order[place % len(order)]].append(node)
+            yield tuple(tuple(hand) for hand in hands)

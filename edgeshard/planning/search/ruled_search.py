@@ -149,15 +149,13 @@ def linear_of(condition: RuleCondition, costs: Costs) -> list[Linear]:
             nodes = sorted(place[name] for name in condition.nodes if name in place)
             if len(nodes) < len(condition.nodes):
                 return [Linear(ones(nodes, nodes_count), most=0.0)]
-            pairs = pairwise(nodes)
-            both = [
-                tuple(
-                    a - b
-                    for a, b in zip(ones([x], nodes_count), ones([y], nodes_count), strict=True)
-                )
-                for x, y in pairs
-            ]
-            return [Linear(weights, 0.0, 0.0) for weights in both]
+            equations = []
+            for first, second in pairwise(nodes):
+                difference = [0.0] * nodes_count
+                difference[first] = 1.0
+                difference[second] = -1.0
+                equations.append(Linear(tuple(difference), 0.0, 0.0))
+            return equations
         case ConditionKind.ONE_GROUP:
             own = [group for group in condition.groups if names[costs.source] in group]
             allowed = own[0] if own else frozenset()

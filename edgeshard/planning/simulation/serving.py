@@ -51,9 +51,9 @@ StepSeconds = Callable[[Sequence[StepSpan]], float]
 class ServingRing:
     """A ring for steps of mixed spans.
 
-    stages seconds of a step at each stage; the last stage's include norm, head and sampling hops
-    hop s leads from stage s to s+1, the last one back to the first; empty for a single stage.
-    Sending overlaps computing.
+    stages  seconds of a step at each stage; the last stage's include norm, head and sampling
+    hops    hop s leads from stage s to s+1, the last one back to the first; empty for a single
+            stage. Sending overlaps computing.
     """
 
     stages: tuple[StepSeconds, ...]

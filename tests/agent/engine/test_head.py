@@ -493,9 +493,7 @@ async def test_a_client_that_comes_back_gets_the_prompt_logprobs_that_it_lacks(k
     )
 
 
-async def test_a_request_whose_beginning_another_head_had_begins_again_for_a_client_that_lacks_it() -> (
-    None
-):
+async def test_a_request_of_another_head_starts_again_if_its_client_lacks_prompt_logprobs() -> None:
     rig = Rig()
     generation = Generation(LONG, 0, prompt_logprobs=True)
     await rig.head.start_request(StartRequest(REQUEST, generation, scored=9))

@@ -104,8 +104,7 @@ class Sequence:
         self.met[what.strip("_")] += 1
         structlog.get_logger().debug(what, **details)
 
-    # -- steps
-    # ---------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     async def _deploy(self) -> None:
         name, form = self._drawn_name(), self._drawn_form()
@@ -209,8 +208,7 @@ class Sequence:
             self._random.randrange(self._node.cache.limit_bytes)
         )
 
-    # -- what they draw
-    # ------------------------------------------------------------------------------------------------
+    # -- what they draw ----------------------------------------------------------------------------
 
     def _drawn_name(self) -> str:
         return self._random.choice(NAMES)
@@ -259,8 +257,7 @@ class Sequence:
             return
         self._spoilt = True
 
-    # -- what must hold
-    # ------------------------------------------------------------------------------------------------
+    # -- what must hold ----------------------------------------------------------------------------
 
     def _free(self, name: str) -> int:
         """Bytes of the cache that are not pinned."""

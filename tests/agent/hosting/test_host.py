@@ -159,9 +159,13 @@ class Node:
     def _standby(self, layers: LayerRange, held: Sequence[HeldWeights]) -> StageWeights:
         self.shared.append({layer for item in held for layer in item.weights.shareable(layers)})
         return StageWeights.load(
-            SafetensorsDirectory(self._model), self._config, layers, dtype=DType.FLOAT32, device="cpu",
+            SafetensorsDirectory(self._model),
+            self._config,
+            layers,
+            dtype=DType.FLOAT32,
+            device="cpu",
             reuse=[item.weights for item in held],
-        )  # fmt: skip
+        )
 
     def _answered(self, results: tuple[CommandResult, ...]) -> None:
         self.answers.update({result.operation_id: result for result in results})
@@ -508,8 +512,7 @@ async def test_stages_live_on_when_the_control_stream_is_lost(node: Node) -> Non
     assert len(node.models) == 1, "asked again over the next stream, it has it still"
 
 
-# -- standbys
-# ----------------------------------------------------------------------------------------------------------
+# -- standbys --------------------------------------------------------------------------------------
 
 
 async def test_a_stage_takes_its_weights_from_a_standby(node: Node) -> None:

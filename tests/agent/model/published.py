@@ -22,10 +22,11 @@ MORE_LAYERS = {"gemma-3-4b": 6, "gemma-3-1b": 6}
 HIDDEN = 32
 
 _WIDTHS = (
-    "hidden_size", "n_embd", "block_dim", "conv_dim", "conv_dim_out", "word_embed_proj_dim", "intermediate_size",
-    "ffn_dim", "n_inner", "block_ff_dim", "intermediate_size_mlp", "moe_intermediate_size", "expert_intermediate_size",
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-    "share_expert_dim", "share_expert_dims",
+    "hidden_size", "n_embd", "block_dim", "conv_dim", "conv_dim_out", "word_embed_proj_dim",
+    "intermediate_size", "ffn_dim", "n_inner", "block_ff_dim", "intermediate_size_mlp",
+    "moe_intermediate_size", "expert_intermediate_size", "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
+    "share_expert_dims",
 )  # fmt: skip
 _SIZES = (
     "hidden_size",

@@ -455,8 +455,7 @@ def test_a_family_that_cannot_run_is_refused_with_what_is_missing(
     )
 
 
-# -- the registry
-# ------------------------------------------------------------------------------------------------------
+# -- the registry ----------------------------------------------------------------------------------
 
 
 def test_a_family_is_found_by_its_file_being_there(
@@ -509,9 +508,10 @@ def test_two_families_may_be_nested_by_one_model_type() -> None:
     }
     with pytest.raises(InternalError, match="same"):
         registry.by_name([SimpleNamespace(ARCHITECTURE=one), SimpleNamespace(ARCHITECTURE=same)])
-    texts = {name: parse_config({"model_type": "mistral3", "text_config": LLAMA | {"model_type": name}}) for name in (
-        "mistral", "ministral3"
-    )}  # fmt: skip
+    texts = {
+        name: parse_config({"model_type": "mistral3", "text_config": LLAMA | {"model_type": name}})
+        for name in ("mistral", "ministral3")
+    }
     assert {name: shape.architecture for name, shape in texts.items()} == {
         name: name for name in texts
     }
@@ -523,8 +523,7 @@ def test_a_family_that_runs_is_not_refused() -> None:
     }
 
 
-# -- tensors
-# ---------------------------------------------------------------------------------------------------------
+# -- tensors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.one_in(3)

@@ -221,8 +221,7 @@ def test_a_restarted_request_truncates_and_continues_the_same(
     assert disagreement(again[1], checkpoint.reference[1][9:11], checkpoint.slack) == ""
 
 
-# -- mutants
-# ---------------------------------------------------------------------------------------------------------
+# -- mutants ---------------------------------------------------------------------------------------
 
 HALVES = (LayerRange(0, 2), LayerRange(2, 4))
 ATTENDING = [name for name in VARIANTS if attends(name)]
@@ -429,8 +428,7 @@ def test_a_local_layer_index_is_caught(
     assert_caught(checkpoint, [checkpoint.stage(cut[0]), checkpoint.load(cut[1])], tiny_head)
 
 
-# -- other arithmetic
-# ------------------------------------------------------------------------------------------------
+# -- other arithmetic ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

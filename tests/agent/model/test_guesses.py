@@ -349,9 +349,14 @@ def run(
         ]
         guessing = replace(guessing, proposer=lambda: Remembered(texts))
     scheduler = Scheduler(
-        BlockAllocator(blocks, 16, STATES if has_states else 0), limits, Batching(Mode.NO_BUBBLES, 2, 8, 2),
-        Chunking(64), frozenset({2}), Swapping(swap_blocks), guessing if guesses else None,
-    )  # fmt: skip
+        BlockAllocator(blocks, 16, STATES if has_states else 0),
+        limits,
+        Batching(Mode.NO_BUBBLES, 2, 8, 2),
+        Chunking(64),
+        frozenset({2}),
+        Swapping(swap_blocks),
+        guessing if guesses else None,
+    )
     running = Run(scheduler, of, lost=lost, drafter=drafter)
     of[-1].take_forced(MOST_ROWS - 1 if guesses else 0)
     for name, (prompt, generation) in requests.items():
@@ -501,8 +506,13 @@ def test_guided_requests_that_give_way_between_forced_tokens_get_their_answers(
     swap_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_sampling, "PATIENCE_S", 5.0)
-    requests = {f"r{number}": (prompt, generation(guide=PEOPLE, max_new_tokens=100, sampling=Sampling(logprobs=True)))
-                for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))}  # fmt: skip
+    requests = {
+        f"r{number}": (
+            prompt,
+            generation(guide=PEOPLE, max_new_tokens=100, sampling=Sampling(logprobs=True)),
+        )
+        for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))
+    }
     plain, _ = run(requests, False)
     guessed, stats = run(requests, True, blocks=10, swap_blocks=swap_blocks)
     assert guessed == plain
@@ -527,8 +537,13 @@ def test_guesses_that_do_not_come_in_time_do_not_count(lost: int) -> None:
 def test_requests_that_give_way_or_are_cancelled_between_guesses_get_their_answers(
     swap_blocks: int,
 ) -> None:
-    requests = {f"r{number}": (prompt, generation(sampling=Sampling(logprobs=True), max_new_tokens=90, ignore_eos=True))
-                for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))}  # fmt: skip
+    requests = {
+        f"r{number}": (
+            prompt,
+            generation(sampling=Sampling(logprobs=True), max_new_tokens=90, ignore_eos=True),
+        )
+        for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))
+    }
     plain, _ = run(requests, False)
     guessed, stats = run(requests, True, blocks=10, swap_blocks=swap_blocks, cancel="r1")
     for name, tokens in guessed.items():
@@ -608,8 +623,13 @@ def test_no_option_gets_another_answer_of_states(name: str) -> None:
 def test_requests_with_states_give_way_or_are_cancelled_between_guesses(
     scheme: str, swap_blocks: int
 ) -> None:
-    requests = {f"r{number}": (prompt, generation(sampling=Sampling(logprobs=True), max_new_tokens=90, ignore_eos=True))
-                for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))}  # fmt: skip
+    requests = {
+        f"r{number}": (
+            prompt,
+            generation(sampling=Sampling(logprobs=True), max_new_tokens=90, ignore_eos=True),
+        )
+        for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))
+    }
     plain, _ = run(requests, False, scheme)
     guessed, stats = run(
         requests, True, scheme, blocks=10, swap_blocks=swap_blocks, cancel="r1", known=plain

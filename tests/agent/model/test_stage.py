@@ -296,8 +296,7 @@ def test_the_stage_keeps_nothing_of_the_file(
     assert (logits - checkpoint.reference[0]).abs().max() < 1e-4
 
 
-# -- steps
-# -----------------------------------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------------------
 
 
 def opened(checkpoint: Any, layers: LayerRange) -> StageModel:
@@ -459,10 +458,17 @@ def test_only_spans_that_sample_give_tokens(checkpoint_of: Callable[[str], Any])
 SAMPLINGS = {
     "plain": Sampling(temperature=1.2, top_p=0.9, repetition_penalty=1.1, seed=77),
     "every option": Sampling(
-        temperature=1.6, top_k=200, top_p=0.97, min_p=0.001, repetition_penalty=1.1, presence_penalty=-2.0,
-        frequency_penalty=0.5, logit_bias=((3, -100.0), (7, 2.5)), seed=78,
+        temperature=1.6,
+        top_k=200,
+        top_p=0.97,
+        min_p=0.001,
+        repetition_penalty=1.1,
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        logit_bias=((3, -100.0), (7, 2.5)),
+        seed=78,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -525,8 +531,7 @@ def test_a_sampled_sentence_is_the_same_alone_and_in_company_and_however_the_mod
     assert len(set(alone)) > 3
 
 
-# -- the folder of a checkpoint
-# --------------------------------------------------------------------------------------
+# -- the folder of a checkpoint --------------------------------------------------------------------
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Any) -> None:
@@ -566,8 +571,7 @@ def test_broken_files_are_data_loss(tmp_path: Any) -> None:
         SafetensorsDirectory(tmp_path)
 
 
-# -- bytes
-# -----------------------------------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", list(DType))

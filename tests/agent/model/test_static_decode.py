@@ -281,8 +281,7 @@ def same_tokens(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.equal(found.argmax(-1)[clear], wanted.argmax(-1)[clear])
 
 
-# -- the same numbers
-# --------------------------------------------------------------------------------------------------
+# -- the same numbers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -376,8 +375,7 @@ def test_a_result_outlives_the_next_step(checkpoint_of: Callable[[str], Any], de
     assert torch.equal(first, kept)
 
 
-# -- shapes
-# ------------------------------------------------------------------------------------------------------------
+# -- shapes ----------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -421,8 +419,7 @@ def test_too_many_requests_and_pieces_of_prompts_go_the_ordinary_way(
     assert static.takes(one_token[:-1]) and not static.takes(one_token) and not static.takes([])
 
 
-# -- memory
-# ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def rows_of(pool: KvPool, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -486,8 +483,7 @@ def test_what_others_left_in_the_memory_is_never_read(
         assert hidden is not None and torch.isfinite(hidden).all()
 
 
-# -- recording
-# ---------------------------------------------------------------------------------------------------------
+# -- recording -------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("as_on_an_accelerator")
@@ -536,8 +532,7 @@ def test_a_graph_is_for_cuda_and_can_be_switched_off(monkeypatch: pytest.MonkeyP
     assert recorder_for("cuda:1") is None
 
 
-# -- what these tests stand on
-# -----------------------------------------------------------------------------------------
+# -- what these tests stand on ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,7 @@ async def test_a_connection_that_died_alone_is_replaced_by_another() -> None:
         )
 
 
-async def test_a_receiver_that_answers_but_gets_nothing_is_noticed_while_the_sender_is_held_up() -> (
-    None
-):
+async def test_a_receiver_that_answers_but_gets_nothing_is_noticed_while_the_sender_waits() -> None:
     """More data than all buffers hold is in flight, so a write waits; keepalives are read all the
     same."""
     async with line() as link:

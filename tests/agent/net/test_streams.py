@@ -530,9 +530,13 @@ async def test_a_request_may_fill_the_context_to_its_last_position(
     with torch.inference_mode():
         tensor = torch.tensor([ids])
         made = model.generate(
-            tensor, attention_mask=torch.ones_like(tensor), max_new_tokens=new, do_sample=False, eos_token_id=None,
+            tensor,
+            attention_mask=torch.ones_like(tensor),
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
             pad_token_id=0,
-        )  # fmt: skip
+        )
     async with ring_module.open_ring(tiny_llama, CUTS, tmp_path) as ring:
         for name, wanted in (("over", new + 1), ("r", new)):
             await ring.front.start(name, ids, wanted)

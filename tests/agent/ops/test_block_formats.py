@@ -67,10 +67,14 @@ def _numbers(kind: IntegerFormat, data: NDArray[np.uint8]) -> NDArray[np.float32
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_are_bit_for_bit_those_of_the_gguf_package(kind: IntegerFormat) -> None:
+@pytest.mark.parametrize(("rows", "blocks"), [(40, 3), (1, 1)])
+def test_numbers_are_bit_for_bit_those_of_the_gguf_package(
+    kind: IntegerFormat, rows: int, blocks: int
+) -> None:
     layout = layout_of(kind)
-    data = np.random.default_rng(1).integers(0, 256, (40, 3 * layout.stored_bytes), np.uint8)
-    found = BlockWeight(torch.from_numpy(data), kind, 3 * layout.inputs).dequantize().numpy()
+    shape = (rows, blocks * layout.stored_bytes)
+    data = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    found = BlockWeight(torch.from_numpy(data), kind, blocks * layout.inputs).dequantize().numpy()
     with np.errstate(all="ignore"):
         expected = _numbers(kind, data)
     assert np.array_equal(np.isnan(found), np.isnan(expected))

@@ -133,7 +133,8 @@ def test_a_wheel_has_every_set_of_its_family(hatch_build: ModuleType) -> None:
 LIBRARY_SOURCE = """
 const char* edgeshard_sources(void) {{ return "{digest}"; }}
 const char* edgeshard_requested_kernels(void) {{ return "portable dotprod"; }}
-const char* edgeshard_cpu_kernels(int index) {{ return index == 0 ? "{best}" : index == 1 ? "portable" : 0; }}
+const char* edgeshard_cpu_kernels(int index) {{ \
+return index == 0 ? "{best}" : index == 1 ? "portable" : 0; }}
 """
 
 
@@ -194,9 +195,14 @@ def test_dot_products_are_chosen_on_cores_that_have_them(
     ids=["avxvnni", "dotprod"],
 )
 def test_integer_products_take_one_instruction(
-    compiler: str, machine: str, name: str, instruction: str, absent: tuple[str, ...], hatch_build: ModuleType,
+    compiler: str,
+    machine: str,
+    name: str,
+    instruction: str,
+    absent: tuple[str, ...],
+    hatch_build: ModuleType,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     """No processor with AVX-VNNI has run these kernels yet: what is compiled is checked instead."""
     if not shutil.which(compiler) or (machine == X86_64 and hatch_build._machine() != X86_64):
         pytest.skip(f"no {compiler} for {machine}")

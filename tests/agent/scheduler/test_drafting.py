@@ -242,11 +242,16 @@ def test_no_schedule_changes_a_token(
         prefix_cache=dice.random() < 0.7,
     )
     rig = make_rig(
-        blocks=dice.randint(48, 80) // size, block_tokens=size, stages=dice.randint(1, 3), limits=limits,
-        batching=Batching(dice.choice(list(Mode)), dice.randint(1, 4), 4, 1), chunking=Chunking(dice.randint(4, 24)),
-        swapping=Swapping(dice.choice([0, 20, 100])), guessing=DRAFTS,
+        blocks=dice.randint(48, 80) // size,
+        block_tokens=size,
+        stages=dice.randint(1, 3),
+        limits=limits,
+        batching=Batching(dice.choice(list(Mode)), dice.randint(1, 4), 4, 1),
+        chunking=Chunking(dice.randint(4, 24)),
+        swapping=Swapping(dice.choice([0, 20, 100])),
+        guessing=DRAFTS,
         draft=oracle(dice, dice.choice([0.0, 0.3, 0.6]), 0.4),
-    )  # fmt: skip
+    )
     ring = make_ring(rig, dice)
     late = dice.choice([0.0, 0.0, 0.3])
     rig.stages[-1].is_late = lambda: dice.random() < late

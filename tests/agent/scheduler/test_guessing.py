@@ -372,13 +372,18 @@ def test_no_schedule_changes_a_token(
     )  # fmt: skip
     rig = make_rig(
         states=states * has_states,
-        blocks=dice.randint(48, 80) // size, block_tokens=size, stages=dice.randint(1, 3), limits=limits,
-        batching=Batching(dice.choice(list(Mode)), dice.randint(1, 4), 4, 1), chunking=Chunking(dice.randint(4, 24)),
+        blocks=dice.randint(48, 80) // size,
+        block_tokens=size,
+        stages=dice.randint(1, 3),
+        limits=limits,
+        batching=Batching(dice.choice(list(Mode)), dice.randint(1, 4), 4, 1),
+        chunking=Chunking(dice.randint(4, 24)),
         swapping=Swapping(dice.choice([0, 20, 100])),
         guessing=Guessing(
-            proposer=partial(Oracle, dice, dice.choice([0.0, 0.3, 0.6])), slots=slots if has_states else None
+            proposer=partial(Oracle, dice, dice.choice([0.0, 0.3, 0.6])),
+            slots=slots if has_states else None,
         ),
-    )  # fmt: skip
+    )
     ring = make_ring(rig, dice)
     late = dice.choice([0.0, 0.0, 0.3])
     rig.stages[-1].is_late = lambda: dice.random() < late
@@ -404,8 +409,16 @@ def test_no_schedule_changes_a_token(
     for name, prompt in prompts.items():
         right, got = alone(prompt, 48 - len(prompt)), rig.tokens(name)
         assert got == right[: len(got)] and (got == right or name in cancelled)
-    SEEN[has_states].append((rig.scheduler.stats.guesses, rig.scheduler.stats.right_guesses, rig.scheduler.stats.swaps,
-                             rig.scheduler.stats.preemptions, rig.scheduler.stats.prefix_hit_tokens))  # fmt: skip
+    stats = rig.scheduler.stats
+    SEEN[has_states].append(
+        (
+            stats.guesses,
+            stats.right_guesses,
+            stats.swaps,
+            stats.preemptions,
+            stats.prefix_hit_tokens,
+        )
+    )
 
 
 SEEN: dict[bool, list[tuple[int, ...]]] = {False: [], True: []}

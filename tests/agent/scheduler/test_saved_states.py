@@ -176,9 +176,14 @@ def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_block
     begin from its saves, too.
     """
     rig = hybrid(
-        make_rig, states=6, save_every=BLOCK, blocks=9, overcommit=True, batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
+        make_rig,
+        states=6,
+        save_every=BLOCK,
+        blocks=9,
+        overcommit=True,
+        batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
         swapping=Swapping(blocks=swap_blocks),
-    )  # fmt: skip
+    )
     for number in range(2):
         rig.submit(f"r{number}", [number] * 6, 16)
     for _ in range(3):

@@ -30,8 +30,11 @@ def sizes(step: HeadStep | None) -> list[int]:
 def decoding(make_rig: type[Rig], count: int, batching: Batching, **options: Any) -> Rig:
     """A rig whose `count` requests are all ready to decode, with no step in flight."""
     rig = make_rig(
-        blocks=200, batching=batching, limits=Limits(200, 100), **{"chunking": Chunking(512), **options}
-    )  # fmt: skip
+        blocks=200,
+        batching=batching,
+        limits=Limits(200, 100),
+        **{"chunking": Chunking(512), **options},
+    )
     for number in range(count):
         rig.submit(f"r{number}", [number + 1], 50)
     rig.take(rig.next_step())
@@ -232,9 +235,13 @@ def test_chunks_grow_to_what_the_promised_latency_allows(
     make_rig: type[Rig], window: int, most: int
 ) -> None:
     chunking = Chunking(
-        512, least_tokens=4, max_inter_token_latency_s=0.5,
-        inter_token_s=lambda pieces, in_flight: in_flight * sum(0.01 * count for _, count in pieces),
-    )  # fmt: skip
+        512,
+        least_tokens=4,
+        max_inter_token_latency_s=0.5,
+        inter_token_s=lambda pieces, in_flight: (
+            in_flight * sum(0.01 * count for _, count in pieces)
+        ),
+    )
     rig = decoding(make_rig, 1, Batching(Mode.NO_BUBBLES, window, 8, 1), chunking=chunking)
     rig.submit("long", [i % 50 for i in range(150)], 2)
     rig.run_all()
@@ -249,8 +256,11 @@ def test_prompts_come_through_though_the_decodes_alone_break_the_promise(
     make_rig: type[Rig],
 ) -> None:
     chunking = Chunking(
-        512, least_tokens=4, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0
-    )  # fmt: skip
+        512,
+        least_tokens=4,
+        max_inter_token_latency_s=0.5,
+        inter_token_s=lambda pieces, in_flight: 1.0,
+    )
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=chunking)
     rig.submit("a", list(range(10)), 2)
     rig.submit("b", list(range(10)), 2)
@@ -467,8 +477,11 @@ def test_clients_share_the_prompt_budget_however_many_requests_each_has(
     make_rig: type[Rig],
 ) -> None:
     rig = make_rig(
-        blocks=200, batching=Batching(Mode.NO_BUBBLES, 1, 16, 1), chunking=Chunking(8), limits=Limits(200, 100)
-    )  # fmt: skip
+        blocks=200,
+        batching=Batching(Mode.NO_BUBBLES, 1, 16, 1),
+        chunking=Chunking(8),
+        limits=Limits(200, 100),
+    )
     for number in range(6):
         rig.submit(f"greedy{number}", list(range(48)), 2, client="greedy")
     rig.submit("modest", list(range(48)), 2, client="modest")
@@ -485,8 +498,11 @@ def test_a_client_that_comes_late_has_saved_nothing_up(make_rig: type[Rig]) -> N
     """It begins level with the one that was served all the while, and from then on they take
     turns."""
     rig = make_rig(
-        blocks=200, batching=Batching(Mode.NO_BUBBLES, 1, 16, 1), chunking=Chunking(8), limits=Limits(200, 9)
-    )  # fmt: skip
+        blocks=200,
+        batching=Batching(Mode.NO_BUBBLES, 1, 16, 1),
+        chunking=Chunking(8),
+        limits=Limits(200, 9),
+    )
     rig.submit("old", list(range(100)), 2, client="old")
     for _ in range(8):
         rig.take(rig.next_step())

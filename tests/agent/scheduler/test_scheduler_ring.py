@@ -185,8 +185,11 @@ def test_the_ring_goes_on_however_full_its_inboxes_were(
     still come out."""
     for stalled in range(stages):
         rig = make_rig(
-            blocks=60, stages=stages, batching=Batching(mode, window, 4, min(window, 2)), chunking=Chunking(6)
-        )  # fmt: skip
+            blocks=60,
+            stages=stages,
+            batching=Batching(mode, window, 4, min(window, 2)),
+            chunking=Chunking(6),
+        )
         ring = make_ring(rig, random.Random(stalled))
         for number in range(8):
             rig.submit(f"r{number}", list(range(number, number + 15)), 6)

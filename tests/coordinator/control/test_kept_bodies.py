@@ -110,34 +110,38 @@ LINK = LinkProfile(1e-3, 1e8, 0.1, 7, 4096)
 TRAFFIC = Traffic(3, Lengths(100.0, (0.0, 1.5, 1.0)), Lengths(7.5, (2.5,)), 1.25)
 
 DEPLOYMENT_BODY = (
-    r'{"uid":"u1","spec":{"name":"tale","model":"tiny","source":"a","privacy":"open","objective":"auto","dtype'
-    r'":"bfloat16","kv_dtype":"float16","max_context":0,"max_new_tokens":1024,"prompt_tokens":null,"new_tokens'
-    r'":null,"concurrency":8,"max_time_per_token_s":0.5,"max_inter_token_latency_s":null,"kv_overcommit":false'
-    r',"allow_streaming":false,"kv_swap_bytes":0,"kv_swap_on_disk":false,"prefix_cache":false,"mode":"no-bubbl'
-    r'es","micro_batches":2,"exclude":[],"standby":["b","c"],"reserve":{"b":7},"quantisation":{"*":"int8","a":'
-    r'"none"},"head_quantisation":"int4","layers":[{"node":"a","layers":{"first":0,"end":4}},{"node":"b","laye'
-    r'rs":{"first":4,"end":12}}]},"manifest_digest":"ddddddddddddddddddddddddddddddddddddddddddddddddddddddddd'
-    r'ddddddd","placement":{"stages":[{"index":0,"node_id":"id-a","node_name":"a","address":"a:7000","layers":'
-    r'{"first":0,"end":4},"parameter_bytes":1000,"kv_bytes":2000,"workspace_bytes":300,"weight_budget_bytes":0'
-    r',"streamed_bytes":0,"disk_read_bytes_per_s":0.0,"disk_write_bytes_per_s":0.0},{"index":1,"node_id":"id-b'
-    r'","node_name":"b","address":"b:7000","layers":{"first":4,"end":12},"parameter_bytes":1001,"kv_bytes":200'
-    r'1,"workspace_bytes":301,"weight_budget_bytes":400,"streamed_bytes":500,"disk_read_bytes_per_s":100000000'
-    r'0.0,"disk_write_bytes_per_s":500000000.0}],"kv_block_tokens":16,"kv_blocks":77,"micro_batch":1,"micro_ba'
-    r'tches":2,"predicted":{"time_to_first_token_s":0.5,"time_per_token_s":0.05,"throughput_tps":40.0,"bottlen'
-    r'eck":"computing on '
-    r'b","gap":0.25,"objective":"latency","requests":2,"prompt_tokens":128,"new_tokens":64,'
-    r'"lengths":"seen","request_s":3.5,"joules_per_token":null},"note":"planned '
-    r'✓","costs":[{"rows":[1,8],"dec'
-    r'ode_s":[0.001,0.002],"prefill_s":[0.001,0.004],"decode_pair_s":1e-7,"prefill_pair_s":2e-8,"hop_delay_s":'
-    r'0.0,"hop_s":0.0005,"hop_token_s":1e-6,"prefill_behind_s":0.0},{"rows":[1,8],"decode_s":[0.001,0.002],"pr'
-    r'efill_s":[0.001,0.004],"decode_pair_s":1e-7,"prefill_pair_s":2e-8,"hop_delay_s":0.0,"hop_s":0.0005,"hop_'
-    r'token_s":1e-6,"prefill_behind_s":0.0}],"sweep":2},"epoch":3,"phase":"failed","ever_ready":false,"failure'
-    r'":{"code":15,"reason":"CORRUPT_TENSOR","field":"x","message":"tensor x is corrupt"}}'
+    r'{"uid":"u1","spec":{"name":"tale","model":"tiny","source":"a","privacy":"open",'
+    r'"objective":"auto","dtype":"bfloat16","kv_dtype":"float16","max_context":0,'
+    r'"max_new_tokens":1024,"prompt_tokens":null,"new_tokens":null,"concurrency":8,'
+    r'"max_time_per_token_s":0.5,"max_inter_token_latency_s":null,"kv_overcommit":false,'
+    r'"allow_streaming":false,"kv_swap_bytes":0,"kv_swap_on_disk":false,"prefix_cache":false,'
+    r'"mode":"no-bubbles","micro_batches":2,"exclude":[],"standby":["b","c"],"reserve":{"b":7},'
+    r'"quantisation":{"*":"int8","a":"none"},"head_quantisation":"int4","layers":[{"node":"a",'
+    r'"layers":{"first":0,"end":4}},{"node":"b","layers":{"first":4,"end":12}}]},'
+    r'"manifest_digest":"dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd",'
+    r'"placement":{"stages":[{"index":0,"node_id":"id-a","node_name":"a","address":"a:7000",'
+    r'"layers":{"first":0,"end":4},"parameter_bytes":1000,"kv_bytes":2000,"workspace_bytes":300,'
+    r'"weight_budget_bytes":0,"streamed_bytes":0,"disk_read_bytes_per_s":0.0,'
+    r'"disk_write_bytes_per_s":0.0},{"index":1,"node_id":"id-b","node_name":"b","address":"b:7000",'
+    r'"layers":{"first":4,"end":12},"parameter_bytes":1001,"kv_bytes":2001,"workspace_bytes":301,'
+    r'"weight_budget_bytes":400,"streamed_bytes":500,"disk_read_bytes_per_s":1000000000.0,'
+    r'"disk_write_bytes_per_s":500000000.0}],"kv_block_tokens":16,"kv_blocks":77,"micro_batch":1,'
+    r'"micro_batches":2,"predicted":{"time_to_first_token_s":0.5,"time_per_token_s":0.05,'
+    r'"throughput_tps":40.0,"bottleneck":"computing on b","gap":0.25,"objective":"latency",'
+    r'"requests":2,"prompt_tokens":128,"new_tokens":64,"lengths":"seen","request_s":3.5,'
+    r'"joules_per_token":null},"note":"planned ✓","costs":[{"rows":[1,8],"decode_s":[0.001,0.002],'
+    r'"prefill_s":[0.001,0.004],"decode_pair_s":1e-7,"prefill_pair_s":2e-8,"hop_delay_s":0.0,'
+    r'"hop_s":0.0005,"hop_token_s":1e-6,"prefill_behind_s":0.0},{"rows":[1,8],"decode_s":[0.001,'
+    r'0.002],"prefill_s":[0.001,0.004],"decode_pair_s":1e-7,"prefill_pair_s":2e-8,'
+    r'"hop_delay_s":0.0,"hop_s":0.0005,"hop_token_s":1e-6,"prefill_behind_s":0.0}],"sweep":2},'
+    r'"epoch":3,"phase":"failed","ever_ready":false,"failure":{"code":15,"reason":"CORRUPT_TENSOR",'
+    r'"field":"x","message":"tensor x is corrupt"}}'
 )
 NODE_BODY = (
-    r'{"node_id":"id-a","name":"a","address":"a:7000","wire_version":1,"facts":{"kind":"cpu","model":"Some CPU'
-    r'","cores":4,"memory_total_bytes":8589934592,"memory_budget_bytes":6442450944,"unified_memory":false,"sof'
-    r'tware":"edgeshard 1, torch 2","bits_fingerprint":"bits"}}'
+    r'{"node_id":"id-a","name":"a","address":"a:7000","wire_version":1,"facts":{"kind":"cpu",'
+    r'"model":"Some CPU","cores":4,"memory_total_bytes":8589934592,'
+    r'"memory_budget_bytes":6442450944,"unified_memory":false,"software":"edgeshard 1, torch 2",'
+    r'"bits_fingerprint":"bits"}}'
 )
 PROFILE_BODY = """\
 {
@@ -202,13 +206,12 @@ PROFILE_BODY = """\
  "beside_stages": false
 }"""
 LINK_BODY = (
-    r'{"version": 3, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": '
-    r'7, "largest_b'
-    r'ytes": 4096}'
+    r'{"version": 3, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7,'
+    r' "largest_bytes": 4096}'
 )
 TRAFFIC_BODY = (
-    r'{"requests":3,"prompts":{"mean":100.0,"counts":[0.0,1.5,1.0]},"answers":{"mean":7.5,"counts":[2.5]},"at_'
-    r'once":1.25}'
+    r'{"requests":3,"prompts":{"mean":100.0,"counts":[0.0,1.5,1.0]},"answers":{"mean":7.5,'
+    r'"counts":[2.5]},"at_once":1.25}'
 )
 
 
@@ -266,7 +269,8 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
     later = later.replace(
         '"sweep":2}',
-        '"sweep":2,"saved_states":0,"speculation":"off","guesses":null,"draft":null,"guess_slots":0}',
+        '"sweep":2,"saved_states":0,"speculation":"off","guesses":null,"draft":null,'
+        '"guess_slots":0}',
     )
     later = later.replace('"mode":', f'"speculation":"{SPEC.speculation}","draft":"off","mode":')
     later = later.replace('},"manifest_digest":', ',"replicas":1,"replica":0},"manifest_digest":')

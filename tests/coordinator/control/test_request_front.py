@@ -247,9 +247,7 @@ def test_an_end_that_comes_with_a_token_out_of_its_place_does_not_count() -> Non
     )
 
 
-def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end_that_comes_with_it() -> (
-    None
-):
+def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_its_end() -> None:
     """Else the head's word that it has finished would be passed over, and the request kept its
     place for ever."""
     site = Site(backlog_limit=1)

@@ -267,8 +267,8 @@ def test_what_was_found_for_another_state_is_refused(
 
 def test_only_one_that_is_ready_and_was_planned_moves(ready: State) -> None:
     record = ready.deployments[NAME]
-    by_hand = replace(record.spec, layers=parse_spec({
-        "name": "tale", "model": "tiny", "source": "a", "layers": "a=0:6,b=6:12"}).layers)  # fmt: skip
+    split = {"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:6,b=6:12"}
+    by_hand = replace(record.spec, layers=parse_spec(split).layers)
     with pytest.raises(FailedPreconditionError) as caught:
         asked(replace(ready, deployments={NAME: replace(record, spec=by_hand)}))
     assert caught.value.field == "layers" and "--layers" in caught.value.message

@@ -88,9 +88,10 @@ LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 NODES = ("a", "b", "c")
 NAMES = ("tale", "poem")
 KINDS = (
-    "connect", "vanish", "restart", "started", "reconnect", "drop", "answer", "answer", "answer", "refuse", "replay",
-    "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
-    "stall", "measure", "coordinator restarts", "planned", "planned", "suspect", "suspect", "recover",
+    "connect", "vanish", "restart", "started", "reconnect", "drop", "answer", "answer", "answer",
+    "refuse", "replay", "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach",
+    "attach", "detach", "heartbeat", "tick", "stall", "measure", "coordinator restarts", "planned",
+    "planned", "suspect", "suspect", "recover",
 )  # fmt: skip
 Step = tuple[str, int]
 

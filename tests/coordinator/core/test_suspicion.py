@@ -86,8 +86,9 @@ class Site:
         ready = phase is Phase.READY
         prepared = tuple(Progress(number, phase is not Phase.LOADING) for number in (1, 2, 3))
         return DeploymentRecord(
-            "u1", spec, Digest("d" * 64), Placement(STAGES, 16, 8, 1, 1), Epoch(3), phase, ever_ready=True,
-            prepared=prepared, released=(Progress(),) * 3, activated=Progress(1, ready), attachment=9 if ready else 0,
+            "u1", spec, Digest("d" * 64), Placement(STAGES, 16, 8, 1, 1), Epoch(3), phase,
+            ever_ready=True, prepared=prepared, released=(Progress(),) * 3,
+            activated=Progress(1, ready), attachment=9 if ready else 0,
             deadline=None if ready else START + 1e6, saving=1, saved=1, saved_epoch=Epoch(3),
         )  # fmt: skip
 

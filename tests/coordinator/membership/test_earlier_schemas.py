@@ -20,8 +20,8 @@ KEY = ApiKey("watch", ("tale",), 100, 2, "k1", 60.0, metrics=True)
 # The statements of the version before tokens had creators and keys could read all metrics.
 EARLIER_TOKENS = """
 CREATE TABLE IF NOT EXISTS tokens (
-    token_id TEXT PRIMARY KEY, digest TEXT NOT NULL, principal TEXT NOT NULL, expires_at REAL NOT NULL,
-    key_digest TEXT NOT NULL, guesses INTEGER NOT NULL
+    token_id TEXT PRIMARY KEY, digest TEXT NOT NULL, principal TEXT NOT NULL,
+    expires_at REAL NOT NULL, key_digest TEXT NOT NULL, guesses INTEGER NOT NULL
 )"""
 EARLIER_KEYS = """
 CREATE TABLE IF NOT EXISTS keys (

@@ -165,8 +165,7 @@ async def test_code_and_pickles_beside_good_weights_are_left_alone(
     )
 
 
-# -- a client that checks nothing
-# ----------------------------------------------------------------------------------
+# -- a client that checks nothing ------------------------------------------------------------------
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,8 +215,8 @@ def responses():
         )
     assert text == whole.output_text
     events = client.responses.create(
-        model="handy", input="x", tools=[{"type": "function", "strict": True, **FUNCTION}], tool_choice="required",
-        max_output_tokens=60, stream=True,
+        model="handy", input="x", tools=[{"type": "function", "strict": True, **FUNCTION}],
+        tool_choice="required", max_output_tokens=60, stream=True,
     )  # fmt: skip
     done = [event for event in events if event.type == "response.completed"]
     (call,) = done[0].response.output

@@ -1,8 +1,10 @@
 """Dials each TARGET past the library's own checks, as a stranger would, and prints the answers as
 JSON.
 
-Usage: bare_client.py [--trust CA_FILE [--cert FILE --key FILE]] TARGET=NAME... Without --trust it
-speaks plaintext. NAME must be in the certificate of the listener at TARGET, host:port.
+    bare_client.py [--trust CA_FILE [--cert FILE --key FILE]] TARGET=NAME...
+
+Without --trust it speaks plaintext. NAME must be in the certificate of the listener at TARGET,
+host:port.
 """
 
 from __future__ import annotations

@@ -30,10 +30,16 @@ MOVED = "127.0.0.1:7700"
 """The address on the page to which the coordinator moves."""
 ASK = """
 import json, pathlib, sys, urllib.error, urllib.request
-body = {"model": "story", "messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": int(sys.argv[2])}
+body = {
+    "model": "story",
+    "messages": [{"role": "user", "content": "Once upon a time"}],
+    "max_tokens": int(sys.argv[2]),
+}
 headers = {"Authorization": f"Bearer {sys.argv[1]}", "Content-Type": "application/json"}
 while True:
-    asked = urllib.request.Request("http://127.0.0.1:8000/v1/chat/completions", json.dumps(body).encode(), headers)
+    asked = urllib.request.Request(
+        "http://127.0.0.1:8000/v1/chat/completions", json.dumps(body).encode(), headers
+    )
     try:
         print(urllib.request.urlopen(asked, timeout=60).status, flush=True)
     except urllib.error.HTTPError as error:

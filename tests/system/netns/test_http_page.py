@@ -66,8 +66,8 @@ def test_another_machine_asks_over_tls(namespaces: ModuleType, tmp_path: Path) -
             def second(command: str, **more: str) -> subprocess.CompletedProcess[str]:
                 entered = network.enter("second", "bash", "-c", command)
                 return subprocess.run(
-                    entered, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S, check=False,
-                    env={**environment, "KEY": key, **more},
+                    entered, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S,
+                    check=False, env={**environment, "KEY": key, **more},
                 )  # fmt: skip
 
             line = curl.removeprefix("second$ ")

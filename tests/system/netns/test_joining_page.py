@@ -26,7 +26,8 @@ MODELS_OVER_HTTP = """
 import pathlib, urllib.request
 key = (pathlib.Path.home() / ".local/state/edgeshard/serve/api-key").read_text().strip()
 headers = {"Authorization": f"Bearer {key}"}
-print(urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8000/v1/models", headers=headers)).read())
+request = urllib.request.Request("http://127.0.0.1:8000/v1/models", headers=headers)
+print(urllib.request.urlopen(request).read())
 """
 NO_TOKEN = "edgeshard2-AMCoAQ..."
 

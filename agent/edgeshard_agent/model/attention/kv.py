@@ -287,8 +287,7 @@ class KvPool:
                 memory.zero_()
         self._by_block.clear()
 
-    # -- one step
-    # ------------------------------------------------------------------------------------------------
+    # -- one step ----------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan) -> KvDraft:
         """Validate a step, part by part in its order; nothing changes until the draft is committed.
@@ -687,8 +686,7 @@ class KvPool:
             if draft.tables.get(other, True) is not None and other not in draft.swap_outs:
                 yield from self.table(other).guess_slots
 
-    # -- the same, one at a time
-    # ---------------------------------------------------------------------------------
+    # -- the same, one at a time -------------------------------------------------------------------
 
     def grant(self, request: int, first_index: int, blocks: Sequence[int]) -> None:
         """Append blocks to a request's table, which must have `first_index` blocks. Raises as

@@ -40,13 +40,12 @@ class States:
         """Bytes of one slot in all layers."""
         count, plain = self.guess_slots.stop, TORCH_DTYPES[dtype]
         try:
-            self._layers = [
-                tuple(
-                    zeroed((count, *size.shape), torch.float32 if size.float32 else plain, device)
-                    for size in layer
-                )
-                for layer in sizes
-            ]
+            self._layers = []
+            for layer in sizes:
+                dtypes = [torch.float32 if size.float32 else plain for size in layer]
+                shapes = [(count, *size.shape) for size in layer]
+                pairs = zip(shapes, dtypes, strict=True)
+                self._layers.append(tuple(zeroed(shape, dtype, device) for shape, dtype in pairs))
         except (RuntimeError, MemoryError) as error:
             raise ResourceExhaustedError(
                 f"no memory for the states of {slots} requests: {error}", field="concurrency"

@@ -34,7 +34,9 @@ class QuotaBook:
     def change(self, quotas: Quotas) -> None:
         """Take up the quotas of another file. The tokens that an identity used still count, against
         its new limit."""
-        self._quotas, now, buckets = quotas, self._now(), {}
+        self._quotas = quotas
+        now = self._now()
+        buckets = {}
         for identity, bucket in self._buckets.items():
             per_minute = self.of(identity).tokens_per_minute
             if per_minute is not None and not bucket.is_full(now):

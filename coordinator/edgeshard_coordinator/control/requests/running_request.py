@@ -104,11 +104,9 @@ class RunningRequest:
     _error: EdgeShardError | None = None
 
     def __post_init__(self, had: tuple[int, ...] | None) -> None:
-        self.emitted, self.resumed, self.digest = (
-            list(had or ()),
-            had is not None,
-            digest_of(self.generation),
-        )
+        self.emitted = list(had or ())
+        self.resumed = had is not None
+        self.digest = digest_of(self.generation)
 
     @property
     def next_position(self) -> int | None:

@@ -175,15 +175,12 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
 def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:
     """Nodes that keep something for the deployment, or were commanded to."""
     commanded_ids = [entry.node_id for entry in record.standbys if entry.layers is not None]
-    say = [
-        node_id
-        for node_id, node in state.nodes.items()
-        if any(
-            stage.phase is StagePhase.STANDBY and stage.deployment == record.name
-            for stage in node.stages
-        )
-    ]
-    return list(dict.fromkeys([*commanded_ids, *say]))
+    reporting_ids = []
+    for node_id, node in state.nodes.items():
+        standbys = (stage for stage in node.stages if stage.phase is StagePhase.STANDBY)
+        if any(stage.deployment == record.name for stage in standbys):
+            reporting_ids.append(node_id)
+    return list(dict.fromkeys([*commanded_ids, *reporting_ids]))
 
 
 def due(state: State, record: DeploymentRecord) -> Iterator[Standby]:

@@ -575,17 +575,12 @@ def _without_links(
     measured: Mapping[NodeId, Measurements], losses: Lost
 ) -> Mapping[NodeId, Measurements]:
     """Stalled links count as not measured."""
-    return {
-        sender: replace(
-            measurements,
-            links={
-                to: link
-                for to, link in measurements.links.items()
-                if (sender, to) not in losses.links
-            },
-        )
-        for sender, measurements in measured.items()
-    }
+    without = {}
+    for sender, measurements in measured.items():
+        pairs = measurements.links.items()
+        links = {to: link for to, link in pairs if (sender, to) not in losses.links}
+        without[sender] = replace(measurements, links=links)
+    return without
 
 
 def _objective(spec: DeploymentSpec) -> Objective:

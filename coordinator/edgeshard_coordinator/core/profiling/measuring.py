@@ -163,14 +163,12 @@ def told(state: State, action: TellMeasured) -> State:
 
 def forget_tries(state: State, node_id: NodeId) -> State:
     """Forget a node's tries: it is another process now, and may do what failed before."""
-    tries = {
-        sender: {
-            receiver: probe_try for receiver, probe_try in pairs.items() if receiver != node_id
-        }
-        for sender, pairs in state.tries.items()
-        if sender != node_id
-    }
-    state = replace(state, tries={sender: pairs for sender, pairs in tries.items() if pairs})
+    tries = {}
+    for sender, pairs in state.tries.items():
+        others = {receiver: one for receiver, one in pairs.items() if receiver != node_id}
+        if others and sender != node_id:
+            tries[sender] = others
+    state = replace(state, tries=tries)
     return missing_profiles.forgotten(state, node_id)
 
 

@@ -25,11 +25,14 @@ class Job:
     """One node's remaining measurements, over the control stream numbered `connection`: its layers,
     then its links.
 
-    uid of the operator's call that waits for it, or the coordinator's own number for it compute the
-    measurement of layers still to do peers the nodes to probe; None: all connected nodes without a
-    measured link, all if `every_link` asked nodes whose probe was answered, with any result. The
-    ones without a link are in `missed`. step number of commands sent, so that each has a key of its
-    own own no caller waits for it
+    uid         of the operator's call that waits for it, or the coordinator's own number for it
+    compute     the measurement of layers still to do
+    peers       the nodes to probe; None: all connected nodes without a measured link, all if
+                `every_link`
+    asked       nodes whose probe was answered, with any result. The ones without a link are in
+                `missed`.
+    step        number of commands sent, so that each has a key of its own
+    own         no caller waits for it
     """
 
     uid: str

@@ -26,7 +26,8 @@ _HELP = """\
 /clear         start a new conversation; the system message stays
 /system TEXT   set the system message; without TEXT, remove it
 /quit          leave (as Ctrl-D, or Ctrl-C twice)
-To write several lines, end a line with \\ or write them between two lines of \"\"\". Ctrl-C stops an answer."""
+To write several lines, end a line with \\ or write them between two lines of \"\"\". \
+Ctrl-C stops an answer."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
