@@ -78,9 +78,8 @@ def test_a_node_that_joined_runs_where_its_folder_was_moved_to(
         AgentSettings, "edgeshard-agent", ["--config", str(tmp_path / "second/agent.toml")]
     )
     assert moved.state_dir == tmp_path / "second"
-    assert TlsFiles(moved.tls_ca, moved.tls_cert, moved.tls_key) == tls_files(
-        tmp_path / "second/pki"
-    )  # type: ignore[arg-type]
+    paths = (moved.tls_ca, moved.tls_cert, moved.tls_key)
+    assert TlsFiles(*paths) == tls_files(tmp_path / "second/pki")  # type: ignore[arg-type]
 
 
 def test_a_site_of_init_runs_where_its_folder_was_moved_to(

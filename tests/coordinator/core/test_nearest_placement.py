@@ -205,9 +205,8 @@ def test_of_placements_the_nearest_is_within_the_margin_of_the_best(
         ((0.0, 0.0), 1),
     ):
         rank = dict(zip(map(cuts, found), costs, strict=True))
-        assert (
-            nearest(found, lambda one, rank=rank: (False, rank[cuts(one)]), nodes) is found[chosen]
-        ), costs  # type: ignore[misc]
+        best = nearest(found, lambda one, rank=rank: (False, rank[cuts(one)]), nodes)  # type: ignore[misc]
+        assert best is found[chosen], costs
     amiss = {cuts(found[0]): (False, 1.0), cuts(found[1]): (True, 1.0)}
     assert nearest(found, lambda one: amiss[cuts(one)], nodes) is found[0], (
         "what is in memory comes first"
