@@ -24,9 +24,13 @@ from edgeshard.domain.models.dtypes import IntegerFormat
 
 def _half(data: torch.Tensor) -> torch.Tensor:
     """The float16 in two bytes [n, 2], as float32 [n, 1]."""
-    # A copy always: torch takes bytes of a single block for contiguous whatever their stride is,
-    # and refuses to view an odd stride as float16.
-    return data.clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+    return _dense(data).view(torch.float16).float()
+
+
+def _dense(data: torch.Tensor) -> torch.Tensor:
+    """A copy without gaps between the rows. torch takes a single row for contiguous whatever its
+    stride is, and refuses to view an odd stride as a wider type."""
+    return data.clone(memory_format=torch.contiguous_format)
 
 
 def scales_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,12 +143,12 @@ def _bits(packed: torch.Tensor) -> torch.Tensor:
 
 def _words(data: torch.Tensor) -> torch.Tensor:
     """Words of 32 bits [n, words] int64 in bytes [n, 4 * words]."""
-    return data.contiguous().view(torch.int32).long() & 0xFFFFFFFF
+    return _dense(data).view(torch.int32).long() & 0xFFFFFFFF
 
 
 def _shorts(data: torch.Tensor) -> torch.Tensor:
     """Words of 16 bits [n, words] int64 in bytes [n, 2 * words]."""
-    return data.contiguous().view(torch.int16).long() & 0xFFFF
+    return _dense(data).view(torch.int16).long() & 0xFFFF
 
 
 def _grouped(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
