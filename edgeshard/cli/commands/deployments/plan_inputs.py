@@ -254,7 +254,7 @@ def _on_site(
     }
     nodes = [RuledNode(node.name, node.labels, watts.get(node.node_id)) for node in site.nodes]
     fields["rules"] = resolve(request.options.get("rule", ()), nodes)
-    problem = site_problem(measured_site, model, held=_held(site, request, dtype), **fields)
+    problem = site_problem(measured_site, model, packed_parts=_held(site, request, dtype), **fields)
     problem.check()
     return problem, measured_site, request
 
