@@ -132,10 +132,10 @@ async def test_a_page_outlives_the_coordinator_and_says_how_to_come_in_again(
     coordinator = site.cluster.coordinator
     coordinator.keep_address()
     await coordinator.kill()
-    await expect(page.locator(".state.lost")).to_contain_text("the last picture is shown")
+    await expect(page.locator(".state.lost")).to_contain_text("the last state it sent")
     await expect(page.locator("main.stale tbody tr").first).to_be_visible()
     await site.cluster.start_coordinator()
-    await expect(page.get_by_role("alert")).to_contain_text("the coordinator was started again")
+    await expect(page.get_by_role("alert")).to_contain_text("the coordinator restarted")
     await expect(page.locator("pre")).to_have_text("edgectl dashboard")
     async with Client(site.cluster.address) as client:
         other = await visitor.enter(client)
