@@ -393,9 +393,8 @@ def test_no_hook_comes_from_elsewhere() -> None:
 def test_editors_are_told_what_the_formatter_holds(project: dict[str, Any]) -> None:
     parser = configparser.ConfigParser()
     parser.read_string("[DEFAULT]\n" + (ROOT / ".editorconfig").read_text())
-    assert parser["*.{py,pyi,cpp,h}"]["max_line_length"] == str(
-        project["tool"]["ruff"]["line-length"]
-    )
+    length = project["tool"]["ruff"]["line-length"]
+    assert parser["*.{py,pyi}"]["max_line_length"] == str(length)
     assert parser["Makefile"]["indent_style"] == "tab"
 
 
