@@ -97,7 +97,7 @@ def distribution_of(
 
 def this_distribution() -> Scripted | Managed:
     """How this program was installed."""
-    return distribution_of(Path(sys.prefix).resolve(), Path(__file__).parents[2])
+    return distribution_of(Path(sys.prefix).resolve(), Path(__file__).parents[1])
 
 
 def program_words(name: str) -> str:
