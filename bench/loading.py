@@ -74,10 +74,8 @@ def load(
     gc.collect()
     began, used = time.perf_counter(), time.process_time()
     sources = sources_in(directory, layers)
-    source, packing = (
-        SafetensorsDirectory(directory / "checkpoint"),
-        Packing(sources) if packed else None,
-    )
+    source = SafetensorsDirectory(directory / "checkpoint")
+    packing = Packing(sources) if packed else None
     StageWeights.load(
         source, BIG_CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", packing=packing
     )

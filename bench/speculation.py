@@ -199,10 +199,8 @@ async def answer(site: Site, deployment: str, task: str) -> Answer:
         async for event in heard:
             if isinstance(event, Token):
                 if not tokens:
-                    began_s, used_s = (
-                        time.perf_counter(),
-                        sum(agent.cpu_times().user for agent in agents),
-                    )
+                    began_s = time.perf_counter()
+                    used_s = sum(agent.cpu_times().user for agent in agents)
                 tokens.append(event.token)
             elif isinstance(event, Finished):
                 taken_s = time.perf_counter() - began_s

@@ -92,10 +92,8 @@ def test_a_plan_is_the_best_of_all(seed: int, objective: Objective) -> None:
 def test_bounds_are_not_broken_where_nothing_is_counted_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gaps, lost = (
-        defaultdict[Objective, list[float]](list),
-        defaultdict[Objective, list[float]](list),
-    )
+    gaps = defaultdict[Objective, list[float]](list)
+    lost = defaultdict[Objective, list[float]](list)
     for seed in SEARCHED:
         problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)])
         found = searched(problem, monkeypatch)
@@ -133,10 +131,8 @@ def test_energy_plans_are_the_best_and_bounds_are_not_broken(
 
 
 def test_no_cut_of_a_large_site_beats_its_bound() -> None:
-    gaps, lost = (
-        defaultdict[Objective, list[float]](list),
-        defaultdict[Objective, list[float]](list),
-    )
+    gaps = defaultdict[Objective, list[float]](list)
+    lost = defaultdict[Objective, list[float]](list)
     for seed in LARGE:
         problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)], large=True)
         found = plan(problem, alternatives=0)

@@ -113,10 +113,8 @@ def make_site(site: Path, python: str) -> None:
     index = os.environ.get("TORCH_INDEX_URL")
     target = parse_target(f"aarch64-py{python.replace('.', '')}-{'cpu' if index else 'cuda'}")
     wanted = [*map(str, requirements(project, "dependencies", "agent")), *TESTERS]
-    stamp, digest = (
-        site / "stamp",
-        hashlib.sha256(repr((text, target, wanted)).encode()).hexdigest(),
-    )
+    stamp = site / "stamp"
+    digest = hashlib.sha256(repr((text, target, wanted)).encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return
     print(f"aarch64: fetching packages for {target.name} (4.6 GB with CUDA)", flush=True)

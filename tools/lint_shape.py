@@ -1,6 +1,7 @@
 """Refuse code that a reader takes in pieces; `make check` runs it.
 
 - An assignment of three or more values at once: `a, b, c = x, y, z`. One assignment a line.
+- An assignment of two values over several lines.
 - A comprehension inside another one, if the inner one does not fit one line. Name it, or use a
   loop.
 
@@ -19,14 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("edgeshard", "agent", "coordinator", "bench", "deploy", "docs", "tests", "tools")
 MAX_VALUES = 2
-"""Values of one assignment."""
+"""Values of an assignment on one line."""
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of each finding in a module."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Assign) and _values(node) > MAX_VALUES:
+        if isinstance(node, ast.Assign) and _values(node) > _max_values(node):
             yield node.lineno, f"{_values(node)} values in one assignment: one assignment a line"
         elif isinstance(node, _COMPREHENSIONS):
             for inner in ast.walk(node):
@@ -39,6 +40,10 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
                         inner.lineno,
                         "an inner comprehension on several lines: name it, or use a loop",
                     )
+
+
+def _max_values(node: ast.Assign) -> int:
+    return MAX_VALUES if node.end_lineno == node.lineno else 1
 
 
 def _values(node: ast.Assign) -> int:

@@ -113,10 +113,8 @@ def table_header(found: Sweep) -> list[str]:
 def table_rows(found: Sweep) -> list[list[str]]:
     """The cells of a model's table, a row for each bandwidth; strategies that never fit are left
     out."""
-    names, digits = (
-        [name for name in found.names if _fits(found, name)],
-        2 if found.model == MODELS[-1] else 1,
-    )
+    names = [name for name in found.names if _fits(found, name)]
+    digits = 2 if found.model == MODELS[-1] else 1
     rows = []
     for mbps in found.rows:
         each = [found.row(mbps, name) for name in names]

@@ -315,10 +315,8 @@ def _http_listen(
         raise FailedPreconditionError(
             f"--http-listen needs the gateway extra: {extra_line('gateway')}", field="http-listen"
         )
-    listen, certificate = (
-        HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key),
-        None,
-    )
+    listen = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key)
+    certificate = None
     if (
         site.issuing is not None
         and not listen.is_local

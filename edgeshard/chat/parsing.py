@@ -118,10 +118,8 @@ class _Tagged:
 
     def __init__(self, answer_format: AnswerFormat, tools: Sequence[Any]) -> None:
         self._begin, self._end = answer_format.reasoning_begin, answer_format.reasoning_end
-        self._tag_begin, self._tag_end = (
-            answer_format.call_begin or _TAG,
-            answer_format.call_end or _END_TAG,
-        )
+        self._tag_begin = answer_format.call_begin or _TAG
+        self._tag_end = answer_format.call_end or _END_TAG
         self._tools = tools
         self._format = answer_format.tools if tools else ToolFormat.NONE
         self._held = ""

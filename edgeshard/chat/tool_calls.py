@@ -65,10 +65,9 @@ def calls_in_tag(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
         return (Called(name, _typed(name, pairs, tools)),)
     name, newline, rest = stripped.partition("\n")
     if "<arg_key>" in name:
-        name, rest = (
-            name[: name.index("<arg_key>")],
-            name[name.index("<arg_key>") :] + newline + rest,
-        )
+        end = name.index("<arg_key>")
+        rest = name[end:] + newline + rest
+        name = name[:end]
     if (
         not name
         or (rest.strip() and not _PAIR.search(rest))

@@ -73,10 +73,8 @@ _NOT_CASED = (
 )
 """Cased letters that an older version of Unicode does not count as such."""
 _CASED = rf"\s?(?:(?![{_NOT_CASED}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])+"
-_HAN, _HAN_AND_KANA = (
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-)
+_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_HAN_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _FULL_WIDTH = r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 
 

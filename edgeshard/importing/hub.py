@@ -603,10 +603,8 @@ def _typed(error: Exception, name: str, revision: str) -> EdgeShardError:
                 "log in with `hf auth login`)"
             )
         case errors.RevisionNotFoundError():
-            kind, what = (
-                NotFoundError,
-                f"{name} has no revision {revision[:80]}; {hub}/{name}/commits/main shows them",
-            )
+            kind = NotFoundError
+            what = f"{name} has no revision {revision[:80]}; {hub}/{name}/commits/main shows them"
         case errors.RepositoryNotFoundError():
             kind = NotFoundError
             what = (

@@ -39,10 +39,8 @@ _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 def _cased(beside: str, slash: str) -> tuple[str, ...]:
     """Words as o200k has them: capitals, then small letters; `beside` goes into the sets of
     letters."""
-    capitals, small = (
-        rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{beside}]",
-        rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{beside}]",
-    )
+    capitals = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{beside}]"
+    small = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{beside}]"
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{capitals}*{small}+{_ENDINGS}",
         rf"[^\r\n\p{{L}}\p{{N}}]?{capitals}+{small}*{_ENDINGS}",

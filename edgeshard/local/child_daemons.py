@@ -235,10 +235,8 @@ class ChildDaemon:
             exited.cancel()
         ready = json.loads(self._ready_path.read_text())
         self.address = str(ready["address"])
-        self.gateway, self._enrolment = (
-            str(ready.get("gateway", "")),
-            str(ready.get("enrolment", "")),
-        )
+        self.gateway = str(ready.get("gateway", ""))
+        self._enrolment = str(ready.get("enrolment", ""))
         return True
 
     async def exited(self) -> int:

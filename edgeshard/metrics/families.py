@@ -79,10 +79,8 @@ class OwnCondition:
             "edgeshard_disk_write_bytes_per_second", written, (), [((), condition.disk_write_bps)]
         )
         if condition.certificate_ends_s:
-            ends, meaning = (
-                [((), condition.certificate_ends_s)],
-                "When this daemon's certificate ends.",
-            )
+            ends = [((), condition.certificate_ends_s)]
+            meaning = "When this daemon's certificate ends."
             yield gauge("edgeshard_certificate_expiry_timestamp_seconds", meaning, (), ends)
 
 

@@ -66,10 +66,8 @@ def _step_of(item: tuple[int, Token]) -> tuple[float, tuple[StageTiming, ...]]:
 
 def _step_to_wire(step: list[tuple[int, Token]]) -> pb.StepTokens:
     tokens = [token for _, token in step]
-    has_logprobs, has_tops = (
-        any(token.logprob for token in tokens),
-        any(token.top for token in tokens),
-    )
+    has_logprobs = any(token.logprob for token in tokens)
+    has_tops = any(token.top for token in tokens)
     return pb.StepTokens(
         numbers=[number for number, _ in step],
         positions=[token.position for token in tokens],

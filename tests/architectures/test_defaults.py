@@ -103,10 +103,8 @@ def test_a_key_that_is_left_out_has_the_default_of_its_class(name: str) -> None:
             or key in other_names - keys
         ):
             continue
-        without, found = (
-            reading(changed(config, (key,), {})),
-            reading(changed(config, (key,), {key: value})),
-        )
+        without = reading(changed(config, (key,), {}))
+        found = reading(changed(config, (key,), {key: value}))
         if without is not None and found is not None and without != found:
             wrong[key] = value
     assert not wrong

@@ -108,10 +108,8 @@ def test_a_site_that_is_gone_is_said_with_the_file_that_names_it(
 ) -> None:
     monkeypatch.delenv("EDGESHARD__CLIENT__PLAINTEXT")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    files, gone = (
-        Identities(tmp_path / "site", "mill").of(Role.OPERATOR, "admin"),
-        f"127.0.0.1:{free_port}",
-    )
+    files = Identities(tmp_path / "site", "mill").of(Role.OPERATOR, "admin")
+    gone = f"127.0.0.1:{free_port}"
     write_client_settings(gone, files.key.parent)
     silent = CliRunner().invoke(app, ["get", "nodes"])
     files.cert.unlink()

@@ -279,10 +279,8 @@ def test_a_placement_says_what_guesses_are_worth(
     edgectl: Any, site: Any, guesses: ExpectedGuesses | None, words: str
 ) -> None:
     guessing = replace(site.placement, speculation=Speculation.GUESSES, guesses=guesses)
-    site.placement, site.states = (
-        guessing,
-        [replace(site.deployment_in(DeploymentPhase.READY), placement=guessing)],
-    )
+    site.placement = guessing
+    site.states = [replace(site.deployment_in(DeploymentPhase.READY), placement=guessing)]
     deploy = ("deploy", "tales", "--model", "fairy-tales", "--source", "a")
     for arguments in (("describe", "deployment", "tales"), deploy, (*deploy, "--dry-run")):
         assert words in " ".join(edgectl(*arguments).stdout.split()), arguments

@@ -53,10 +53,8 @@ class Served:
     def begin(self, name: str) -> None:
         options = ("--state-dir", str(self.state), "--listen", "127.0.0.1:0", "--port", "0")
         self.serve = Running(self.home, name, "serve", "demo", *options, cwd=self.hostile)
-        self.url, self.key = (
-            self.serve.until(r"^URL +(\S+)$")[1],
-            self.serve.until(r"^API key +(\S+)$")[1],
-        )
+        self.url = self.serve.until(r"^URL +(\S+)$")[1]
+        self.key = self.serve.until(r"^API key +(\S+)$")[1]
         self.serve.until(r"^  edgectl join ")
 
     def ready(self, name: str) -> dict[str, Any]:

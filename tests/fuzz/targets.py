@@ -659,10 +659,8 @@ def _answer(data: bytes) -> str:
     met = set()
     for form in ToolFormat:
         answer_format = AnswerFormat(form, "<think>", "</think>")
-        at_once, piecewise = (
-            AnswerParser(answer_format, _TOOLS),
-            AnswerParser(answer_format, _TOOLS),
-        )
+        at_once = AnswerParser(answer_format, _TOOLS)
+        piecewise = AnswerParser(answer_format, _TOOLS)
         whole = [*at_once.feed(text), *at_once.finish()]
         parts = [
             delta for at in range(0, len(text), 7) for delta in piecewise.feed(text[at : at + 7])

@@ -21,7 +21,9 @@ rows = [
 """
 
 
-@pytest.mark.parametrize(("code", "line"), [("a = 1\nb, c, d = 1, 2, 3", 2), (INNER, 3)])
+@pytest.mark.parametrize(
+    ("code", "line"), [("a = 1\nb, c, d = 1, 2, 3", 2), ("a, b = (\n 1,\n 2,\n)", 1), (INNER, 3)]
+)
 def test_code_that_a_reader_takes_in_pieces_is_found(code: str, line: int) -> None:
     ((at, _),) = findings(code)
     assert at == line

@@ -352,10 +352,8 @@ def test_blocks_of_fp8_beside_what_was_not_converted(tmp_path: Path) -> None:
     settings, quantise, _ = FORMATS["fp8 in blocks"]
     stored, means = {}, {}
     for name, tensor in expected_tensors(config).items():
-        full, weight = (
-            f"model.{name}" if name != "lm_head.weight" else name,
-            torch.randn(tensor.shape) * 0.1,
-        )
+        full = f"model.{name}" if name != "lm_head.weight" else name
+        weight = torch.randn(tensor.shape) * 0.1
         if not re.search(r"_proj\.weight|experts", name):
             stored[full] = means[full] = weight.bfloat16()
             continue

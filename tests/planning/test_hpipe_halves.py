@@ -39,15 +39,11 @@ def test_times_of_halves_sum_to_the_blocks(
     """For the slices of the page. Shorter ones wait for reading, and halves of them may take longer
     than the whole."""
     step = StepShape.of_spans([(tokens, data.draw(st.integers(0, PROMPT - tokens)))])
-    block, (attention, mlp) = (
-        WHOLE[name].problem.model.blocks[0],
-        HALVES[name].problem.model.blocks[:2],
-    )
+    block = WHOLE[name].problem.model.blocks[0]
+    (attention, mlp) = HALVES[name].problem.model.blocks[:2]
     times = HALVES[name].times[node]
-    whole_s, halves_s = (
-        WHOLE[name].times[node].block_s(block, step),
-        times.block_s(attention, step) + times.block_s(mlp, step),
-    )
+    whole_s = WHOLE[name].times[node].block_s(block, step)
+    halves_s = times.block_s(attention, step) + times.block_s(mlp, step)
     assert halves_s >= whole_s * (1 - 1e-9)
     if tokens >= 128:
         assert halves_s == pytest.approx(whole_s, rel=1e-9)

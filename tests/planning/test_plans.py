@@ -153,10 +153,8 @@ def test_the_formula_of_two_phases() -> None:
     cluster = cluster_of(device("a", 20), device("b", 20))
     costs, load = Costs(problem_of(cluster)), Load(2, 3)
     prediction = predict(costs, load, Cut((0, 1), (4, 8)))
-    prefill, decode = (
-        score(costs.prefill(load), prediction.cut),
-        score(costs.decode(load), prediction.cut),
-    )
+    prefill = score(costs.prefill(load), prediction.cut)
+    decode = score(costs.decode(load), prediction.cut)
     per_token = max(decode.round_s, 3 * decode.bottleneck_s)
     total = prefill.round_s + 2 * prefill.bottleneck_s + 31 * per_token
     assert prediction.time_per_token_s == pytest.approx(per_token)

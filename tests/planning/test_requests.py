@@ -148,10 +148,8 @@ def test_a_slow_link_does_not_carry_a_long_prompt() -> None:
 
 
 def test_auto_for_one_request_is_request() -> None:
-    auto, request = (
-        plan(orin_and_3090(objective=Objective.AUTO)),
-        plan(orin_and_3090(objective=Objective.REQUEST)),
-    )
+    auto = plan(orin_and_3090(objective=Objective.AUTO))
+    request = plan(orin_and_3090(objective=Objective.REQUEST))
     assert auto.placement == request.placement and auto.prediction == request.prediction
     assert auto.gap_objective == GAP_OF_REQUEST
 

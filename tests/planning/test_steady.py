@@ -133,10 +133,8 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
     def between_s(changed: dict[str, float], requests: int = batch * m) -> float:
         given = times | changed
         prompt_s = parts.full[0] * given["full_busiest_s"] + parts.rest[0] * given["rest_busiest_s"]
-        steps, chunks_of_one = (
-            m * (1 + (parts.count[0] - 1) / max(m, stages)),
-            parts.full[0] + parts.rest[0],
-        )
+        steps = m * (1 + (parts.count[0] - 1) / max(m, stages))
+        chunks_of_one = parts.full[0] + parts.rest[0]
         with_prompts = [
             number * prompt_s + max(0.0, steps - number * chunks_of_one) * given["busiest_s"]
             for number in range(1, MOST_TOGETHER + 1)

@@ -21,10 +21,8 @@ from tests.support.identities import Identities
 
 pytestmark = pytest.mark.timing
 PATIENCE_S = 10.0
-UNARY, STREAM = (
-    "/edgeshard.proto.v1.AdminService/ListNodes",
-    "/edgeshard.proto.v1.AdminService/Trace",
-)
+UNARY = "/edgeshard.proto.v1.AdminService/ListNodes"
+STREAM = "/edgeshard.proto.v1.AdminService/Trace"
 
 
 class Request:

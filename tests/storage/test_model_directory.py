@@ -75,10 +75,8 @@ def test_links_within_the_model_are_followed(make_checkpoint: MakeCheckpoint) ->
 
 def as_cache(directory: Path, root: Path) -> Path:
     """The files of a model as the Hugging Face cache keeps them; its snapshot."""
-    blobs, snapshot = (
-        root / "models--org--tiny" / "blobs",
-        root / "models--org--tiny" / "snapshots" / "4f1e",
-    )
+    blobs = root / "models--org--tiny" / "blobs"
+    snapshot = root / "models--org--tiny" / "snapshots" / "4f1e"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     for number, name in enumerate(FILES):

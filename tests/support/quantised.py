@@ -121,10 +121,8 @@ def gptq(bits: int, symmetric: bool, zero_offset: int = 1, shuffled: bool = Fals
         base = weight if order is None else weight[:, order]
         if symmetric:
             values, scales = rounded(base, bits, group, torch.float16)
-            values, zeros = (
-                values + 2 ** (bits - 1),
-                torch.full(scales.shape, float(2 ** (bits - 1))),
-            )
+            values = values + 2 ** (bits - 1)
+            zeros = torch.full(scales.shape, float(2 ** (bits - 1)))
         else:
             values, zeros, scales = asymmetric(base, bits, group)
             zeros = zeros.clamp(min=zero_offset)

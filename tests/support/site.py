@@ -55,10 +55,8 @@ class Site:
         self._identities = identities
         if identities is not None:
             # These files go before the --plaintext of a cluster without an authority.
-            own, by_agent = (
-                options.get("coordinator_arguments", ()),
-                options.get("arguments_by_agent", {}),
-            )
+            own = options.get("coordinator_arguments", ())
+            by_agent = options.get("arguments_by_agent", {})
             options["coordinator_arguments"] = [*tls_options(identities.coordinator()), *own]
             options["arguments_by_agent"] = {
                 name: [*tls_options(identities.of(Role.AGENT, name)), *by_agent.get(name, ())]

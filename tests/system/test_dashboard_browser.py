@@ -450,10 +450,8 @@ async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser
             "**/dashboard/chat", lambda route: bodies.append(route.request.post_data_json)
         )
         await show(page, "playground")
-        send, stop = (
-            page.get_by_role("button", name="Send"),
-            page.get_by_role("button", name="Stop"),
-        )
+        send = page.get_by_role("button", name="Send")
+        stop = page.get_by_role("button", name="Stop")
         await expect(send).to_be_disabled()
         await expect(send).to_have_accessible_description("Write a message first.")
         await page.get_by_text("System prompt", exact=True).click()

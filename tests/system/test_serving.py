@@ -330,10 +330,8 @@ async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests
     """Node b is halted under three streams; another deployment with the same head continues, and
     then the three do."""
     chance = random.Random(8)
-    slow, other = (
-        make_spec(name=PAIR, layers=TWO_NODES),
-        make_spec(name="other", layers="a=0:6,c=6:12"),
-    )
+    slow = make_spec(name=PAIR, layers=TWO_NODES)
+    other = make_spec(name="other", layers="a=0:6,c=6:12")
     node = site.cluster.agents["b"]
     clock = asyncio.get_running_loop().time
 

@@ -45,10 +45,8 @@ def spec(**changes: object) -> DeploymentSpec:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Two small nodes, which have measured themselves and their disks, and a larger one."""
-    directory, memory = (
-        tmp_path_factory.mktemp("streaming"),
-        dict.fromkeys("ab", ("--memory", MEMORY)),
-    )
+    directory = tmp_path_factory.mktemp("streaming")
+    memory = dict.fromkeys("ab", ("--memory", MEMORY))
     nodes = ("a", "b", "large")
     async with Site(
         directory, nodes, models={"tales": DEMO_MODEL}, arguments_by_agent=memory

@@ -79,10 +79,8 @@ class _Share:
     at_s: float
 
     def come_in(self, now_s: float) -> float:
-        self.left_s, self.at_s = (
-            min(BURST_S, self.left_s + SHARE * max(0.0, now_s - self.at_s)),
-            now_s,
-        )
+        self.left_s = min(BURST_S, self.left_s + SHARE * max(0.0, now_s - self.at_s))
+        self.at_s = now_s
         return self.left_s
 
 

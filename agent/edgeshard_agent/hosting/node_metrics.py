@@ -56,10 +56,8 @@ class AgentMetrics:
         self._cache = cache
 
     def collect(self) -> Iterable[Metric]:
-        versions, meaning = (
-            (__version__, str(WIRE_VERSION)),
-            "Always 1; the labels say which version runs.",
-        )
+        versions = (__version__, str(WIRE_VERSION))
+        meaning = "Always 1; the labels say which version runs."
         yield gauge("edgeshard_build_info", meaning, ("version", "wire_version"), [(versions, 1)])
         yield gauge(
             "edgeshard_cache_bytes",

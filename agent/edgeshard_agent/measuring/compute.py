@@ -132,10 +132,8 @@ class Profiler:
         self._shape: ModelShape = self._model.shape
         limit = self._shape.max_context
         self._grid = self.grid.within(limit)
-        self._prefill, self._decode = (
-            self._grid.prefill_points(limit),
-            self._grid.decode_points(limit),
-        )
+        self._prefill = self._grid.prefill_points(limit)
+        self._decode = self._grid.decode_points(limit)
         self._is_first = self._grid.effort is profile.Effort.FIRST
         self._room_bytes = 0
         self._quota = CpuQuota(cpu_quota(), self.threads)

@@ -220,10 +220,8 @@ class MixtureMlp(nn.Module):
         super().__init__()
         assert options.style.routing is not None
         self.routing = options.style.routing
-        (count, hidden), inner = (
-            shapes["mlp.gate.weight"],
-            shapes["mlp.experts.0.down_proj.weight"][1],
-        )
+        (count, hidden) = shapes["mlp.gate.weight"]
+        inner = shapes["mlp.experts.0.down_proj.weight"][1]
         gating, forms = _gating(options.style), options.forms
         self.router = Projection((count,), hidden, bias="mlp.gate.bias" in shapes)
         bias = "mlp.experts.0.down_proj.bias" in shapes
@@ -271,10 +269,8 @@ class MixtureBeside(nn.Module):
         super().__init__()
         assert options.style.routing is not None
         self.routing = options.style.routing
-        (count, hidden), inner = (
-            shapes["beside.router.weight"],
-            shapes["beside.experts.0.down_proj.weight"][1],
-        )
+        (count, hidden) = shapes["beside.router.weight"]
+        inner = shapes["beside.experts.0.down_proj.weight"][1]
         self.router = Projection((count,), hidden)
         self.input_scale = nn.Parameter(torch.empty(hidden, device="meta"), requires_grad=False)
         self.expert_scale = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
@@ -431,10 +427,8 @@ class Block(nn.Module):
             attended = self._attend(normed, rotary, step)
         before_mlp: RmsNorm | None = self.post_attention_layernorm
         if self.post_feedforward_layernorm is not None:
-            attended, before_mlp = (
-                self.post_attention_layernorm(attended),
-                self.pre_feedforward_layernorm,
-            )
+            attended = self.post_attention_layernorm(attended)
+            before_mlp = self.pre_feedforward_layernorm
         normed, residual = _added(before_mlp, self._scaled(attended), residual)
         addend = self.mlp(normed)
         if self.beside is not None:

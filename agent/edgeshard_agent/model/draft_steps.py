@@ -43,10 +43,8 @@ class DraftSteps:
         if isinstance(self._modules, FusedModules):
             with torch.inference_mode():
                 self._rows = self._modules.native_rows(pool, self.longest, DRAFT_TOKENS)
-                width, itemsize = (
-                    model.shape.hidden_size,
-                    model.weights.modules.context.torch_dtype.itemsize,
-                )
+                width = model.shape.hidden_size
+                itemsize = model.weights.modules.context.torch_dtype.itemsize
                 if self.vocab_size * width * itemsize <= MOST_EMBEDDED_BYTES:
                     self._embedded = self._embed(range(self.vocab_size)).contiguous()
 

@@ -68,10 +68,8 @@ class Llama4Attention(nn.Module):
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.rotates:
-            query, key = (
-                _turned(query, position_embeddings[0]),
-                _turned(key, position_embeddings[0]),
-            )
+            query = _turned(query, position_embeddings[0])
+            key = _turned(key, position_embeddings[0])
             if self.normed is not None:
                 query, key = self.normed(query), self.normed(key)
         elif self.tuned:

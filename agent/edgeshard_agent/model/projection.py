@@ -201,10 +201,8 @@ class Projection(nn.Module):
             )
             return
         rounded = [part for part in parts if isinstance(part, QuantizedWeight)]
-        values, scales = (
-            torch.cat([part.values for part in rounded]),
-            torch.cat([part.scales for part in rounded]),
-        )
+        values = torch.cat([part.values for part in rounded])
+        scales = torch.cat([part.scales for part in rounded])
         whole_weight = QuantizedWeight(
             values, scales, self._integers.group, Scheme(self._integers.format)
         )

@@ -147,10 +147,8 @@ def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, floa
         """The dimension whose wave makes `rounds` turns within the first context."""
         return dims * _log(trained / (rounds * 2 * math.pi)) / (2 * _log(rotation.theta))
 
-    first, last = (
-        dimension(options.get("beta_fast") or 32),
-        dimension(options.get("beta_slow") or 1),
-    )
+    first = dimension(options.get("beta_fast") or 32)
+    last = dimension(options.get("beta_slow") or 1)
     if options.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dims - 1)

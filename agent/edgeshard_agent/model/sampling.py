@@ -135,10 +135,8 @@ class Sampler:
         if logits is None or len(first) == len(assumed):
             return self._with_forced(self.draw(logits, row_places))
         result = self.draw(logits[first], [row_places[row] for row in first])
-        drawn, tokens = (
-            {(token.request, token.position): token.token for token in result.tokens},
-            [*result.tokens],
-        )
+        drawn = {(token.request, token.position): token.token for token in result.tokens}
+        tokens = [*result.tokens]
         until_s = time.monotonic() + PATIENCE_S
         while rows := [
             row

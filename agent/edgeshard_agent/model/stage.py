@@ -282,10 +282,8 @@ class StageModel:
             if (targets := span.targets) is None:
                 continue
             first = begin + targets.position - 1 - span.first_position
-            rows, count = (
-                hidden[first : first + len(targets.tokens)],
-                self._sampler.top_logprobs(span.request),
-            )
+            rows = hidden[first : first + len(targets.tokens)]
+            count = self._sampler.top_logprobs(span.request)
             for scores in score(self._modules.head, rows, targets, count, self.shape.vocab_size):
                 yield SpanLogprobs(span.request, scores)
 

@@ -274,10 +274,8 @@ class ControlClient:
             await asyncio.sleep(CONDITION_INTERVAL_S)
 
     def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
-        node, now = (
-            self.registration,
-            (self.statuses(), self.available_bytes(), huge_pages, self.others_share()),
-        )
+        node = self.registration
+        now = (self.statuses(), self.available_bytes(), huge_pages, self.others_share())
         return commands.Heartbeat(
             node.node_id, node.incarnation, *now, self.packed()[: commands.MOST_PACKED]
         )

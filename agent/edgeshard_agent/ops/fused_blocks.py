@@ -202,10 +202,8 @@ class NativeRows:
         self._inputs[rows].copy_(hidden)
         self._lengths[0], self._first_rows[1] = first + rows, rows
         step.rows, step.threads = rows, torch.get_num_threads()
-        step.cos, step.sin = (
-            self._cos + first * self._row_bytes,
-            self._sin + first * self._row_bytes,
-        )
+        step.cos = self._cos + first * self._row_bytes
+        step.sin = self._sin + first * self._row_bytes
         step.block_tables = table.address
         step.table_stride = table.count
         step.table_blocks = table.count

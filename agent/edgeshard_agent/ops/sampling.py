@@ -157,10 +157,8 @@ def _native(
     logprobs = np.empty((rows, most), np.float64)
     samples = (layouts.SampledStruct * rows)()
     for row in range(rows if most else 0):
-        samples[row].top_tokens, samples[row].top_logprobs = (
-            tokens[row].ctypes.data,
-            logprobs[row].ctypes.data,
-        )
+        samples[row].top_tokens = tokens[row].ctypes.data
+        samples[row].top_logprobs = logprobs[row].ctypes.data
     choices = (ctypes.c_void_p * rows)(*(sampler.address for sampler in samplers))
     at = (ctypes.c_uint64 * rows)(*positions)
     call = layouts.SampledRowsStruct(

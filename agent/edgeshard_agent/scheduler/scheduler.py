@@ -81,10 +81,8 @@ class HeadStep:
                 spans.append(span)
                 tokens += self.tokens[begin:end]
                 continue
-            certain, guesses = (
-                self.tokens[begin : end - span.guesses],
-                drafted.get(span.request, ())[: span.guesses],
-            )
+            certain = self.tokens[begin : end - span.guesses]
+            guesses = drafted.get(span.request, ())[: span.guesses]
             spans.append(
                 replace(span, token_count=len(certain) + len(guesses), guesses=len(guesses))
             )

@@ -33,10 +33,8 @@ def make_scheduler(
     other. With `drafts` there is a draft to query for guesses: the continuation of a short match is
     less likely than the draft's guess."""
     spec, placement = prepare.spec, prepare.placement
-    longest, waiting = (
-        spec.max_context or shape.max_context,
-        WAITING_PER_PLACE * running_requests(spec, placement),
-    )
+    longest = spec.max_context or shape.max_context
+    waiting = WAITING_PER_PLACE * running_requests(spec, placement)
     limits = Limits(
         longest,
         waiting,
@@ -85,10 +83,8 @@ def swapping(prepare: PrepareStage) -> Swapping:
     def block_s(stage: PlacedStage) -> float:
         out_bps = back_bps = MEMORY_BPS
         if spec.kv_swap_on_disk:  # at the measured rates, if there are any
-            out_bps, back_bps = (
-                stage.disk_write_bytes_per_s or DISK_BPS,
-                stage.disk_read_bytes_per_s or DISK_BPS,
-            )
+            out_bps = stage.disk_write_bytes_per_s or DISK_BPS
+            back_bps = stage.disk_read_bytes_per_s or DISK_BPS
         return stage.kv_bytes / placement.kv_blocks * (1 / out_bps + 1 / back_bps)
 
     costs = partial(compute_s, placement.costs) if placement.costs else None

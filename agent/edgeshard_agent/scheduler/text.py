@@ -74,10 +74,8 @@ class TextStream:
             text, self._held = self._held[: min(ends)[0]], ""
             return text
         keep = max((_overlap(self._held, stop) for stop in self._stop_strings), default=0)
-        text, self._held = (
-            self._held[: len(self._held) - keep],
-            self._held[len(self._held) - keep :],
-        )
+        text = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
         return text
 
 

@@ -49,10 +49,8 @@ def nodes_picture(nodes: Iterable[Node]) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
-    facts, running = (
-        node.facts,
-        [stage for stage in node.stages if stage.phase is not StagePhase.STANDBY],
-    )
+    facts = node.facts
+    running = [stage for stage in node.stages if stage.phase is not StagePhase.STANDBY]
     return known(
         status=node_status(node),
         kind=facts.kind,

@@ -120,10 +120,8 @@ class Membership:
         another `ttl_s` than 10 s to 7 days, ResourceExhaustedError if too many tokens are open.
         """
         authorities, ttl_s = self.authorities(), tokens.check_ttl(request.ttl_s)
-        principal, secret = (
-            Principal(self.site, request.role, request.id),
-            secrets.token_bytes(SECRET_BYTES),
-        )
+        principal = Principal(self.site, request.role, request.id)
+        secret = secrets.token_bytes(SECRET_BYTES)
         now = self._now().timestamp()
         if await self._store.count(now) >= tokens.MOST_TOKENS:
             raise ResourceExhaustedError(

@@ -57,10 +57,8 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         if not is_of_this_machine(_host_of(context.peer())):
             raise not_this_machine()
         model = await in_thread(lambda: wire.local_model_from_wire(request))
-        ended, status = (
-            threading.Event(),
-            LocalAdding(0, model.manifest.stored_bytes, knows_orders=True),
-        )
+        ended = threading.Event()
+        status = LocalAdding(0, model.manifest.stored_bytes, knows_orders=True)
 
         def progress(hashed: int, total: int) -> None:
             nonlocal status

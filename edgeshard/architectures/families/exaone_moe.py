@@ -61,10 +61,8 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         raise fields.refuse(
             _KINDS, f"must name dense or sparse for each of the {layer_count} layers"
         )
-    mixtures, listed = (
-        [_is_mixture(fields, layer) for layer in range(layer_count)],
-        fields.values.get("is_moe_layer"),
-    )
+    mixtures = [_is_mixture(fields, layer) for layer in range(layer_count)]
+    listed = fields.values.get("is_moe_layer")
     if listed is not None and listed != mixtures:
         raise fields.refuse(
             "is_moe_layer", f"differs from {_KINDS} or first_k_dense_replace; make them agree"

@@ -215,10 +215,8 @@ def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The keys of config.json: layers without a window have heads of their own, and frequencies
     that do not turn."""
     config = sliding(fields)
-    full_dim, sliding_dim = (
-        fields.size("attention.key_length"),
-        fields.size("attention.key_length_swa"),
-    )
+    full_dim = fields.size("attention.key_length")
+    sliding_dim = fields.size("attention.key_length_swa")
     kv_heads = fields.get("attention.head_count_kv")
     values = fields.layers_with("attn_v.weight")
     full = [layer for layer, kind in enumerate(config.get("layer_types", ())) if kind == FULL]

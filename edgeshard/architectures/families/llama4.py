@@ -40,10 +40,8 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     config = dict(values)
     layers = config.get("num_hidden_layers")
     count = min(layers, MAX_LAYERS) if type(layers) is int else 0
-    interval, step = (
-        config.get("no_rope_layer_interval", 4),
-        config.get("interleave_moe_layer_step", 1),
-    )
+    interval = config.get("no_rope_layer_interval", 4)
+    step = config.get("interleave_moe_layer_step", 1)
     if not config.get("no_rope_layers") and type(interval) is int and interval > 0:
         config["no_rope_layers"] = [int((layer + 1) % interval != 0) for layer in range(count)]
     if config.get("moe_layers") is None and type(step) is int and step > 0:

@@ -97,10 +97,8 @@ def _waiting(deployment: Deployment) -> int:
 
 
 def _deployment(deployment: Deployment, rates: Rates) -> Row:
-    waiting, last = (
-        _waiting(deployment),
-        max(deployment.stages, key=lambda stage: stage.stage, default=None),
-    )
+    waiting = _waiting(deployment)
+    last = max(deployment.stages, key=lambda stage: stage.stage, default=None)
     return (
         deployment.spec.name,
         deployment.phase.value,

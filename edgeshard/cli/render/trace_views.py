@@ -61,10 +61,8 @@ def picture(traces: Sequence[StageTrace], deployment: str) -> str:
     """
     steps = next(trace.records for trace in traces if trace.records)
     first = max(0, (len(steps) - PICTURED_STEPS) // 2)
-    from_s, until_s = (
-        steps[first].began_s,
-        steps[min(first + PICTURED_STEPS, len(steps)) - 1].ended_s,
-    )
+    from_s = steps[first].began_s
+    until_s = steps[min(first + PICTURED_STEPS, len(steps)) - 1].ended_s
     turns = max(2, most_in_flight(traces))
     visits = [
         visit

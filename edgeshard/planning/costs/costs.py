@@ -157,10 +157,8 @@ class Costs:
 
     def _mixed_shape(self, batch: int, chunk: int) -> StepShape:
         """Decodes in the middle of their answers, and a chunk of the middle of a prompt."""
-        prompt, middle = (
-            self.problem.prompt_tokens,
-            self.problem.prompt_tokens + self.problem.new_tokens / 2,
-        )
+        prompt = self.problem.prompt_tokens
+        middle = self.problem.prompt_tokens + self.problem.new_tokens / 2
         before = (prompt - chunk) / 2
         tokens, count = batch + chunk, batch + 1
         context = (batch * middle + chunk * (before + (chunk + 1) / 2)) / tokens

@@ -226,10 +226,8 @@ class CutFloor:
         senders, receivers = list(cut.nodes[:-1]), list(cut.nodes[1:])
         rate_bps = self._costs.bandwidth_bps[senders, receivers][:, None]
         delay_s = self._costs.delay_s[senders, receivers][:, None]
-        first_hops, last_hops = (
-            self._first_bits / rate_bps + delay_s,
-            self._last_bits / rate_bps + delay_s,
-        )
+        first_hops = self._first_bits / rate_bps + delay_s
+        last_hops = self._last_bits / rate_bps + delay_s
         send_s = self._between_bits / rate_bps[:, :, None]
         before = np.zeros_like(firsts)
         before[1:] = np.cumsum(firsts[:-1] + first_hops, axis=0)

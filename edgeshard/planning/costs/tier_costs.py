@@ -262,10 +262,9 @@ class StreamTables:
                 spare = room - (whole - alone)
                 caches = (largest > 0) & caches_experts(spare, largest, every)
                 read = np.where(caches, every - cache_bytes(spare, largest), read)
-                written, can = (
-                    np.where(caches, every, written),
-                    can | caches,
-                )  # each expert has its file
+                # each expert has its file
+                written = np.where(caches, every, written)
+                can = can | caches
                 caching[:, starts, ends] = caches & (room < whole)
             can &= np.isfinite(self.disk_s)[:, None] & (written <= self._disk_bytes[:, None])
             streamed[:, starts, ends] = np.where(room >= whole, 0.0, np.where(can, read, np.inf))

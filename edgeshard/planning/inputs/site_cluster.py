@@ -121,10 +121,8 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         _check_processors(usable, quantisation)
     devices: list[DeviceSpec | None] = []
     for node in usable:
-        spec, profile = (
-            recognise(node.facts),
-            profiles.get(node.node_id) or others.get(node.node_id),
-        )
+        spec = recognise(node.facts)
+        profile = profiles.get(node.node_id) or others.get(node.node_id)
         devices.append(spec if profile is None else _figures(profile, spec))
     unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
     if unknown:

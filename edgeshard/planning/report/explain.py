@@ -168,10 +168,8 @@ def _goal(result: PlanResult) -> str:
 
 def _choice(result: PlanResult) -> str:
     assert result.prediction is not None
-    load, parts = (
-        result.prediction.load,
-        [f"{stage.node} {stage.layers}" for stage in result.stages],
-    )
+    load = result.prediction.load
+    parts = [f"{stage.node} {stage.layers}" for stage in result.stages]
     flight = (
         f"; {load.micro_batches} micro-batches of {load.batch} in flight"
         if load.requests > 1

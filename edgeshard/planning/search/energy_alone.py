@@ -100,10 +100,8 @@ class EnergyAlone(RequestSearch):
         least_s = self._least_time(floor)
         if least_s == INFINITY:
             return
-        computing, way = (
-            self._computing(floor),
-            with_tokens(self._prefill, self._decode, self._tokens),
-        )
+        computing = self._computing(floor)
+        way = with_tokens(self._prefill, self._decode, self._tokens)
         mean = float(self._idle_w.mean()) or float(self._more_w.mean())
         for factor in _WEIGHTS:
             weight = float(self._idle_w[self._decode.source]) + factor * mean

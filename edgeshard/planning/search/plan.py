@@ -597,10 +597,8 @@ def runner_ups(
         for item in candidates
         if not broken(rules, [item[0].names[node] for node in item[1].cut.nodes])
     ]
-    distinct, best_key = (
-        dict[tuple[object, ...], Alternative](),
-        _signature(costs, best.cut, kind_of),
-    )
+    distinct = dict[tuple[object, ...], Alternative]()
+    best_key = _signature(costs, best.cut, kind_of)
     for other, prediction in candidates:
         key = _signature(other, prediction.cut, kind_of)
         if key != best_key and key not in distinct:

@@ -248,10 +248,8 @@ class RateBound:
         at m."""
         region.raised = True
         phases = self._at(region)
-        p, q = (
-            min(one.p_low for one in region.rectangles),
-            min(one.q_low for one in region.rectangles),
-        )
+        p = min(one.p_low for one in region.rectangles)
+        q = min(one.q_low for one in region.rectangles)
         if m > 1:
             p = self._least_station(region, phases.prefill, p, self._near * needed / (m - 1))
         if self._more:
@@ -386,10 +384,9 @@ class RateBound:
             return
         decode = self._at(region).decode
         oracle = Oracle(decode, self._kinds, self._effort)
-        low, high = (
-            region.low_m - 1,
-            region.high_m,
-        )  # the part that is kept, and the part that may be
+        # the part that is kept, and the part that may be
+        low = region.low_m - 1
+        high = region.high_m
         m = region.low_m
         while low < high:
             self._left -= 1

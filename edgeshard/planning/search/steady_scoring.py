@@ -89,10 +89,8 @@ class SteadyFigures:
         steps = micro_batches * (
             1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes))
         )
-        prompt_s, parts = (
-            chunks.full * self.full_s + chunks.rest * self.rest_s,
-            chunks.full + chunks.rest,
-        )
+        prompt_s = chunks.full * self.full_s + chunks.rest * self.rest_s
+        parts = chunks.full + chunks.rest
         numbers = range(1, (MOST_TOGETHER if chunks.single.any() else 1) + 1)
         seconds = [
             number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s

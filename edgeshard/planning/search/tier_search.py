@@ -233,10 +233,8 @@ def _counts(most: int, every: bool) -> list[int]:
 
 def _kinds_of(costs: Costs, least: Instance) -> Kinds:
     """Groups of indistinguishable nodes, compared by their disks, too."""
-    kinds, disks = (
-        kinds_of(costs),
-        [(node.device.disk_bytes_per_s, node.device.disk_bytes) for node in costs.nodes],
-    )
+    kinds = kinds_of(costs)
+    disks = [(node.device.disk_bytes_per_s, node.device.disk_bytes) for node in costs.nodes]
     return single_kinds(least) if kinds is None else kinds.split(disks.__getitem__)
 
 

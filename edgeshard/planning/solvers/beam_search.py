@@ -53,10 +53,8 @@ class Counters:
         words, shifts, masks, units = zip(*places, strict=True)
         self.limits = np.array([limit or 1 for limit in fields], dtype=np.uint64)
         self._word = np.array(words)
-        self._shift, self._mask = (
-            np.array(shifts, dtype=np.uint64),
-            np.array(masks, dtype=np.uint64),
-        )
+        self._shift = np.array(shifts, dtype=np.uint64)
+        self._mask = np.array(masks, dtype=np.uint64)
         self.units = np.zeros((len(fields), self.words), dtype=np.uint64)
         self.units[np.arange(len(fields)), self._word] = np.array(units, dtype=np.uint64)
 

@@ -137,10 +137,8 @@ def test_masks_ahead_of_forced_tokens_are_those_of_each_place(guides: Guides, gu
                 )
             takes_it = forced and chance.random() < 0.8
             answer.append(forced[0] if takes_it else chance.choice(choices))
-            drawn_forced, others = (
-                drawn_forced + bool(takes_it),
-                others + (bool(forced) and not takes_it),
-            )
+            drawn_forced = drawn_forced + bool(takes_it)
+            others = others + (bool(forced) and not takes_it)
             guided.advance(answer[-1])
         guided.close()
     assert drawn_forced > 9 and others > 0

@@ -231,10 +231,8 @@ class Sequence:
         paths = self._node.packed_paths()
         if not paths:
             return
-        path, how = (
-            self._random.choice(paths),
-            self._random.choice(["flip", "cut", "header", "gone"]),
-        )
+        path = self._random.choice(paths)
+        how = self._random.choice(["flip", "cut", "header", "gone"])
         try:
             if how == "gone":
                 path.unlink()

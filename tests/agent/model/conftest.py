@@ -135,10 +135,8 @@ def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:
     cache, apart = None, 0.0
     for token, logits in zip(ids, whole, strict=True):
         out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-        cache, apart = (
-            out.past_key_values,
-            max(apart, (out.logits[0, -1] - logits).abs().max().item()),
-        )
+        cache = out.past_key_values
+        apart = max(apart, (out.logits[0, -1] - logits).abs().max().item())
     return apart
 
 

@@ -110,10 +110,8 @@ _TOKENS = (
     "decoder_start_token_id",
 )
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
-_HEADS, _KV_HEADS = (
-    ("num_attention_heads", "n_head"),
-    ("num_key_value_heads", "num_attention_groups"),
-)
+_HEADS = ("num_attention_heads", "n_head")
+_KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 _INDICES = ("attn_layer_indices", "full_attn_idxs", "mlp_only_layers")
 _NOT_BY_LAYER = (
     "eos_token_id",

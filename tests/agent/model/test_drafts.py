@@ -237,10 +237,8 @@ def test_requests_that_give_way_and_ones_that_are_cancelled_get_their_answers(
 @needs_bits
 def test_rows_in_native_calls_have_the_logits_of_a_stage() -> None:
     """The text may be cut anywhere, also if some of it is read again."""
-    tokens, pieces = (
-        text(150),
-        [(0, 128), (128, 130), (130, 131), (129, 133), (133, 134), (120, 150)],
-    )
+    tokens = text(150)
+    pieces = [(0, 128), (128, 130), (130, 131), (129, 133), (133, 134), (120, 150)]
     found = []
     for in_native_rows in (True, False):
         steps = steps_of("small", in_native_rows)

@@ -48,10 +48,8 @@ class Definition:
         group = (channels - inner) // 2
         scales = values.get("ssm_multipliers") or [1.0] * 5
         low, high = values.get("time_step_limit") or (0.0, math.inf)
-        kernel, bias = (
-            weights["conv1d.weight"].squeeze(1),
-            weights.get("conv1d.bias", torch.zeros(1)),
-        )
+        kernel = weights["conv1d.weight"].squeeze(1)
+        bias = weights.get("conv1d.bias", torch.zeros(1))
         taps = [torch.zeros(channels, dtype=torch.float64)] * (before + 1)
         state, found = torch.zeros(heads, state_dim, head_dim, dtype=torch.float64), []
         for token in hidden.double():

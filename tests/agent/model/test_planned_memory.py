@@ -100,10 +100,8 @@ def anonymous_bytes() -> int:
 
 
 def memory_of(block: BlockSpec) -> KvMemory:
-    per_block, per_request = (
-        BLOCK_TOKENS * block.kv.bytes_per_token(DType.BFLOAT16),
-        block.state_bytes(DType.BFLOAT16),
-    )
+    per_block = BLOCK_TOKENS * block.kv.bytes_per_token(DType.BFLOAT16)
+    per_request = block.state_bytes(DType.BFLOAT16)
     blocks = KEPT_BYTES // per_block if per_block else 1
     return KvMemory(
         DType.BFLOAT16, blocks, BLOCK_TOKENS, slots=KEPT_BYTES // per_request if per_request else 0

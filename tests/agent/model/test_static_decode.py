@@ -289,10 +289,8 @@ def same_tokens(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 @pytest.mark.usefixtures("as_on_an_accelerator")
 @pytest.mark.one_in(3)
 def test_random_steps_give_what_the_ordinary_path_gives(checkpoint: Any, device: str) -> None:
-    ordinary, static = (
-        stages(checkpoint, lambda: None),
-        stages(checkpoint, recorder_on(device), device),
-    )
+    ordinary = stages(checkpoint, lambda: None)
+    static = stages(checkpoint, recorder_on(device), device)
     seen: set[int] = set()
 
     @settings(max_examples=in_form(5, 15) if device == "cpu" else 40, deadline=None)

@@ -329,10 +329,8 @@ class Mishaps:
         """Stands in for the head's way to the stage that samples: guesses go lost, flip, or come
         after their step."""
         late: list[Frame] = []
-        tell, ways = (
-            LinkReceiver.tell,
-            cycle(["told", "told late", "told", "told damaged", "told", "not told"]),
-        )
+        tell = LinkReceiver.tell
+        ways = cycle(["told", "told late", "told", "told damaged", "told", "not told"])
 
         def told(receiver: LinkReceiver, frame: Frame) -> None:
             for before in [late.pop()] if late else []:

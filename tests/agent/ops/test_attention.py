@@ -355,10 +355,8 @@ def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
     value = memory.value[:4]
 
     def spans(rows: int, blocks: torch.Tensor = memory.tables[:1]) -> SpanTables:
-        lengths, edges = (
-            torch.tensor([40], dtype=torch.int32),
-            torch.tensor([0, rows], dtype=torch.int32),
-        )
+        lengths = torch.tensor([40], dtype=torch.int32)
+        edges = torch.tensor([0, rows], dtype=torch.int32)
         return SpanTables(blocks, lengths, edges, BLOCK_TOKENS)
 
     for field, call in (

@@ -51,10 +51,8 @@ def _numbers(kind: IntegerFormat, data: NDArray[np.uint8]) -> NDArray[np.float32
         return gguf.dequantize(data, gguf.GGMLQuantizationType[kind.upper()])
     layout, found = layout_of(kind), []
     for block in data.reshape(-1, layout.stored_bytes):
-        scale, packed = (
-            block[:2].view(np.float16).astype(np.float32),
-            block[3 if kind == "int4_zeros" else 2 :],
-        )
+        scale = block[:2].view(np.float16).astype(np.float32)
+        packed = block[3 if kind == "int4_zeros" else 2 :]
         for place in range(layout.inputs):
             if kind == "q1_0":
                 value = 2 * (int(packed[place // 8]) >> place % 8 & 1) - 1
@@ -85,10 +83,8 @@ def test_numbers_are_bit_for_bit_those_of_the_gguf_package(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [5, 32, 70])
 def test_packed_rows_are_the_numbers_bit_for_bit(kind: IntegerFormat, rows: int) -> None:
-    weight, order = (
-        made(kind, rows),
-        torch.randperm(rows, generator=torch.Generator().manual_seed(2)),
-    )
+    weight = made(kind, rows)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(2))
     packed = pack_blocks(weight)
     assert torch.equal(block_rows(packed, kind, COLUMNS, order), weight.dequantize()[order])
     assert packed.numel() == kind.matrix_bytes(-(-rows // 32) * 32, COLUMNS)

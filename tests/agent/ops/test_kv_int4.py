@@ -98,10 +98,8 @@ def test_all_kernels_write_the_bits_of_the_definition(
     query = packed[:, :2]
     keys = packed[:, 2:3]
     values = packed[:, 3:]
-    expected, found = (
-        Int4Arena(SLOTS, 1, head_dim),
-        make_arena(SLOTS, 1, head_dim, KvFormat.INT4, 16, "cpu"),
-    )
+    expected = Int4Arena(SLOTS, 1, head_dim)
+    found = make_arena(SLOTS, 1, head_dim, KvFormat.INT4, 16, "cpu")
     assert isinstance(found, Int4Arena)
     expected.write(torch.arange(48), keys, values)
     for first, end in ((0, 3), (3, 21), (21, 48)):

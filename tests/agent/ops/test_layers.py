@@ -87,10 +87,8 @@ def test_rms_norm_that_is_rounded_last_is_transformers(
 def test_gated_head_norm_is_transformers(
     heads: int, width: int, dtype: torch.dtype, kernels: str
 ) -> None:
-    x, packed = (
-        made(5, heads, width, dtype=dtype) * 3,
-        made(5, 2 * heads * width, seed=1, dtype=dtype) * 4,
-    )
+    x = made(5, heads, width, dtype=dtype) * 3
+    packed = made(5, 2 * heads * width, seed=1, dtype=dtype) * 4
     gate = packed[:, heads * width :]
     module = Qwen3_5RMSNormGated(width, eps=1e-6)
     module.weight.data = made(width, seed=2, dtype=dtype)

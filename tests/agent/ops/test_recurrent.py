@@ -283,10 +283,8 @@ def test_a_gated_norm_is_transformers(
 ) -> None:
     x, gate = made(9, width), made(9, width + 5, seed=1, dtype=dtype)[:, 2:-3]
     weight = made(width, seed=2, dtype=dtype)
-    gated, normed = (
-        BambaRMSNormGated(width, width // groups),
-        FalconH1RMSNormGated(width, n_groups=groups),
-    )
+    gated = BambaRMSNormGated(width, width // groups)
+    normed = FalconH1RMSNormGated(width, n_groups=groups)
     for norm in (gated, normed):
         norm.weight.data.copy_(weight)
     wide = gate.float()
@@ -358,10 +356,8 @@ def test_channels_that_decay_alike_are_a_head_that_does(kernels: str) -> None:
 def test_the_convolution_is_transformers(
     channels: int, taps: int, bias: bool, activated: bool, dtype: torch.dtype, kernels: str
 ) -> None:
-    x, weight = (
-        made(9, channels + 3, dtype=dtype)[:, 2:-1],
-        made(channels, taps, seed=1, dtype=dtype),
-    )
+    x = made(9, channels + 3, dtype=dtype)[:, 2:-1]
+    weight = made(channels, taps, seed=1, dtype=dtype)
     tails = made(3, taps - 1, channels, seed=2, dtype=dtype)
     own = made(channels, seed=3, dtype=dtype) if bias else None
     before = tails.clone()
@@ -396,10 +392,8 @@ class Mix:
         rows, size = sum(lengths), (1, 2, 16, 80)
         rule, by_channel = (Rule.of(rows, size, dtype, len(lengths), own) for own in (False, True))
         scan = Scan.of(rows, size, dtype, slots=len(lengths))
-        x, tails = (
-            made(rows, 40, seed=5, dtype=dtype),
-            made(len(lengths), 3, 40, seed=6, dtype=dtype),
-        )
+        x = made(rows, 40, seed=5, dtype=dtype)
+        tails = made(len(lengths), 3, 40, seed=6, dtype=dtype)
         weight, edges = made(40, 4, seed=7, dtype=dtype), [0, *accumulate(lengths)]
         return cls(rule, scan, by_channel, weight, x, tails, edges)
 

@@ -193,10 +193,8 @@ def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_block
     rig.run_all()
     for number in range(4):
         assert rig.tokens(f"r{number}") == alone([number % 2] * 6, 16)
-    stats, ran = (
-        rig.scheduler.stats,
-        [place for number in range(4) for place in spans_of(rig, number)],
-    )
+    stats = rig.scheduler.stats
+    ran = [place for number in range(4) for place in spans_of(rig, number)]
     assert stats.preemptions > 0 and stats.swaps == (stats.preemptions if swap_blocks else 0)
     if swap_blocks:
         assert (

@@ -181,10 +181,8 @@ def test_saves_are_as_far_apart_as_their_bytes_in_keys_and_values() -> None:
     }
     shape = parse_config(text)
     whole = LayerRange(0, 32)
-    saved, token = (
-        shape.state_bytes(whole, DType.BFLOAT16),
-        shape.kv_bytes_per_token(whole, DType.BFLOAT16),
-    )
+    saved = shape.state_bytes(whole, DType.BFLOAT16)
+    token = shape.kv_bytes_per_token(whole, DType.BFLOAT16)
     every = shape.save_every(DType.BFLOAT16, DType.BFLOAT16, 16)
     assert (
         48 << 20 < saved < 51 << 20 and every % 16 == 0 and abs(every * token - saved) <= 16 * token

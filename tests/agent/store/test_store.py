@@ -462,10 +462,8 @@ async def test_two_stages_fetch_a_shared_blob_once(
 async def test_strange_files_in_the_cache_are_passed_over_and_temporary_ones_removed(
     tmp_path: Path,
 ) -> None:
-    blobs, manifests = (
-        tmp_path / "agent" / "blobs" / "sha256" / "aa",
-        tmp_path / "agent" / "manifests",
-    )
+    blobs = tmp_path / "agent" / "blobs" / "sha256" / "aa"
+    manifests = tmp_path / "agent" / "manifests"
     blobs.mkdir(parents=True)
     manifests.mkdir()
     (blobs / "README").write_text("hello")

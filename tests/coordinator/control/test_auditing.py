@@ -251,10 +251,8 @@ async def test_who_has_no_certificate_is_no_operator(tmp_path: Path) -> None:
     """A client that tries tokens at full speed must not push out entries about operators."""
     log = AuditLog(tmp_path, SystemClock())
     log.start()
-    request, wrong = (
-        SimpleNamespace(token_id="t1"),
-        UnauthenticatedError("no such token", reason="TOKEN"),
-    )
+    request = SimpleNamespace(token_id="t1")
+    wrong = UnauthenticatedError("no such token", reason="TOKEN")
     CallAudit(log).ended(ENROLMENT, call_from(Shown("")), request, None, wrong)
     (entry,) = await log.newest(10)
     await log.stop()

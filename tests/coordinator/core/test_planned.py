@@ -266,10 +266,8 @@ def test_a_data_sheet_says_that_it_is_one(place: Any, measured: Any) -> None:
 
 def test_many_requests_are_spread_over_the_nodes(place: Any, measured: Any) -> None:
     known = measured(a=1e-2, b=1e-2, c=1e-2)
-    alone, many = (
-        place(ABC, known, concurrency=1),
-        place(ABC, known, concurrency=24, objective="throughput"),
-    )
+    alone = place(ABC, known, concurrency=1)
+    many = place(ABC, known, concurrency=24, objective="throughput")
     assert len(alone.stages) == 1 and (alone.micro_batch, alone.micro_batches) == (1, 1)
     assert len(many.stages) == 3 and many.micro_batches > 1
     assert many.predicted.throughput_tps > 2 * alone.predicted.throughput_tps

@@ -131,10 +131,8 @@ async def test_a_stranger_who_knows_the_authority_hears_no_secret(
     key = new_key()
     issuer, principal = Authority.create("mill", authority.now()), coordinator_of("mill")
     if shows == "a member's certificate":
-        issuer, principal = (
-            mill.identities.authority,
-            Principal("mill", Role.AGENT, "coordinator.coordinator.mill"),
-        )
+        issuer = mill.identities.authority
+        principal = Principal("mill", Role.AGENT, "coordinator.coordinator.mill")
     certificate = issuer.issue(principal, authority.request_for(key), authority.now())
     identity_pb2_grpc.add_EnrolmentServiceServicer_to_server(stranger, server)
     credentials = grpc.ssl_server_credentials([(private_pem(key), certificate)])

@@ -167,10 +167,8 @@ async def test_links_of_the_hubs_cache_lead_to_the_files_that_are_read_in_place(
     run_store: RunStore, connect: Connect, tmp_path: Path
 ) -> None:
     server = await run_store()
-    snapshot, blobs = (
-        tmp_path / "models--a--demo" / "snapshots" / "0",
-        tmp_path / "models--a--demo" / "blobs",
-    )
+    snapshot = tmp_path / "models--a--demo" / "snapshots" / "0"
+    blobs = tmp_path / "models--a--demo" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     path = write_demo_gguf(blobs / ("5" * 64), everywhere(Type.Q8_0))

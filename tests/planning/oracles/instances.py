@@ -202,10 +202,8 @@ def _random_cluster(
     nodes: int,
     large: bool,
 ) -> Cluster:
-    whole, step = (
-        float(model.parameter_count * dtype.itemsize),
-        workspace_bytes(model, dtype, prompt_tokens, 1),
-    )
+    whole = float(model.parameter_count * dtype.itemsize)
+    step = workspace_bytes(model, dtype, prompt_tokens, 1)
     shares = rng.dirichlet(np.full(nodes, 4.0)) * rng.uniform(1.3, 2.5)
     if not large:
         shares = rng.choice([0.4, 0.8, 1.5, 4.0], nodes) * rng.uniform(0.7, 1.3, nodes)

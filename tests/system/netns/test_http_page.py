@@ -56,10 +56,8 @@ def test_another_machine_asks_over_tls(namespaces: ModuleType, tmp_path: Path) -
                 entered, stdout=out, stderr=out, env=environment, start_new_session=True
             )
         try:
-            url, key = (
-                until(r"^URL +(\S+)$", log, process),
-                until(r"^API key +(\S+)$", log, process),
-            )
+            url = until(r"^URL +(\S+)$", log, process)
+            key = until(r"^API key +(\S+)$", log, process)
             assert url == f"https://myhost.local:{PORT}/v1"
             shutil.copy(until(r"^trust +(\S+),", log, process), tmp_path / "site-ca.pem")
 

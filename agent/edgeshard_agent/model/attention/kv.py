@@ -516,10 +516,8 @@ class KvPool:
         if grant.swapped:
             length, draft.swapped_lengths[grant.request] = swapped_length, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
-        blocks, source = (
-            table.blocks + tuple(grant.blocks),
-            table.source if grant.first_index else slot,
-        )
+        blocks = table.blocks + tuple(grant.blocks)
+        source = table.source if grant.first_index else slot
         draft.tables[grant.request] = replace(
             table, blocks=blocks, length=length, shared=shared, slot=slot, source=source
         )

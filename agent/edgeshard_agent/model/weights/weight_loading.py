@@ -106,10 +106,8 @@ class WeightLoadingMeter:
 
     def done(self, size: int) -> None:
         """Count `size` bytes of the present work as done."""
-        share, now = (
-            self._read if self._work is WeightLoadingWork.READING else self._made,
-            self._now(),
-        )
+        share = self._read if self._work is WeightLoadingWork.READING else self._made
+        now = self._now()
         share.done_bytes += size
         share.seconds += now - self._since
         self._since = now
@@ -117,10 +115,8 @@ class WeightLoadingMeter:
 
     def say(self) -> None:
         shares = (self._read, self._made)
-        done, total = (
-            sum(share.done_bytes for share in shares),
-            sum(share.total_bytes for share in shares),
-        )
+        done = sum(share.done_bytes for share in shares)
+        total = sum(share.total_bytes for share in shares)
         self._tell(StageFilling(self._work, done, total, seconds_left(shares) or 0.0))
 
 

@@ -89,10 +89,8 @@ def placed_draft(
     shape, most = parse_config(draft.config), parse_config(model.config).max_context
     requests = min(DRAFTED_REQUESTS, spec.concurrency * (2 if spec.kv_overcommit else 1))
     own = replace(draft_spec(spec), max_context=min(spec.max_context or most, shape.max_context))
-    sizes, layers = (
-        StageSizes(own, draft, shape, Load(), requests),
-        LayerRange(0, shape.layer_count),
-    )
+    sizes = StageSizes(own, draft, shape, Load(), requests)
+    layers = LayerRange(0, shape.layer_count)
     described = model_from_config(draft.name, draft.config)
     # The memory that stages share is counted with the first one.
     working = workspace_bytes(described, spec.dtype, requests * DRAFT_TOKENS, 0) - SLACK_BYTES

@@ -83,10 +83,8 @@ def profile(  # noqa: PLR0913 - one parameter for each option
                 raise InvalidArgumentError(
                     f"--{option} is about measuring for a model: give --model too", field=option
                 )
-    kind, quantisation = (
-        DType.parse(dtype or DEFAULT_DTYPE),
-        parse_quantisation(quantise, head_quantisation),
-    )
+    kind = DType.parse(dtype or DEFAULT_DTYPE)
+    quantisation = parse_quantisation(quantise, head_quantisation)
 
     async def work(client: Client) -> tuple[list[NodeRow], list[Node]]:
         progress = client.profile(
@@ -187,10 +185,8 @@ def progress_on(console: Console) -> Iterator[ProfileReporter]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    name, what = (
-        TextColumn("{task.description}", markup=False),
-        TextColumn("{task.fields[what]}", markup=False),
-    )
+    name = TextColumn("{task.description}", markup=False)
+    what = TextColumn("{task.fields[what]}", markup=False)
     with Progress(
         name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), what, console=console
     ) as bars:

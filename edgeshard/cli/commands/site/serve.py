@@ -311,10 +311,8 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
 async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, Any, None]) -> None:
     """Run the work while the site's processes are restarted. Raises the error of a process that
     cannot start: waiting for it would not end."""
-    failed, working = (
-        asyncio.ensure_future(site.supervise(narrator.say)),
-        asyncio.ensure_future(work),
-    )
+    failed = asyncio.ensure_future(site.supervise(narrator.say))
+    working = asyncio.ensure_future(work)
     try:
         await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
