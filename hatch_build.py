@@ -207,7 +207,8 @@ def _is_up_to_date(all_sets: bool) -> bool:
     except (
         OSError,
         AttributeError,
-    ):  # of another machine that shares the checkout, or older than a function
+    ):
+        # of another machine that shares the checkout, or older than a function
         return False
     if sources() != _digest().encode():
         return False

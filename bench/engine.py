@@ -51,9 +51,8 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
     began = time.monotonic()
     async with PinnedSite(scratch) as site:
         if plan.limit:
-            await (
-                site.profile()
-            )  # while they are empty: figures measured while stages run are doubtful
+            # while they are empty: figures measured while stages run are doubtful
+            await site.profile()
         await hold(site, setups(plan.cases), ())
         with (
             others(scratch, llama_cpp) as beside,

@@ -47,9 +47,8 @@ async def read(port: int, path: str, tokens: int, pause_s: float = 0.0) -> float
     then a pause."""
     dialled = socket.socket()
     if pause_s:
-        dialled.setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
-        )  # or the kernel would read for it
+        # or the kernel would read for it
+        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     dialled.setblocking(False)
     await asyncio.get_running_loop().sock_connect(dialled, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=dialled, limit=4096)

@@ -199,6 +199,7 @@ def llama_cpp_log_probabilities(
             "LLAMA_CPP_LIB_PATH": str(build),
             "LD_LIBRARY_PATH": str(build),
         }
+        # bench has a llama_cpp, too
         command = [
             python,
             "-P",
@@ -206,7 +207,7 @@ def llama_cpp_log_probabilities(
             str(model),
             str(given),
             str(found),
-        ]  # bench has a llama_cpp, too
+        ]
         subprocess.run(command, env=environment, capture_output=True, timeout=600, check=True)
         return torch.log_softmax(torch.from_numpy(np.load(found)), -1)
 

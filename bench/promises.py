@@ -148,9 +148,8 @@ class Promises:
 
     async def request(self, prompt_tokens: int, new_tokens: int) -> Served:
         self._sent += 1
-        prompt = [
-            token % VOCABULARY for token in prompt_of(self._sent, prompt_tokens)
-        ]  # the stand-in knows few
+        # the stand-in knows few
+        prompt = [token % VOCABULARY for token in prompt_of(self._sent, prompt_tokens)]
         stream = await answered(
             self._client, self._name, prompt, max_new_tokens=new_tokens, ignore_eos=True
         )

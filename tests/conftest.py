@@ -33,9 +33,8 @@ from tests.support.nursery import forking_daemons
 # Sites of tests use plaintext unless a test sets otherwise, and this user's own site is not read.
 for section in ("CLIENT", "AGENT", "COORDINATOR"):
     os.environ[f"EDGESHARD__{section}__PLAINTEXT"] = "true"
-os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = (
-    os.devnull
-)  # no directory can be there
+# no directory can be there
+os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = os.devnull
 # The processes of tests outnumber the cores: threads that wait for the other part of an operator
 # take them from all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -180,13 +180,11 @@ class Reach:
                 self._reach_attribute(module, node)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 name, _, what = node.value.partition(":")
-                if name.startswith(
-                    "."
-                ):  # relative to the module's package, as `import_module` takes it
+                # relative to the module's package, as `import_module` takes it
+                if name.startswith("."):
                     name = f"{module.name.rpartition('.')[0]}{name}"
-                if (
-                    name in self._modules
-                ):  # as in `python -m NAME`, and "NAME:WHAT" as in an entry point
+                # as in `python -m NAME`, and "NAME:WHAT" as in an entry point
+                if name in self._modules:
                     self._load(name)
                     self._reach(name, what)
 

@@ -96,9 +96,8 @@ def read_lock(text: str) -> dict[str, Locked]:
                 re.sub(r"edgeshard \((pyproject\.toml).*\)", r"\1", name)
                 for name in match[1].split(", ")
             )
-            current = replace(
-                current, via=tuple(dict.fromkeys(via))
-            )  # the project once, whatever sections ask
+            # the project once, whatever sections ask
+            current = replace(current, via=tuple(dict.fromkeys(via)))
         elif not open_entry and (match := _ENTRY.fullmatch(line)) and match[1] not in entries:
             current = Locked(match[1], match[2], match[3] or "", (), ())
             open_entry = True

@@ -115,9 +115,8 @@ def main(arguments: list[str]) -> int:
     except subprocess.CalledProcessError as error:
         return failed_command(error)
     say(f"done in {time.monotonic() - began:.0f} s" if missing else "nothing to install")
-    for level in (
-        levels
-    ):  # and newer than what make compares them with, so that make does not come here again
+    # and newer than what make compares them with, so that make does not come here again
+    for level in levels:
         STAMPS[level].write_text(wanted[level])
     return 0
 

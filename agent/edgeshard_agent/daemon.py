@@ -251,9 +251,8 @@ class _Node:
         """A function that applies the settings when they are read again."""
 
         def take_up() -> None:
-            self._cache.limit_bytes = (
-                settings.cache_limit
-            )  # blobs over the limit are removed when space is needed next
+            # blobs over the limit are removed when space is needed next
+            self._cache.limit_bytes = settings.cache_limit
             self._process.settings = settings
 
         return take_up

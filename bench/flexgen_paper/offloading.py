@@ -153,9 +153,8 @@ def tier_costs(
         every * (s + 1) * token_kv * cn / machine.host_to_disk_cache
         + s * hidden * hn / machine.host_to_disk_hidden
     )
-    dense = every * (
-        8 * h**2 + 4 * h * inner
-    )  # operations of one token of each sequence in the matrices
+    # operations of one token of each sequence in the matrices
+    dense = every * (8 * h**2 + 4 * h * inner)
     compute = (
         s * dense / machine.prompt_dense + 4 * every * s**2 * h / machine.prompt_attention
     ) * one
@@ -184,9 +183,8 @@ def tier_costs(
     # Bytes, in prompts and while tokens are generated.
     held = layers * weights
     cache = layers * every * token_kv
-    inside = (
-        batch * (s * (20 * h + 2 * inner) + 2 * heads * s**2) * one
-    )  # activations of one batch in a layer
+    # activations of one batch in a layer
+    inside = batch * (s * (20 * h + 2 * inner) + 2 * heads * s**2) * one
     gpu_prompt = held * wg + s * hidden * hg + (s + n) * cache * cg
     gpu_prompt = gpu_prompt + 2 * weights * (one - wg) + 2 * s * h * batch * (one - hg) + inside
     there = cg if on_host else one  # the part of the cache that is attended to on the accelerator
@@ -226,9 +224,8 @@ def best_fractions(
     """The nine fractions of least seconds by the linear program; None if no tier's memory can hold
     them."""
     rows, limits = [], []
-    units = [
-        float(terms.max()) for terms in (costs.prompt, costs.token)
-    ]  # so that both times are of the size of 1
+    # so that both times are of the size of 1
+    units = [float(terms.max()) for terms in (costs.prompt, costs.token)]
     for index, terms in enumerate((costs.prompt, costs.token)):
         for term in terms:  # a phase takes at least each of its terms
             rows.append(

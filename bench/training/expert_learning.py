@@ -16,9 +16,8 @@ def learn(choices: Choices, experts: int) -> ExpertTable:
     layers = choices.shape[1]
     hot = np.zeros((*choices.shape[:2], experts), dtype=np.float32)
     np.put_along_axis(hot, choices.astype(np.int64), 1.0, axis=-1)
-    before = np.concatenate(
-        [np.zeros_like(hot[:1]), hot[:-1]]
-    )  # the token before; nothing before the first
+    # the token before; nothing before the first
+    before = np.concatenate([np.zeros_like(hot[:1]), hot[:-1]])
     table = ExpertTable(
         np.zeros((layers, experts), np.float32),
         np.zeros((layers, experts, experts), np.float32),

@@ -124,9 +124,8 @@ def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            torch.nn.init.zeros_(
-                weight
-            )  # every block starts as the identity: deep and narrow trains faster
+            # every block starts as the identity: deep and narrow trains faster
+            torch.nn.init.zeros_(weight)
     return model
 
 
@@ -136,9 +135,8 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     a = 3.4445
     b = -4.7750
     c = 2.0315
-    x = (
-        matrix.bfloat16()
-    )  # only the direction is needed; bfloat16 is several times faster on CPUs that have it
+    # only the direction is needed; bfloat16 is several times faster on CPUs that have it
+    x = matrix.bfloat16()
     transposed = x.size(-2) > x.size(-1)
     if transposed:
         x = x.mT

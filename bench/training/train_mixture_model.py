@@ -92,9 +92,8 @@ class ExpertMuon:
         self.muon = Muon(self._views, momentum, weight_decay)
 
     def _matrices(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        halves = (
-            2 if tensor.shape[1] < tensor.shape[2] else 1
-        )  # gate and up are in one tensor, down has its own
+        # gate and up are in one tensor, down has its own
+        halves = 2 if tensor.shape[1] < tensor.shape[2] else 1
         return [half for expert in tensor for half in expert.chunk(halves)]
 
     def _bind(self) -> None:

@@ -42,9 +42,8 @@ def serve(answer: Callable[[Mapping[str, Any], Mapping[str, bytes]], Answer]) ->
     with suppress(OSError):  # if memory runs out, this process ends before its parent
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, hard)
-    )  # the library aborts without memory: a core would hold prompts
+    # the library aborts without memory: a core would hold prompts
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     for line in sys.stdin.buffer:
         question = json.loads(line)
         parts = {name: sys.stdin.buffer.read(size) for name, size in question["parts"].items()}

@@ -94,9 +94,10 @@ class Connection:
                 raise self._with_file(error) from None
             self._stubs.clear()
             if tls is not None and os.access(tls.cert.parent, os.W_OK):
+                # a tenth of a second, which plaintext need not wait
                 from edgeshard.rpc.renewal import (
                     keep_renewed,
-                )  # a tenth of a second, which plaintext need not wait
+                )
 
                 self._renewing = asyncio.ensure_future(keep_renewed(tls, self.renewal()))
         return self._channel

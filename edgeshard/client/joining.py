@@ -96,9 +96,8 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
         first: set[asyncio.Future[Any]] = {looking, proven}
         await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not proven.done() and looking.done() and looking.exception() is None:
-            await asyncio.wait(
-                {proven}, timeout=timeout_s
-            )  # as many as there are addresses to check
+            # as many as there are addresses to check
+            await asyncio.wait({proven}, timeout=timeout_s)
         if proven.done():
             return proven.result()
     finally:

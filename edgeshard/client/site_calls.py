@@ -265,9 +265,8 @@ class SiteCalls(Calls):
 
         channel = self._connection.open()
         named_source(source, name)
-        await (
-            self.stored_models()
-        )  # report a coordinator that cannot be reached before a conversion of minutes
+        # report a coordinator that cannot be reached before a conversion of minutes
+        await self.stored_models()
         here = await asyncio.to_thread(
             is_of_this_machine, split_address(self._connection.target)[0]
         )

@@ -97,9 +97,8 @@ class Source:
             real = path.resolve()
             if path.is_file():
                 text = _PART_NUMBER.sub("", path.stem)
-            elif (
-                real.parent.name == "snapshots"
-            ):  # of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+            elif real.parent.name == "snapshots":
+                # of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
                 text = real.parent.parent.name.rpartition("--")[2]
             else:
                 text = real.name
@@ -124,9 +123,8 @@ def parse_source(text: str) -> Source:
     Raises NotFoundError for a path that is not there, and for a text that is none of them; as
     `find_manifest` and `find_model` do for models of other programs.
     """
-    with suppress(
-        OSError, RuntimeError, ValueError
-    ):  # no path at all, such as a text that is too long for one
+    # no path at all, such as a text that is too long for one
+    with suppress(OSError, RuntimeError, ValueError):
         path = Path(text).expanduser()
         if path.is_dir() or path.is_file():
             return Source(path=path)

@@ -391,9 +391,8 @@ class Converter:
 
     def _block(self) -> tuple[int, int] | None:
         """The (rows, columns) that share a scale of FP8, if config.json has one."""
-        if (
-            str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO"
-        ):  # a name that says the size
+        # a name that says the size
+        if str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO":
             return 128, 128
         groups = self.settings.get("config_groups")
         block_size = self.settings.get("weight_block_size")

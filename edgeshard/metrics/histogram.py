@@ -92,9 +92,8 @@ class Histogram:
             return None
         for bound, count in zip(self._bounds, counts, strict=False):
             if count and reached + count >= rank:
-                return min(
-                    bound, low + (bound - low) * (rank - reached) / count
-                )  # rounding may pass it
+                # rounding may pass it
+                return min(bound, low + (bound - low) * (rank - reached) / count)
             reached, low = reached + count, bound
         return low
 

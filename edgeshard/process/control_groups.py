@@ -61,9 +61,8 @@ def _limit(group: _Group) -> int:
     memory.max does."""
     if group.version == 2:
         return min(_number(group.directory / name) for name in ("memory.max", "memory.high"))
-    above = _stat(group).get(
-        "hierarchical_memory_limit", UNLIMITED
-    )  # of groups that a container cannot see
+    # of groups that a container cannot see
+    above = _stat(group).get("hierarchical_memory_limit", UNLIMITED)
     return min(above, _number(group.directory / "memory.limit_in_bytes"))
 
 
@@ -84,9 +83,8 @@ def _quota(group: _Group) -> float:
     if group.version == 2:
         words = text_of(group.directory / "cpu.max").split()
     else:
-        period = (
-            text_of(group.directory / "cpu.cfs_period_us").strip() or "100000"
-        )  # the kernel's own
+        # the kernel's own
+        period = text_of(group.directory / "cpu.cfs_period_us").strip() or "100000"
         words = [text_of(group.directory / "cpu.cfs_quota_us").strip(), period]
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return 0.0

@@ -62,9 +62,8 @@ def _busy(profile: ComputeProfile) -> Iterator[str]:
 
 def _missed(fit: ProfileFit) -> Iterator[str]:
     for layer in fit.layers:
-        if (
-            layer.profile.kind is LayerKind.EMBEDDING
-        ):  # rows are looked up in microseconds, whatever the fit
+        # rows are looked up in microseconds, whatever the fit
+        if layer.profile.kind is LayerKind.EMBEDDING:
             continue
         for name, phase in (("prefill", layer.prefill), ("decode", layer.decode)):
             error = phase.error

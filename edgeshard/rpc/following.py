@@ -36,9 +36,8 @@ class FollowingContext:
     def _on_handshake(
         self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext
     ) -> None:
-        with suppress(
-            OSError, EdgeShardError
-        ):  # they are being written: the next handshake sees them whole
+        # they are being written: the next handshake sees them whole
+        with suppress(OSError, EdgeShardError):
             version = self._files.version()
             if version != self._version:
                 self._newest, self._version = self._made(), version

@@ -114,9 +114,10 @@ class TlsFiles:
     def principal(self) -> Principal:
         """The process's identity. Raises InvalidArgumentError with reason NO_ROLE if the
         certificate has none."""
+        # a tenth of a second, which plaintext need not wait
         from edgeshard.identity.certificates import (
             principal_of,
-        )  # a tenth of a second, which plaintext need not wait
+        )
 
         certificate = read_pem(self.cert, "tls-cert")
         try:

@@ -172,7 +172,8 @@ def _recommendation(name: str, value: object, kind: type[int] | type[float]) -> 
     except (
         OverflowError,
         ValueError,
-    ):  # a NaN or an infinity as a whole number, or digits without end
+    ):
+        # a NaN or an infinity as a whole number, or digits without end
         raise refused from None
     if number != value or abs(number) == math.inf:
         raise refused

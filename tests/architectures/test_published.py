@@ -489,15 +489,13 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
                 if isinstance(record.runs, Fused) and tensor in left
                 else record.place(tensor).parameter
             )
-            if record.name.startswith("granitemoe") and place.startswith(
-                "mlp."
-            ):  # the module has another name there
+            # the module has another name there
+            if record.name.startswith("granitemoe") and place.startswith("mlp."):
                 place = place.replace("mlp.gate.", "block_sparse_moe.router.").replace(
                     "mlp.", "block_sparse_moe."
                 )
-            if (
-                record.expert_index(tensor) is not None
-            ):  # transformers has all experts in one parameter
+            # transformers has all experts in one parameter
+            if record.expert_index(tensor) is not None:
                 place = re.sub(
                     r"experts\.\d+\.(\w+_proj)", r"experts.\1", place.removeprefix("beside.")
                 )

@@ -208,9 +208,8 @@ class Trap:
             return
         self._seen = seen
         points = [Failpoint.of(values) for values in json.loads(self._path.read_text())]
-        done = marks(
-            self._path.parent
-        )  # a process that was started again finds the one that ended it
+        # a process that was started again finds the one that ended it
+        done = marks(self._path.parent)
         self._waiting = {point.id: (point, point.time) for point in points if point.id not in done}
 
     def _mark(self, point: Failpoint, moment: Moment) -> None:
@@ -234,9 +233,8 @@ def _act(point: Failpoint) -> None:
         case Action.COMPUTE:
             until = time.thread_time() + point.seconds
             while time.thread_time() < until:
-                hashlib.pbkdf2_hmac(
-                    "sha256", b"", b"", 20_000
-                )  # like a kernel, without the interpreter's lock
+                # like a kernel, without the interpreter's lock
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)
 
 
 def _armed(directory: Path, process: str) -> Path:

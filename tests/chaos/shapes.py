@@ -30,10 +30,11 @@ _ROWS: dict[Shape, tuple[str, dict[str, Any]]] = {
             ]
         },
     ),
+    # as the kernels take them
     Shape.GEMMA4: (
         "gemma4-dense",
         {"head_dim": 16, "global_head_dim": 32},
-    ),  # as the kernels take them
+    ),
 }
 """A row of tests/agent/model/families.py, and the changes to it."""
 _LAYERS = {

@@ -39,10 +39,11 @@ def test_every_step_of_every_stage_is_a_case_and_hits_that_step_alone() -> None:
 
 
 def test_every_step_of_every_stage_of_each_shape_is_a_case() -> None:
+    # the request begins from the cached part of its prompt
     spans = [
         Span(1, 80, 16, True),
         *spans_of_a_request()[3:],
-    ]  # the request begins from the cached part of its prompt
+    ]
     for shape in matrix.Shape:
         faults = [case.faults[0] for case in matrix.shaped() if case.shape is shape]
         for stage in range(STAGES):

@@ -169,9 +169,8 @@ LONG = "word " * 40_000
 async def test_a_short_text_does_not_wait_for_long_ones(chats: ChatProcess, tmp_path: Path) -> None:
     """One key's long texts, and another's short one: counted in answers, not in seconds."""
     files = files_of(tmp_path, GOOD)
-    await asyncio.gather(
-        chats.tokenize(files, "x"), chats.tokenize(files, LONG)
-    )  # so that both processes are there
+    # so that both processes are there
+    await asyncio.gather(chats.tokenize(files, "x"), chats.tokenize(files, LONG))
     order: list[str] = []
 
     async def ask(who: str, text: str) -> None:

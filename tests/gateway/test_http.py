@@ -414,9 +414,8 @@ async def test_a_compressed_body_is_bounded_by_the_bytes_that_are_received(
     empty = b"\x00\x00\x00\xff\xff"
     fits = begun + empty * 1000 + stream.flush()
     assert (await http.post(CHAT, fits, {"content-encoding": "gzip"})).status == 200
-    chunk = begun + empty * (
-        (1 << 20) // len(empty)
-    )  # barely too long: a client that still sends reads no refusal
+    # barely too long: a client that still sends reads no refusal
+    chunk = begun + empty * ((1 << 20) // len(empty))
     head = (
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
         f"{KEY}\r\nContent-Encoding: gzip\r\n"

@@ -117,11 +117,12 @@ def test_what_only_develops_may_have_any_licence(
         ("Apache-2.0 AND Apache-2.0 WITH LLVM-exception", "a", True),
         ("GPL-2.0-only OR MIT", "a", True),
         ("GPL-2.0-only OR MIT AND LGPL-2.1-only", "a", False),
+        # brackets are not read: too strict, never too lax
         (
             "(MIT OR GPL-2.0-only) AND BSD-3-Clause",
             "a",
             False,
-        ),  # brackets are not read: too strict, never too lax
+        ),
         ("(MIT OR BSD-3-Clause) AND ISC", "a", True),
         ("", "a", False),
         (NVIDIA, "nvidia-cublas", True),

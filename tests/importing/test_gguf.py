@@ -485,9 +485,8 @@ def test_weights_take_the_memory_of_the_file_as_planned(
 def test_what_is_made_of_a_file_is_as_readable_as_the_file(mode: int, tmp_path: Path) -> None:
     """The coordinator's user is often another one than the one who adds a model."""
     path = tmp_path / "model.gguf"
-    shutil.copy(
-        Path(__file__).parent / "gguf" / "unit_norms" / "model.gguf", path
-    )  # its norms are written anew
+    # its norms are written anew
+    shutil.copy(Path(__file__).parent / "gguf" / "unit_norms" / "model.gguf", path)
     path.chmod(mode)
     with opened(Source(path=path), Width.INT8, nothing) as imported:
         scratch = imported.checkpoint.scratch

@@ -177,9 +177,8 @@ def test_tokens_are_those_of_transformers(directory: Path, tmp_path: Path) -> No
     ids = torch.randint(
         0, model.config.vocab_size, (1, 8), generator=torch.Generator().manual_seed(5)
     )
-    while (
-        ids.shape[1] < LENGTH
-    ):  # greedily, so that the log-probabilities of all its tokens are compared
+    # greedily, so that the log-probabilities of all its tokens are compared
+    while ids.shape[1] < LENGTH:
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits
         ids = torch.cat((ids, logits[:, -1:].argmax(-1)), 1)

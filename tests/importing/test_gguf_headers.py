@@ -27,20 +27,23 @@ HEADERS: dict[str, Any] = json.loads((Path(__file__).parent / "gguf" / "headers.
 WINDOWS = ("dots1", "mixtral", "qwen2_moe", "qwen3_moe", "starcoder2")
 """Families whose windows llama.cpp does not have."""
 DIFFERENT = {
+    # multiplied into the weights
     "falcon_h1-norm-first": {
         "ends.embedding_scale",
         "ends.logit_divisor",
-    },  # multiplied into the weights
+    },
     "gemma-plain": {"rotations..theta"},  # llama.cpp has the base of the published models
+    # scaling: of heads, as in the published models
     "gemma2-capped": {
         "rotations..theta",
         "scaling",
-    },  # scaling: of heads, as in the published models
+    },
+    # each sixth layer is full, as in the published models
     "gemma3-text": {
         "scaling",
         "rotary",
         "windows",
-    },  # each sixth layer is full, as in the published models
+    },
     "gemma4-dense": {"partial_rotary_factor"},  # of an odd number of frequencies
 }
 UNREAD = {

@@ -139,9 +139,8 @@ def test_a_slice_uses_no_less_of_a_device_when_it_is_longer() -> None:
         rtx, p100 = (list(utilisation(name, kind).values()) for kind in ("rtx-3090", "p100"))
         for used in (rtx, p100):
             assert used == sorted(used) and used[-1] == pytest.approx(1)
-        assert all(
-            slow >= fast * (1 - 1e-9) for slow, fast in zip(p100, rtx, strict=True)
-        )  # fewer operations a byte
+        # fewer operations a byte
+        assert all(slow >= fast * (1 - 1e-9) for slow, fast in zip(p100, rtx, strict=True))
     # One token: two operations for each weight of two bytes.
     assert p100[0] == pytest.approx(732e9 / 18.7e12, rel=0.01)
 

@@ -223,9 +223,8 @@ def test_strategies_that_break_a_rule_have_no_plan_in_a_comparison(prover: CpSat
         assert not row.feasible or broken(rules, nodes_of(row.placement)) == ()
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, 2, 3, 6, 7, 9, 10]
-)  # the solver proves the question of each in seconds
+# the solver proves the question of each in seconds
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 6, 7, 9, 10])
 def test_a_plan_is_verified_with_and_without_rules(seed: int, prover: CpSat) -> None:
     asked = (ruled(seed), steady(seed))
     for problem in (*asked, *(replace(one, rules=()) for one in asked)):

@@ -323,9 +323,8 @@ def check_passages(pipeline: Pipeline, traffic: SimulatedTraffic, timeline: list
                 pipeline.hops[place // 2].latency_s if before.kind in ("send", "return") else 0.0
             )
             assert before.end_s + delay <= close(after.start_s)
-        for place, visit in enumerate(
-            visits
-        ):  # slices and tokens of a micro-batch keep their order at each place
+        # slices and tokens of a micro-batch keep their order at each place
+        for place, visit in enumerate(visits):
             assert last_end[micro_batch, place] <= close(visit.start_s)
             last_end[micro_batch, place] = visit.end_s
 

@@ -59,9 +59,8 @@ def test_an_open_directory_of_another_user_is_refused_with_what_to_run(tmp_path:
         "os.setuid(int(sys.argv[2]))\n"
         "private_directory(pathlib.Path(sys.argv[1]), 'state-dir')"
     )
-    path = (
-        Path("/tmp") / f"edgeshard-of-root-{os.getpid()}"
-    )  # tmp_path is below a directory that only root may enter
+    # tmp_path is below a directory that only root may enter
+    path = Path("/tmp") / f"edgeshard-of-root-{os.getpid()}"
     path.mkdir()
     try:
         path.chmod(0o755)

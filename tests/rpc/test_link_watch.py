@@ -160,9 +160,8 @@ def test_a_link_that_is_lost_and_not_open_again_in_time_is_suspect(link: Link) -
     link.watch.closed(answered=False, now=link.now)
     for _ in range(15):
         link.run(0.1)
-        link.watch.closed(
-            answered=False, now=link.now
-        )  # refused by the system: there is no listener
+        # refused by the system: there is no listener
+        link.watch.closed(answered=False, now=link.now)
     assert not link.faults
     link.run(1.0)
     assert link.faults[0][0] - began == pytest.approx(SUSPECT_S, abs=SLACK_S)

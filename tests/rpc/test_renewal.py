@@ -119,9 +119,8 @@ async def test_a_server_shows_the_newest_certificate(served: tuple[str, Identiti
     replace_certificate(identities, coordinator, Principal("site", Role.AGENT, "x"))
     async with open_channel(address, app) as channel:
         call: Any = channel.stream_stream(METHOD)()
-        assert (
-            await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAVAILABLE
-        )  # it is not the coordinator's any more
+        # it is not the coordinator's any more
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAVAILABLE
     replace_certificate(identities, coordinator, Principal("site", Role.COORDINATOR, "coordinator"))
     async with open_channel(address, app) as channel:
         await said(channel.stream_stream(METHOD)())

@@ -302,9 +302,8 @@ class Watch:
                 if isinstance(action, CloseStage)
                 else None
             )
-            if (
-                isinstance(action, CloseStage) and slot is not None and slot.releases
-            ):  # else its load failed
+            # else its load failed
+            if isinstance(action, CloseStage) and slot is not None and slot.releases:
                 self._releases(node_id, action.deployment, slot.epoch)
             start(action)
 

@@ -271,9 +271,8 @@ class _Nurse:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setpgid(
-                0, 0
-            )  # a Ctrl-C in the terminal is for the run, which then stops its daemons in order
+            # a Ctrl-C in the terminal is for the run, which then stops its daemons in order
+            os.setpgid(0, 0)
             self._socket.detach()
             for target, stream in enumerate(streams):
                 os.dup2(stream, target)

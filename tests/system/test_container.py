@@ -98,9 +98,8 @@ def container(tmp_path: Path) -> Iterator[Container]:
         if core is None:
             pytest.skip("this machine limits no group's share of a core")
         if (core / "cpu.shares").exists():
-            (core / "cpu.shares").write_text(
-                str(64 * 1024)
-            )  # it gets its half core on a busy machine, too
+            # it gets its half core on a busy machine, too
+            (core / "cpu.shares").write_text(str(64 * 1024))
         container = Container(tmp_path, memory, core)
         try:
             yield container

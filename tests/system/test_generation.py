@@ -115,9 +115,8 @@ async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Depl
     for stage in tales.placement.stages:
         tensors = stage_tensors(manifest, stage.layers)
         wanted: set[str] = set()
-        if (
-            stage.index == 0 or stage.layers.end == 12
-        ):  # the head's, and the last stage's for guides
+        # the head's, and the last stage's for guides
+        if stage.index == 0 or stage.layers.end == 12:
             files = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
             wanted = {file.sha256 for file in manifest.files if file.name in files}
         blobs = site.cluster.directory / stage.node_name / "cache" / "blobs"

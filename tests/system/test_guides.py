@@ -146,9 +146,8 @@ async def test_a_guide_that_is_refused_or_fails_ends_its_own_request_alone(site:
     other = asyncio.create_task(
         site.client.complete("tales", PROMPT, max_new_tokens=60, ignore_eos=True)
     )
-    late = Guide(
-        GuideKind.GRAMMAR, "start: " + "|".join(['"a"'] * 3000)
-    )  # more items than a row may have
+    # more items than a row may have
+    late = Guide(GuideKind.GRAMMAR, "start: " + "|".join(['"a"'] * 3000))
     for guide, why in (
         (Guide(GuideKind.REGEX, "(("), "unclosed group"),
         (schema({"not": {}}), "not"),

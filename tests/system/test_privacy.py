@@ -345,10 +345,11 @@ def read(path: Path) -> bytes:
     for an index of SQLite's journal, which has consecutive page numbers."""
     if path.name.endswith(".sqlite-shm"):
         return b""
+    # weights; to look through packed ones takes minutes
     if path.parent.name in (
         "linked",
         "packed",
-    ):  # weights; to look through packed ones takes minutes
+    ):
         return b""
     content = path.read_bytes()
     return b"" if hashlib.sha256(content).hexdigest() == path.name else content

@@ -67,9 +67,8 @@ async def test_a_trace_has_the_steps_of_every_stage_on_one_clock(site: tuple[str
     first: dict[int, StepRecord] = {}
     second: dict[int, StepRecord] = {}
     async with streams(client), asyncio.timeout(60):
-        while (
-            len(first.keys() & second.keys()) <= 10
-        ):  # A machine with much else to do may run few in a second.
+        # A machine with much else to do may run few in a second.
+        while len(first.keys() & second.keys()) <= 10:
             traces = aligned(await client.trace("tales", 1.0))
             first, second = ({record.step: record for record in trace.records} for trace in traces)
     assert [(trace.stage, trace.node, trace.layers) for trace in traces] == [

@@ -37,10 +37,11 @@ def lay_out(folder: Path, target: Target, home: str, scratch: Path) -> list[Entr
         unpacked = scratch / wheel.stem
         for name, mode in _unpack(wheel, unpacked):
             match = _DATA.fullmatch(name)
+            # the rest are manuals and headers
             if match is None or match[1] in (
                 "purelib",
                 "platlib",
-            ):  # the rest are manuals and headers
+            ):
                 path = (
                     f"{root}/lib/python{target.python}/site-packages/{match[2] if match else name}"
                 )

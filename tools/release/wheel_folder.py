@@ -77,9 +77,8 @@ class Target:
             (f"manylinux_{major}_{minor}", _OLD_NAMES.get((major, minor)))
             for major, minor in versions
         ]
-        names.append(
-            ("linux", None)
-        )  # a wheel that was built for the building machine's own C library
+        # a wheel that was built for the building machine's own C library
+        names.append(("linux", None))
         return tuple(f"{name}_{self.machine}" for pair in names for name in pair if name)
 
     @property

@@ -27,9 +27,8 @@ class LongTextWorker:
         text = parts["text"].decode("utf-8", "surrogatepass")
         with limited_memory(question["memory_bytes"]), limited_time(question["seconds"]):
             tokens = self._tokenizer.encode(text)
-            check_prompt_size(
-                tokens
-            )  # a list that no message can hold would only take memory at the other end
+            # a list that no message can hold would only take memory at the other end
+            check_prompt_size(tokens)
             return {}, packed(tokens)
 
 

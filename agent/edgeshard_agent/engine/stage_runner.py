@@ -270,9 +270,8 @@ class StageRunner:
         self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError
     ) -> None:
         assert self._loop is not None
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop was closed meanwhile: the daemon is ending
+        # the loop was closed meanwhile: the daemon is ending
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
 
     def _ended(

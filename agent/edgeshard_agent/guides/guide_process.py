@@ -133,9 +133,8 @@ class Matchers:
     def _open(self, message: Open) -> guide_messages.Path:
         if self._tokens is None:
             raise RefusedError(self._no_tokens)
-        limits = LLParserLimits(
-            max_lexer_states=MANY_STATES, verbose_errors=False
-        )  # verbose ones hold the answer
+        # verbose ones hold the answer
+        limits = LLParserLimits(max_lexer_states=MANY_STATES, verbose_errors=False)
         matcher = LLMatcher(self._tokens, _grammar(message.guide), log_level=0, limits=limits)
         if message.answer and not matcher.is_error():
             matcher.consume_tokens(list(message.answer))

@@ -177,9 +177,8 @@ class StageLoader:
         try:
             return await asyncio.shield(filling)
         except asyncio.CancelledError:
-            filling.add_done_callback(
-                self._release
-            )  # the thread continues, and only this callback releases its result
+            # the thread continues, and only this callback releases its result
+            filling.add_done_callback(self._release)
             raise
 
     def _release(self, filling: asyncio.Future[StageModel]) -> None:

@@ -264,9 +264,8 @@ class Profiler:
         parameters = model.head_parameters if head else model.embedding_parameters
         size_of = model.head_bytes if head else model.embedding_bytes
         size = size_of(form.dtype, form.quantisation)
-        if (
-            self._is_first and not head
-        ):  # it takes microseconds, and its size many times as long to make
+        # it takes microseconds, and its size many times as long to make
+        if self._is_first and not head:
             form, copies = form.with_few_tokens(), 1
         else:
             copies = self._copies(kind, copies_needed(size, rotated), parameters, size)

@@ -493,9 +493,8 @@ class Block(nn.Module):
         key = qkv[:, self._key_rows]
         value = qkv[:, self._value_rows]
         if options.style.values_normed:
-            value = bare_norm(
-                value, options.style.eps
-            )  # before the norm of keys, which the values may be
+            # before the norm of keys, which the values may be
+            value = bare_norm(value, options.style.eps)
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
             query.copy_(_normed(self.q_norm, query))

@@ -197,9 +197,8 @@ class PluggedModules(DecoderModules):
 
     @property
     def is_static(self) -> bool:
-        return (
-            super().is_static and self.context.architecture.chunks is None
-        )  # pieces of a span differ by step
+        # pieces of a span differ by step
+        return super().is_static and self.context.architecture.chunks is None
 
     def _block(self, index: int) -> PluggedBlock:
         context, record = self.context, self.context.architecture

@@ -247,9 +247,8 @@ class Projection(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, rows] from [T, columns], in x's dtype."""
         if self.packed is not None:
-            if (
-                x.dtype is torch.float16
-            ):  # rows of integer matrices, which the kernels take in float32
+            # rows of integer matrices, which the kernels take in float32
+            if x.dtype is torch.float16:
                 return self.packed(x.float()).half()
             return self.packed(x)
         assert self.weight is not None

@@ -193,9 +193,8 @@ class Sampler:
         rows: list[torch.Tensor] = []
         places: list[Wanted] = []
         if logits is not None:
-            require_finite(
-                logits
-            )  # before tokens are taken away: a row without any is then the guide's fault
+            # before tokens are taken away: a row without any is then the guide's fault
+            require_finite(logits)
             rows, places = list(logits), list(row_places)
         pending = self._wait_for_guides(rows, places) if with_late else ()
         failures = tuple(self._take_banned(rows, places))

@@ -261,9 +261,8 @@ class StageModel:
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
             if not rows and not self._sampler.has_late:
-                if (
-                    self._device.type == "cuda"
-                ):  # a step that gives nothing to read would seem to take no time
+                # a step that gives nothing to read would seem to take no time
+                if self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)
                 return StageOutput(result=StepResult(prompt_logprobs=prompt_logprobs))
             logits = None

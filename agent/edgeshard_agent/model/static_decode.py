@@ -70,9 +70,8 @@ class CudaGraphs:
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
-                for _ in range(
-                    _WARM_UPS
-                ):  # libraries choose kernels and take workspaces, which a capture must not
+                # libraries choose kernels and take workspaces, which a capture must not
+                for _ in range(_WARM_UPS):
                     work()
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()

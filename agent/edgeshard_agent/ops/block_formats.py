@@ -324,9 +324,8 @@ def block_rows(
     pairs = panels[..., : form.factors_bytes].unflatten(-1, (-1, PANEL, 2))[panel, :, :, row]
     factors = pairs.contiguous().view(torch.float16).float()  # [n, blocks, 1 or 2, 1]
     runs = panels[..., form.factors_bytes :].unflatten(-1, (_BLOCK // _RUN, form.run_bytes))
-    scales = runs[..., : form.scales_bytes].unflatten(-1, (-1, PANEL))[
-        panel, :, :, :, row
-    ]  # [n, blocks, runs, 1 or 2]
+    # [n, blocks, runs, 1 or 2]
+    scales = runs[..., : form.scales_bytes].unflatten(-1, (-1, PANEL))[panel, :, :, :, row]
     scales = scales if form.has_minima else scales.flatten(2).unsqueeze(-1)
     chunks = runs[..., form.scales_bytes :].unflatten(-1, (_RUN // form.group, -1, PANEL, 4))[
         panel, :, :, :, :, row

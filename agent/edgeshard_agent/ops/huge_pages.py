@@ -34,15 +34,13 @@ class Arena:
         self._chunk_bytes = chunk_bytes
         self._chunk: weakref.ref[mmap.mmap] | None = None
         self._next = self._end = 0
-        self._lock = (
-            threading.Lock()
-        )  # agents in one process share it, and each packs in a thread of its own
+        # agents in one process share it, and each packs in a thread of its own
+        self._lock = threading.Lock()
 
     def take(
         self, shape: Sequence[int], dtype: torch.dtype, alignment: int = _ALIGNMENT
     ) -> torch.Tensor:
-        """A tensor in memory that nobody else has, aligned to a cache line or more. Raises
-        MemoryError."""
+        """A tensor in memory of its own, aligned to a cache line or more. Raises MemoryError."""
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype)

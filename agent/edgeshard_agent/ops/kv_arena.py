@@ -65,7 +65,7 @@ class PanelArena:
     that the second product takes in, go by twos in bfloat16. With `step` 2 for bfloat16 and 1 for
     float32, `keys` are [pages, kv_heads, head_dim / step, 16, step] and `values` [pages, kv_heads,
     head_dim / 16, 16 / step, 16, step]. They lie in the two rows of `memory` [2, slots * kv_heads *
-    head_dim] where it is given.
+    head_dim], if it is given.
     """
 
     def __init__(
@@ -161,9 +161,8 @@ def make_arena(
     """An arena as the device's attention reads it best, in the two rows of `memory`, or in memory
     of its own.
 
-    A block's keys lie one behind the other in a row, and so do its values. Raises RuntimeError or
-    MemoryError where memory is short, InvalidArgumentError where keys and values cannot be of 4
-    bits.
+    A block's keys are contiguous in a row, and so are its values. Raises RuntimeError or
+    MemoryError if memory is short, and InvalidArgumentError if keys and values cannot have 4 bits.
     """
     if isinstance(dtype, KvFormat):
         check_int4(head_dim, block_tokens, device)

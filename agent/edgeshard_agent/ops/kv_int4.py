@@ -1,10 +1,10 @@
 """Keys and values of 4 bits: pages of 16 tokens as the native kernel reads them, and their
 arithmetic in torch.
 
-Each group of 32 of a token's numbers in one head (16 where 32 do not divide the head) is kept as
-its minimum, a float32, the step between two of sixteen values, a bfloat16, and an integer from 0 to
-15 for each number. A number and what is read of it differ by at most 1.02 (max - min) / 30; numbers
-that lie within 1e-34 count as equal. The kernels (kv_int4.h) make the same bits.
+A group is 32 of a token's numbers in one head, or 16 if 32 do not divide the head. It is stored as
+its minimum (float32), the step between two of sixteen values (bfloat16), and an integer from 0 to
+15 for each number. A number and its stored value differ by at most 1.02 (max - min) / 30. Numbers
+within 1e-34 count as equal. The kernels (kv_int4.h) make the same bits.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Int4Arena:
     """Pages of 16 tokens, for each KV head, of keys and of values, as kernels.h lays them out, each
     a row of bytes.
 
-    `keys` and `values` are [pages, kv_heads, page bytes]; they lie in the two rows of `memory`
-    where it is given.
+    `keys` and `values` are [pages, kv_heads, page bytes]; they lie in the two rows of `memory`, if
+    it is given.
     """
 
     element = native.INT4
@@ -131,8 +131,7 @@ class Int4Arena:
                 place.bitwise_and_(~(_ALL_ONES << shift)).bitwise_or_(wide[index] << shift)
 
     def _parts(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of pages: minima, steps and words, each [pages, kv_heads, ...] and flat behind
-        these."""
+        """Views of pages: minima, steps and words, each [pages, kv_heads, ...], then flat."""
         first = self._groups * PAGE * 4
         second = first + self._groups * PAGE * 2
         return (

@@ -80,8 +80,8 @@ class PackedForm:
 class PackedLinear:
     """y = x W^T + b, with W stored as `scheme` says; accumulated in float32.
 
-    A row's result depends on that row alone: in the native kernels it is the same, bit for bit,
-    however many rows are computed together. The integer schemes round x too, to 8 bits with a scale
+    A row's result depends on no other row: in the native kernels it is the same, bit for bit, for
+    any number of rows. The integer schemes round x too, to 8 bits with a scale
     for each row and group; block formats do it in groups of 32 inputs. Without native kernels these
     do not: their numbers become float32, some rows at a time, which is slow.
     """
@@ -213,7 +213,7 @@ class PackedLinear:
 
     @property
     def form(self) -> PackedForm | None:
-        """The form that `adopt` takes for this layer; None where it is not packed for native
+        """The form that `adopt` takes for this layer; None if it is not packed for native
         kernels."""
         return None if self._native is None else self._native.form
 
@@ -236,8 +236,8 @@ class PackedLinear:
 
     @property
     def native_address(self) -> int | None:
-        """The address of the kernels' description of this layer; None where it has none, or where
-        rows must be padded."""
+        """The address of the kernels' description of this layer; None if it has none, or if rows
+        must be padded."""
         return None if self._native is None or self._native.padding else self._native.address
 
     def continue_with(self, following: PackedLinear) -> None:
@@ -293,10 +293,10 @@ class PackedLinear:
 def _one_thread() -> Iterator[None]:
     """Let the calling thread compute alone.
 
-    Packing is thousands of operations of some 100 µs. Shared among threads, each of them waits
-    until the last thread was on a core, and spins meanwhile: on a busy machine that takes several
-    times as long. torch's number of threads is the caller's, and what threads that begin later
-    start with: those of ours set their own.
+    Packing is thousands of operations of some 100 µs. If threads share them, each operation waits
+    until the last thread got a core, and the others spin. On a busy machine that takes several
+    times as long. torch's number of threads is the caller's, and later threads inherit it; ours set
+    their own.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -400,8 +400,8 @@ class _NativeWeight:
 
 
 class _ReferenceWeight:
-    """The same in plain torch; integers are made floats at every call, which is slow and says what
-    is meant."""
+    """The same in plain torch. It converts integers to floats at every call: slow, but the
+    definition."""
 
     __slots__ = ("_bias", "_group", "_weight")
 

@@ -49,7 +49,7 @@ NOT_FINITE, NOT_TAKEN = -1, -2
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None, after one warning, where it was not built, does not load or is of other
+    """The library. None, after one warning, if it was not built, does not load or has other
     sources."""
     slow = "native kernels are not in use, so layers on the CPU run several times slower:"
     try:
@@ -153,10 +153,10 @@ def crc32c(data: memoryview) -> int | None:
 def idle_spin(seconds: float, cores: int) -> None:
     """Keep so many cores from halting for so long from now on: between the steps of a generation.
 
-    A node waits for the others for most of a token, too short to sleep: a core that halts meanwhile
-    comes back with its clock down and its caches gone, and on a virtual machine it was given to
-    somebody else. Threads of the system's idle priority spin there, and give way to everything else
-    at once. Without the native library, or on a system that is not Linux, nothing happens.
+    A node waits for the others for most of a token, which is too short to sleep. A core that halts
+    then starts again with a lower clock and empty caches, and a virtual machine may lose it to
+    another. So threads of the system's idle priority spin, and give way to everything else at once.
+    Without the native library, or on a system that is not Linux, nothing happens.
     """
     loaded = active()
     if loaded is not None:

@@ -20,9 +20,9 @@ def pack_float(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """The bytes of a weight [out, in] as fp32 [panel][in][32] or bf16 [panel][in / 2][32][2]."""
     step, dtype = (1, torch.float32) if scheme is Scheme.FLOAT32 else (2, torch.bfloat16)
     missing = (0, -weight.shape[1] % step, 0, -weight.shape[0] % PANEL)
-    padded = (
-        pad(weight.to(dtype), missing) if any(missing) else weight.to(dtype)
-    )  # pad copies even where it adds none
+    padded = weight.to(dtype)
+    if any(missing):  # pad copies even if it adds nothing
+        padded = pad(padded, missing)
     panels = padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2)
     packed = WEIGHTS.take((padded.numel() * padded.element_size(),), torch.uint8)
     packed.view(dtype).view(panels.shape).copy_(panels)

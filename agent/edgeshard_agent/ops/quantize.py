@@ -129,10 +129,10 @@ class QuantizedWeight:
 def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> QuantizedWeight:
     """Round a weight [out, in] to the nearest integers times a scale.
 
-    int8 takes the scale from the largest magnitude. int4 tries several scales for each group, of
-    either sign (-8 has no positive counterpart), and keeps the one with the least squared error.
-    int2 has the values -3, -1, 1 and 3, whose four levels lie evenly about zero; it tries several
-    scales, too, each fitted to the values that it gives.
+    int8 takes the scale from the largest magnitude. int4 tries several scales for each group, and
+    keeps the one with the least squared error. It tries both signs, because -8 has no positive
+    counterpart. int2 has the values -3, -1, 1 and 3, evenly about zero. It tries several scales,
+    too, each fitted to the values that it gives.
     """
     out_features, in_features = weight.shape
     groups = -(-in_features // group)

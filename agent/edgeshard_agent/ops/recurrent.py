@@ -1,9 +1,9 @@
 """Operators whose past is a state of fixed size for each request: a short convolution, the gated
 delta rule and the selective scan.
 
-All take the packed rows of a step's spans, and where these spans' states are. Tokens are computed
-one after the other, whatever the length of a span, so that a token's bits do not depend on how its
-prompt was cut (docs/kernels.md).
+All take the packed rows of a step's spans, and the places of these spans' states. Tokens are
+computed one after the other in spans of any length. So a token's bits do not depend on the chunks
+of its prompt (docs/kernels.md).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class SpanStates:
     next tokens of the request whose state is in slot slots[s]. All are contiguous int32; each slot
     is of one span.
 
-    Where some of its tokens are guesses, a request may have to go on from any of them: `row_slots`
-    [rows] are then the slots into which the state behind each row goes. What lies in slots[s]
-    stays, unless a row's goes there.
+    If some of its tokens are guesses, a request may have to continue from any of them: `row_slots`
+    [rows] are then the slots into which the state after each row is written. The state in slots[s]
+    stays, unless a row's is written there.
     """
 
     slots: Tensor
@@ -53,9 +53,8 @@ class SpanStates:
                 "and [rows]",
                 field="slots",
             )
-        if (
-            len(slots) == rows or not first_rows.is_cpu
-        ):  # one token each; an accelerator is not asked
+        # one token each; an accelerator is not asked
+        if len(slots) == rows or not first_rows.is_cpu:
             return
         edges = first_rows.tolist()
         if (
@@ -281,8 +280,8 @@ def delta_gates(
 
 @dataclass(frozen=True, slots=True)
 class ScanHeads:
-    """What the heads of a selective scan have of their own, each [heads] in float32, and the least
-    and the most step of any."""
+    """The parameters of the heads of a selective scan, each [heads] in float32, and the smallest
+    and the largest step of any."""
 
     step_bias: Tensor
     log_rate: Tensor
@@ -459,9 +458,8 @@ def _advanced(
     for piece in spans.pieces(len(value), len(states)):
         state = states[piece.sources]
         for token in range(piece.count):
-            at = slice(
-                piece.rows.start + token, piece.rows.stop, piece.count
-            )  # a row of each state
+            # a row of each state
+            at = slice(piece.rows.start + token, piece.rows.stop, piece.count)
             k = keys[at].unsqueeze(-1)
             state *= decays[at]
             change = (values[at] - (state * k).sum(-2)) * beta[at].unsqueeze(-1)
@@ -483,9 +481,8 @@ def _scanned(
     for piece in spans.pieces(len(x), len(states)):
         state = states[piece.sources]
         for token in range(piece.count):
-            at = slice(
-                piece.rows.start + token, piece.rows.stop, piece.count
-            )  # a row of each state
+            # a row of each state
+            at = slice(piece.rows.start + token, piece.rows.stop, piece.count)
             state = state * decays[at] + into[at] * scaled_inputs[at].unsqueeze(-2)
             out[at] += (state * outof[at]).sum(-2)
             piece.put(states, token, state)

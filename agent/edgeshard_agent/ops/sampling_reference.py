@@ -182,9 +182,8 @@ def candidates(logits: Floats, sampling: SamplingOptions) -> tuple[Ids, Floats]:
     if is_greedy(sampling):
         return np.array([logits.argmax()]), np.ones(1)
     tokens = np.arange(len(logits), dtype=np.int64)
-    with np.errstate(
-        over="ignore"
-    ):  # -infinity is what a tiny temperature makes of all but the likeliest
+    # -infinity is what a tiny temperature makes of all but the likeliest
+    with np.errstate(over="ignore"):
         scaled = (logits - logits.max()) / sampling.temperature
     least = -math.inf
     if 0 < sampling.top_k < len(logits):

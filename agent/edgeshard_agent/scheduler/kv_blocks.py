@@ -102,9 +102,8 @@ class BlockAllocator:
         if need + sum(block in self._idle for block in shared) > self.unpromised:
             return None
         slot = self._take_slot(source) if self.slots else None
-        if (
-            self.slots and slot is None
-        ):  # without a second slot it can only start over, in the slot of the saved states
+        # without a second slot it can only start over, in the slot of the saved states
+        if self.slots and slot is None:
             return None if source is None else self.admit(request, tokens)
         for block in shared:
             self._idle.pop(block, None)

@@ -181,9 +181,8 @@ class MicroBatchTuner:
         self._round_began_s, self._round_decodes = now_s, 0
         if len(self._rounds) > ROUNDS:
             self._note(median(self._rounds[1:]), now_s)
-            self._rounds = self._rounds[
-                -1:
-            ]  # the next ones follow it without a change between them
+            # the next ones follow it without a change between them
+            self._rounds = self._rounds[-1:]
             self._is_due = True
 
     def _note(self, seconds: float, now_s: float) -> None:

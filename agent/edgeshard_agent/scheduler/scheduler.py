@@ -567,9 +567,8 @@ class Scheduler:
         ]
         for sampled in result.tokens:
             sequence = self._known.get(sampled.request)
-            if (
-                sequence is not None
-            ):  # otherwise cancelled or preempted while the step was under way
+            # otherwise cancelled or preempted while the step was under way
+            if sequence is not None:
                 items.append(self._take_token(sequence, sampled, result))
         return items
 
@@ -672,9 +671,8 @@ class Scheduler:
         self._counts.new_tokens += 1
         is_end = self.is_end(sequence.generation, sampled.token)
         text = "" if is_end else None
-        if (
-            not is_end and sequence.generation.stop_strings
-        ):  # only then the text decides whether it continues
+        # only then the text decides whether it continues
+        if not is_end and sequence.generation.stop_strings:
             text = sequence.text.push(sampled.token)
         reason = self._finish_reason(sequence)
         if reason is not None:
@@ -750,9 +748,8 @@ class Scheduler:
         keys: list[bytes] = []
         if self.limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
             extend_keys(sequence, size, length - 1)
-            keys = sequence.keys[
-                : (length - 1) // size
-            ]  # the last position has to be run for its token
+            # the last position has to be run for its token
+            keys = sequence.keys[: (length - 1) // size]
         shared = allocator.admit(sequence.number, self._reservation.positions(sequence), keys)
         if shared is None:
             return False

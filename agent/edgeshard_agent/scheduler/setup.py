@@ -120,9 +120,8 @@ def batching(prepare: PrepareStage) -> Batching:
         micro_batch = max(micro_batch, -(-running_requests(spec, placement) // micro_batches))
     fixed = spec.micro_batches > 0
     largest = min(micro_batch, MAX_MICRO_BATCH)
-    if (
-        placement.sweep > 1
-    ):  # the micro-batches of a sweep share its reads: their number is the plan's
+    # the micro-batches of a sweep share its reads: their number is the plan's
+    if placement.sweep > 1:
         fixed = True
     return Batching(
         mode,

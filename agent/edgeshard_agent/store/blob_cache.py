@@ -223,9 +223,8 @@ class BlobCache:
     async def drop_unused(self, digests: Iterable[Digest]) -> None:
         """Remove these blobs, except those that are pinned or not here."""
         for digest in digests:
-            async with self.lock(
-                digest
-            ):  # a fetch pins a blob before it looks for it under the lock
+            # a fetch pins a blob before it looks for it under the lock
+            async with self.lock(digest):
                 if digest in self._sizes and digest not in self._pins:
                     await self.discard(digest)
 

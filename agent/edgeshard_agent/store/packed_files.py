@@ -131,9 +131,8 @@ def write_packed(path: Path, key: str, unit: UnitBytes) -> PackedHeader:
                 file.seek(0)
                 file.write(_HEAD.pack(_MAGIC, len(text), google_crc32c.value(text), room) + text)
                 file.flush()
-                file.truncate(
-                    room + header.data_bytes
-                )  # the header's padding, if no data follows it
+                # the header's padding, if no data follows it
+                file.truncate(room + header.data_bytes)
                 os.fsync(file.fileno())
                 # It will be read past the page cache; a node that streams has better use for its
                 # memory.
@@ -154,11 +153,12 @@ def _laid_out_header(key: str, unit: UnitBytes) -> tuple[PackedHeader, bytes, in
     header = PackedHeader(
         key, unit.entries, len(small), len(small) + large_bytes, "0" * 64, (0,) * count
     )
+    # checksums have ten digits each
     return (
         header,
         small,
         in_disk_blocks(_HEAD.size + len(_to_json(header))),
-    )  # checksums have ten digits each
+    )
 
 
 def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:

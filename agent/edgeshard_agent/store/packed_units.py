@@ -118,9 +118,8 @@ class PackedUnits:
             name = path.name.removesuffix(SUFFIX)
             infos.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
         with self.lock:
-            if (
-                self._changes == changes
-            ):  # else a scan slower than a write would forget the written file
+            # else a scan slower than a write would forget the written file
+            if self._changes == changes:
                 self._sizes, self._ids = {info.name: info.size for info in infos}, None
         return sorted(infos, key=lambda info: info.used_ns)
 

@@ -110,10 +110,11 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.optional_number("final_logit_softcapping")
+    # that of pictures alone
     if fields.values.get("use_bidirectional_attention") not in (
         None,
         "vision",
-    ):  # that of pictures alone
+    ):
         raise fields.refuse(
             "use_bidirectional_attention", "is set for text; EdgeShard runs causal models only"
         )

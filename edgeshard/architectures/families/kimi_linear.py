@@ -289,9 +289,8 @@ ARCHITECTURE = Architecture(
     ),
     rope=None,
     experts=_EXPERTS,
-    aliases=(
-        (rf"^(layers\.\d+)\.{_PATH}\.(\w+_proj)\.", r"\1.mlp.\2."),
-    ),  # as transformers saves dense blocks
+    # as transformers saves dense blocks
+    aliases=((rf"^(layers\.\d+)\.{_PATH}\.(\w+_proj)\.", r"\1.mlp.\2."),),
     further_blocks="num_nextn_predict_layers",
     block=_block,
     kv=_kv,

@@ -111,9 +111,10 @@ def _quantisation(items: Sequence[str], key: str) -> dict[str, str]:
 
 
 def _size(text: str, key: str) -> int:
+    # brings gRPC along, which help and planning do without
     from edgeshard.process.config import (
         parse_bytes,
-    )  # brings gRPC along, which help and planning do without
+    )
 
     return parse_bytes(text, key)
 

@@ -46,9 +46,8 @@ _KINDS = ("prefill", "decode", "head", "send", "return", "read")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgeshard",
-    "font.sans-serif": [
-        "DejaVu Sans"
-    ],  # part of matplotlib, so that widths are the same everywhere
+    # part of matplotlib, so that widths are the same everywhere
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,  # points: 12 pixels
     "text.parse_math": False,
     "text.color": _INK,

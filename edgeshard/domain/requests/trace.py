@@ -202,9 +202,8 @@ def shares(trace: StageTrace, from_s: float, until_s: float) -> StageShare:
     )
     sending, free_from = 0.0, from_s
     following = [record.began_s for record in trace.records[1:]] + [until_s]
-    for record, next_begins in zip(
-        trace.records, following, strict=False
-    ):  # without records, nothing follows
+    # without records, nothing follows
+    for record, next_begins in zip(trace.records, following, strict=False):
         sending += _within(
             max(record.ended_s, free_from), min(record.sent_s, next_begins), from_s, until_s
         )
@@ -275,9 +274,8 @@ def summarised_reads(traces: Sequence[StageTrace]) -> tuple[ReadSummary, ...]:
 def _read_summary(trace: StageTrace, from_s: float, until_s: float) -> ReadSummary:
     seconds = [read.ended_s - read.began_s for read in trace.reads]
     size = sum(read.size_bytes for read in trace.reads)
-    within = sum(
-        _within(read.began_s, read.ended_s, from_s, until_s) for read in trace.reads
-    )  # one at a time
+    # one at a time
+    within = sum(_within(read.began_s, read.ended_s, from_s, until_s) for read in trace.reads)
     return ReadSummary(
         trace.stage,
         trace.node,

@@ -317,9 +317,8 @@ async def read_body(
     bodies: Bodies = request.scope["state"]["bodies"]
     identity = caller_of(request).identity if stranger is None else f"address/{stranger}"
     limits = KEYED if stranger is None else STRANGER
-    declared = int(
-        request.headers.get("content-length", 0)
-    )  # in a form that the server has checked
+    # in a form that the server has checked
+    declared = int(request.headers.get("content-length", 0))
     limits.check_size(declared)
     decoder = _decoder(request)
     with bodies.place(identity, check_place), bodies.room(identity, declared) as grow:

@@ -51,9 +51,8 @@ class Origins:
         """The headers of the answer to a request with these headers."""
         if not self._allowed:
             return []
-        vary = (
-            [] if self.any else [(b"vary", b"Origin")]
-        )  # A cache must not hand one page what another may read.
+        # A cache must not hand one page what another may read.
+        vary = [] if self.any else [(b"vary", b"Origin")]
         if not self.allows(headers):
             return vary
         allowed = ANY if self.any else headers["origin"]

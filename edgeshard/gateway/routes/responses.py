@@ -415,9 +415,8 @@ class ResponsesRun(ResponseWriter):
         if isinstance(event, Finished):
             self.usage.finished(event)
         added = "".join(self._added(delta) for delta in self._reading.take(event))
-        if (
-            isinstance(event, Finished) and not self._items
-        ):  # clients read the first item of any answer
+        # clients read the first item of any answer
+        if isinstance(event, Finished) and not self._items:
             added += self._begin_text("message")
         return added
 

@@ -213,12 +213,10 @@ class CutFloor:
     def seconds(self, cut: Cut) -> float:
         """A lower bound of the seconds until the first token."""
         stage_times = [self._stage(node, first, end) for node, first, end in stages(cut)]
-        firsts = np.array(
-            [steps[0] for steps, _ in stage_times]
-        )  # [S, E] of the first slice, by its end
-        lasts = np.array(
-            [steps[:, -1] for steps, _ in stage_times]
-        )  # [S, E] of the last one, by its start
+        # [S, E] of the first slice, by its end
+        firsts = np.array([steps[0] for steps, _ in stage_times])
+        # [S, E] of the last one, by its start
+        lasts = np.array([steps[:, -1] for steps, _ in stage_times])
         between = np.array([least for _, least in stage_times])  # [S, E, E]
         source = self._prefill.source
         if len(stage_times) == 1:

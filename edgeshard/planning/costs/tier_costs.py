@@ -246,9 +246,8 @@ class StreamTables:
             resident_bytes = self._held[count]  # [kept, starts], its last row is the whole range
             whole = resident_bytes[-1]
             widest = np.array([self.weights[first : first + count].max() for first in starts])
-            fits = (
-                resident_bytes[None, :-1] <= (room - SLOTS * widest)[:, None]
-            )  # [M, kept, starts]
+            # [M, kept, starts]
+            fits = resident_bytes[None, :-1] <= (room - SLOTS * widest)[:, None]
             most = count - 1 - np.argmax(fits[:, ::-1], axis=1)
             read = (
                 whole - np.take_along_axis(resident_bytes[:-1][None], most[:, None], axis=1)[:, 0]

@@ -401,9 +401,8 @@ def with_figures(
     """
     named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
     before = {id(node.device): node.device for node in cluster.nodes if node.name in named}
-    devices = {
-        key: change(device) for key, device in before.items()
-    }  # nodes that share a spec continue to share one
+    # nodes that share a spec continue to share one
+    devices = {key: change(device) for key, device in before.items()}
     nodes = (
         replace(node, device=devices[id(node.device)]) if node.name in named else node
         for node in cluster.nodes

@@ -84,9 +84,8 @@ class StepShape:
         """The same step if a query sees at most the last `window` keys, 0 for all."""
         if not window or self.kv_tokens <= window:
             return self
-        before = max(
-            0.0, self.context - (self.tokens + 1) / 2
-        )  # keys that were there before the step
+        # keys that were there before the step
+        before = max(0.0, self.context - (self.tokens + 1) / 2)
         context = attended_pairs(self.tokens, before, window) / self.tokens
         return replace(
             self, context=context, kv_tokens=min(self.kv_tokens, self.tokens + window - 1)

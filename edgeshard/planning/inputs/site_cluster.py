@@ -297,9 +297,8 @@ def _figures(profile: ComputeProfile, spec: DeviceSpec | None) -> DeviceSpec:
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)
     weights = block.weight_bytes or block.parameters * profile.dtype.itemsize
-    if (
-        not block.weight_bytes and profile.quantisation is not None
-    ):  # nearly all of a block is matrices
+    # nearly all of a block is matrices
+    if not block.weight_bytes and profile.quantisation is not None:
         weights = profile.quantisation.blocks.matrix_bytes(1, block.parameters)
     return DeviceSpec(
         kind=profile.device,

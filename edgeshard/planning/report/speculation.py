@@ -93,9 +93,8 @@ class SiteGuesses:
             max_time_per_token_s=problem.max_time_per_token_s,
         )
         facts = [self.facts[stage.node] for stage in result.stages]
-        speculation = speculation_of(
-            spec, problem.model, facts, MOST_GUESSES
-        )  # as if memory is left over
+        # as if memory is left over
+        speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)
         if speculation is Speculation.EXPERTS and not result.streams:
             speculation = Speculation.GUESSES
         if speculation is not Speculation.GUESSES:

@@ -185,9 +185,8 @@ class _Sums:
         bound_j = INFINITY
         for low, high in self._ranges():
             floor_j = self._least_computing(low, high)
-            if (
-                floor_j * pool.best.rate >= 1
-            ):  # as of small b, which read the weights for few requests
+            # as of small b, which read the weights for few requests
+            if floor_j * pool.best.rate >= 1:
                 continue
             bounds = [floor_j]
             for number, instance in enumerate(self._instances(low, high)):

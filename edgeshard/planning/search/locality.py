@@ -83,9 +83,8 @@ class Lacking:
             total += upto[end] - upto[first]
             has_head = self._costs.has_head(cut, index)
             total += model.head_bytes(*formats) * (has_head and not parts.head)
-            if (
-                index == 0 and not parts.embedding
-            ):  # with the head it is one tensor, if that is kept once
+            # with the head it is one tensor, if that is kept once
+            if index == 0 and not parts.embedding:
                 total += model.embedding_bytes(*formats) - model.shared_bytes(*formats) * has_head
         return total
 

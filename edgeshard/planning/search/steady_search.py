@@ -145,9 +145,8 @@ class SteadyBound:
     def run(self) -> float:
         """Tokens a second that no cut exceeds at any load."""
         regions = self._first()
-        if (
-            self._costs.problem.max_time_per_token_s is not None
-        ):  # if any cut is in time, the quickest of a request is
+        # if any cut is in time, the quickest of a request is
+        if self._costs.problem.max_time_per_token_s is not None:
             self._answer(self._costs.decode(Load()), (), INFINITY)
         while not self._asked.is_spent:
             region = max(regions, key=lambda one: one.most)

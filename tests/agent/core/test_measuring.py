@@ -217,9 +217,8 @@ class Executor:
             match action:
                 case StartMeasuring():
                     assert self.running is None and not self.stopping
-                    loads = self.todo and isinstance(
-                        self.todo[-1], LoadStage
-                    )  # whose end a newer action would be
+                    # whose end a newer action would be
+                    loads = self.todo and isinstance(self.todo[-1], LoadStage)
                     assert not loads or isinstance(action.task.command, ProbeLinks)
                     self.running = action.task
                 case StopMeasuring():

@@ -239,9 +239,8 @@ async def test_an_epoch_that_is_overtaken_while_it_takes_over_leaves_nothing(
     node.command("p1", node.prepare(1))
     assert (await node.answer("p1")).failure is None
     busy = threading.Event()
-    blocking = asyncio.create_task(
-        node.worker.run(busy.wait)
-    )  # another stage computes: the next epoch must wait
+    # another stage computes: the next epoch must wait
+    blocking = asyncio.create_task(node.worker.run(busy.wait))
     node.command("p2", node.prepare(2))
     for _ in range(turns):
         await asyncio.sleep(0)

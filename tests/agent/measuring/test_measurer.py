@@ -284,9 +284,8 @@ async def test_peers_are_probed_in_turn_and_one_that_is_away_is_left_out(
     await gone.stop(0)
     peers = (
         Peer(NodeId("gone"), NodeName("gone"), nowhere),
-        Peer(
-            NodeId("open"), NodeName("open"), "192.0.2.1:1"
-        ),  # beyond loopback, and there is no TLS
+        # beyond loopback, and there is no TLS
+        Peer(NodeId("open"), NodeName("open"), "192.0.2.1:1"),
         Peer(NodeId("there"), NodeName("there"), address),
     )
     report = await node.do(ProbeLinks(peers))

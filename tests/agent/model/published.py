@@ -221,9 +221,8 @@ class _Shrinking:
             first.setdefault(json.dumps([value[layer] for value in lists]), layer)
         chosen = list(first.values())[: self.layers]
         last, types = self.old_layers - 1, self.decoder.get("layer_types")
-        if (
-            isinstance(types, list) and types[-1] != types[max(chosen)]
-        ):  # some classes fix the kind of the last
+        # some classes fix the kind of the last
+        if isinstance(types, list) and types[-1] != types[max(chosen)]:
             chosen = [*chosen[: self.layers - 1], last]
         left = [layer for layer in range(self.old_layers) if layer not in chosen]
         return sorted(chosen + left[: self.layers - len(chosen)])

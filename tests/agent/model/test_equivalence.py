@@ -157,9 +157,8 @@ def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(StepAttention, "__init__", elsewhere)
     monkeypatch.setattr(kv_module, "make_arena", by_rows)
-    monkeypatch.setattr(
-        Checkpoint, "stage", Checkpoint.load
-    )  # those that tests share have other arenas
+    # those that tests share have other arenas
+    monkeypatch.setattr(Checkpoint, "stage", Checkpoint.load)
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
@@ -194,9 +193,8 @@ def test_scores_a_few_rows_at_a_time_are_the_same(
 ) -> None:
     group = checkpoint.config["num_attention_heads"] // checkpoint.config["num_key_value_heads"]
     monkeypatch.setattr(gathered_module, "_BYTES_OF_A_SCORE", 1)
-    monkeypatch.setattr(
-        gathered_module, "MOST_SCORE_BYTES", rows * group * 12
-    )  # of keys in the middle of a prompt
+    # of keys in the middle of a prompt
+    monkeypatch.setattr(gathered_module, "MOST_SCORE_BYTES", rows * group * 12)
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
 

@@ -486,9 +486,8 @@ def test_what_a_guide_forces_is_guessed_and_changes_no_answer(
 ) -> None:
     """Without n-grams. Sampled answers spell forced text in other ways, too."""
     monkeypatch.setattr(NgramDrafter, "propose", lambda self, tokens, limit: [])
-    monkeypatch.setattr(
-        model_sampling, "PATIENCE_S", 5.0
-    )  # independent of this machine's other work
+    # independent of this machine's other work
+    monkeypatch.setattr(model_sampling, "PATIENCE_S", 5.0)
     requests = {"r": (TALE, generation(**{"max_new_tokens": 120} | GUIDED[name]))}
     plain, before = run(requests, guesses=False)
     guessed, stats = run(requests, guesses=True, cuts=cuts)

@@ -101,9 +101,8 @@ def reference_config(name: str, path: Path) -> Any:
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     found = AutoConfig.from_pretrained(path)
-    return (
-        with_patches(found) if config["model_type"] == "step3p5" else found
-    )  # it has no class for the text only
+    # it has no class for the text only
+    return with_patches(found) if config["model_type"] == "step3p5" else found
 
 
 def published_checkpoint(name: str, path: Path) -> Checkpoint:

@@ -513,9 +513,8 @@ def test_every_model_but_mixtures_and_those_with_states_is_recorded(
             head.step([(0, 4)])
             compare(head.step([(0, 1)])[0][0], checkpoint.reference[0][4])
         assert tape.recorded == (0 if mixture or states else 1) and not logs
-        if (
-            mixture and not states and decoder_of(variant).architecture.chunks is None
-        ):  # it could not be
+        # it could not be
+        if mixture and not states and decoder_of(variant).architecture.chunks is None:
             monkeypatch.setattr(DecoderModules, "is_static", True)
             head = tiny_head([load(checkpoint, WHOLE, tape)], checkpoint.sequences)
             head.step([(0, 4)])

@@ -151,9 +151,8 @@ def test_a_family_from_packed_files_and_streamed(
     streamed = load(checkpoint, units, budget=budget, prefetched=0, source=nothing)
     assert streamed.parameter_bytes == plain.parameter_bytes
     store = streamed.weights.filled.store
-    if (
-        streamed.weights.filled.experts is not None
-    ):  # tests/agent/model/test_expert_store.py is about these
+    # tests/agent/model/test_expert_store.py is about these
+    if streamed.weights.filled.experts is not None:
         assert all(map(torch.equal, logits(streamed, checkpoint, tiny_head), wanted))
     elif _layer_count(checkpoint) > 1:
         assert store is not None
@@ -186,9 +185,8 @@ def test_bits_in_all_dtypes(
     if dtype is DType.FLOAT16:
         if quantisation is not None:
             pytest.skip("kernels of small integers take float32 and bfloat16")
-        monkeypatch.setattr(
-            units_module, "SMALL_TENSOR_BYTES", 256
-        )  # its matrices are plain tensors
+        # its matrices are plain tensors
+        monkeypatch.setattr(units_module, "SMALL_TENSOR_BYTES", 256)
     options: dict[str, Any] = {"dtype": dtype, "quantisation": quantisation}
     wanted = list(logits(load(checkpoint, None, **options), checkpoint, tiny_head))
     units = _packed(tmp_path)

@@ -187,9 +187,8 @@ class Both:
             self.step(StepPlan(frees=(number,)))
 
     def step(self, plan: StepPlan) -> None:
-        self.pool.commit(
-            self.pool.check(plan)
-        )  # refuses a block in use, and one to share that is not full
+        # refuses a block in use, and one to share that is not full
+        self.pool.commit(self.pool.check(plan))
 
     def check(self) -> None:
         allocator = self.allocator

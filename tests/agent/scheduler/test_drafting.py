@@ -99,9 +99,8 @@ def test_the_time_of_the_draft_is_part_of_what_a_token_takes() -> None:
 
 
 def test_a_guess_is_drawn_where_it_saves_more_than_it_costs() -> None:
-    seen = prices(
-        [(0, 1, 0.010), (4, 1, 0.014)] * 20, 0.002
-    )  # a guess and its row take 3 ms, a token 10
+    # a guess and its row take 3 ms, a token 10
+    seen = prices([(0, 1, 0.010), (4, 1, 0.014)] * 20, 0.002)
     assert seen.token_s == pytest.approx(0.010, rel=0.05)
     assert goes_on(1.0, 0.4, seen) and not goes_on(1.0, 0.2, seen) and not goes_on(0.5, 0.5, seen)
     assert is_kept(0.15, seen) and not is_kept(0.05, seen)

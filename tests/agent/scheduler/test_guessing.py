@@ -67,10 +67,11 @@ def oracle(wrong: float = 0.0, **options: Any) -> Guessing:
         ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2]),
         ([1, 2, 3, 9, 1, 2, 4, 1, 2], [4, 1, 2, 4]),  # the latest
         ([7, 1, 2, 3, 5, 1, 2, 4, 7, 1, 2], [3, 5, 1, 2]),  # the longest before the latest
+        # four are enough: the latest of these
         (
             [6, 7, 1, 2, 3, 6, 7, 1, 2, 4, 6, 7, 1, 2],
             [4, 6, 7, 1],
-        ),  # four are enough: the latest of these
+        ),
         ([5, 5], []),
         ([5, 5, 5], [5, 5, 5, 5]),
         ([1, 2, 3, 1, 2, 3, 1, 2], [3, 1, 2, 3]),  # a text that repeats continues like this

@@ -136,9 +136,8 @@ def test_it_changes_when_requests_come_and_go() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@example(
-    [(0.0078125, 0.0), (0.00390625, 0.001953125)], 2.0, [1, 6, 4], False
-)  # Stayed at two: 1.5 times the best.
+# Stayed at two: 1.5 times the best.
+@example([(0.0078125, 0.0), (0.00390625, 0.001953125)], 2.0, [1, 6, 4], False)
 @given(
     stages=st.lists(
         st.tuples(st.floats(0.001, 0.03), st.floats(0.0, 0.003)), min_size=1, max_size=4

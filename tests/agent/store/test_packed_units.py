@@ -110,9 +110,8 @@ def test_a_file_is_written_where_all_of_it_has_room_beside_what_is_being_written
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    packed = PackedUnits(
-        tmp_path / "packed", lambda: 3 * 12288
-    )  # header, small tensors, large ones
+    # header, small tensors, large ones
+    packed = PackedUnits(tmp_path / "packed", lambda: 3 * 12288)
 
     def write(number: int) -> PackedFile | None:
         return packed.write(

@@ -377,9 +377,8 @@ async def test_a_deployment_asks_a_node_that_measured_something_else_when_it_cam
             InternalError("no") if isinstance(command, MeasureCompute) else None
         )
     a.held = set()
-    await site.until(
-        lambda state: any(job.node_id == a.node_id for job in state.jobs)
-    )  # layers wait for probes
+    # layers wait for probes
+    await site.until(lambda state: any(job.node_id == a.node_id for job in state.jobs))
     await b.reply(*probing)
     await asyncio.wait_for(call, DEADLINE_S)
     assert [kind for kind in b.kinds() if kind in (ProbeLinks, MeasureCompute)][:2] == [

@@ -85,9 +85,8 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
     """Texts of several requests and of one; a text that does not fit into a message is not lost,
     and the end is last.
     """
-    monkeypatch.setattr(
-        head_reports, "FIRST_CHARACTERS", 3 * longest
-    )  # a head may send less for one token
+    # a head may send less for one token
+    monkeypatch.setattr(head_reports, "FIRST_CHARACTERS", 3 * longest)
     await site.deployed(concurrency=4)
     stream = ListenerFeed()
     names = ("r1", "r2", "r3")

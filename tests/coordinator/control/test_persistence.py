@@ -313,9 +313,8 @@ async def test_a_full_disk_is_named_with_its_bytes_and_takes_writes_again_when_t
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
     database, large = store._open_database, replace(record, uid="x" * 100_000)
-    await store._run(
-        lambda: database.execute("PRAGMA max_page_count=1")
-    )  # no page more than there are
+    # no page more than there are
+    await store._run(lambda: database.execute("PRAGMA max_page_count=1"))
     with pytest.raises(ResourceExhaustedError, match=r"bytes are free") as caught:
         await store.save(large)
     assert caught.value.reason == "DISK_FULL" and str(tmp_path) in caught.value.message

@@ -102,12 +102,13 @@ async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
     start = await head.next_start()
     assert start.generation.prompt_logprobs and start.scored == 1
     await head.accept("r1", prompt_tokens=[5, 6, 7, 8])
+    # out of its place, right, twice, right
     for position, count in (
         (2, 1),
         (1, 2),
         (1, 2),
         (3, 1),
-    ):  # out of its place, right, twice, right
+    ):
         await head.prompt_logprobs("r1", position, count)
     await head.token("r1", 4, token=9)
     await head.finish("r1")

@@ -389,11 +389,12 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
     site.report_head()  # the watch reports it again
     site.run(2.0)
     assert not site.dropped and not site.failures and site.phase == (Phase.READY, 3)
+    # connections do not all come back at once
     for name, after_s in (
         ("b", 0.05),
         ("c", 0.05),
         ("a", 1.5),
-    ):  # connections do not all come back at once
+    ):
         site.next_s[name] = site.now + after_s
     site.run(0.2)
     site.report_head()

@@ -85,9 +85,8 @@ def steady(
         turns, round_s = rounds / decoding, with_prompts[0]
         if turns >= beside:
             return round_s + (turns - beside) * turn_s
-        if (
-            chunks == rests == 1
-        ):  # the number of prompts in a round is whole, their average lies between two such numbers
+        # the number of prompts in a round is whole, their average lies between two such numbers
+        if chunks == rests == 1:
             for prompts, (here, more) in enumerate(pairwise(with_prompts), 1):
                 round_s = max(round_s, here + (1 / turns - prompts) * (more - here))
         return round_s * turns / beside

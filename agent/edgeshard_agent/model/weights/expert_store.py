@@ -99,9 +99,8 @@ class ExpertStore:
         try:
             for use in uses:
                 self._request(loads, pending)
-                if (
-                    not loads and not looked_ahead
-                ):  # the disk would stand still while the last ones compute
+                # the disk would stand still while the last ones compute
+                if not loads and not looked_ahead:
                     self._look_ahead(layer, len(choices))
                     looked_ahead = True
                 self._wait(use.expert)

@@ -90,9 +90,8 @@ class ParameterLoader:
             )
         value = source.read(stored[name])
         shape = modules.context.shape
-        if isinstance(
-            value, QuantizedWeight | BlockWeight
-        ):  # stored by rows of outputs in any family
+        # stored by rows of outputs in any family
+        if isinstance(value, QuantizedWeight | BlockWeight):
             size = matrix = tuple(value.shape)
         else:
             size = matrix = tuple(value.shape)

@@ -250,9 +250,8 @@ class AuditLog:
                 if isinstance(item, _Question) and item.answer.set_running_or_notify_cancel():
                     _answer(item)
         for file in self._files:
-            with suppress(
-                OSError
-            ):  # the last seal: what it would seal is sealed by the next process
+            # the last seal: what it would seal is sealed by the next process
+            with suppress(OSError):
                 file.close()
 
     def _write(self, file: RotatedLines, entries: list[AuditEntry]) -> None:

@@ -193,9 +193,8 @@ class HeadReports:
             self._refuse(attachment, request, "more tokens than were requested")
             return False
         if len(token.timings) > attachment.stages:
-            token = replace(
-                token, timings=()
-            )  # They are figures only, of another placement or false.
+            # They are figures only, of another placement or false.
+            token = replace(token, timings=())
         request.emitted.append(token.token)
         request.times.token(self._now())
         self._quotas.charge(request.client, 1)

@@ -106,9 +106,8 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()
         member = caller(context)
-        assert (
-            member is not None
-        )  # there is a membership only if every caller must have a certificate
+        # there is a membership only if every caller must have a certificate
+        assert member is not None
         certificate, authorities = await membership.renew(
             member, request.request, lambda: membership.denials.check(context, member)
         )

@@ -440,9 +440,8 @@ def _chosen(
             conditions, is_possible, spec.source, error.message if error.field != "rule" else ""
         )
         if conflicting is None:
-            return _on_fewest(
-                spec, layer_count, sizes_on, usable
-            )  # its error names the node whose memory is short
+            # its error names the node whose memory is short
+            return _on_fewest(spec, layer_count, sizes_on, usable)
         raise conflicting from None
 
 

@@ -78,9 +78,8 @@ def init(
     for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
         _write(authority, principal, directory)
     _write_settings(directory.absolute(), host, port, http_listen)
-    write_private(
-        directory / "ca.key", authority.key_pem
-    )  # last: a half made authority can be made again
+    # last: a half made authority can be made again
+    write_private(directory / "ca.key", authority.key_pem)
     config = directory.absolute() / "coordinator.toml"
     show_text(f"site {site} is made. Next: edgeshard-coordinator --config {config}")
     show_text(

@@ -353,9 +353,8 @@ def _found(
         elif path.is_file():
             digests[name] = installation.digest(path.read_bytes())
     shared = frozenset[str]()
-    with contextlib.suppress(
-        DataLossError
-    ):  # a damaged record is mended when it matters to the other daemon
+    # a damaged record is mended when it matters to the other daemon
+    with contextlib.suppress(DataLossError):
         beside = _record(Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT, root)
         shared = frozenset(beside.directories if beside is not None else ())
     return SystemState(

@@ -246,9 +246,8 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     narrator = Narrator(time.monotonic())
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
-        spec_of(
-            None, {"name": name or stored, "model": stored, **limits}
-        )  # names a limit out of its bounds
+        # names a limit out of its bounds
+        spec_of(None, {"name": name or stored, "model": stored, **limits})
         options = ServeOptions(model, source, stored, name or stored, quantise, limits, grow)
         _run(
             options,
