@@ -287,7 +287,7 @@ def test_a_port_that_is_taken_is_replaced_by_another(
             "0",
         )
         assert site.until(r"the coordinator listens on (\S+),")[1] != wanted
-        site.until(f"{wanted} is taken: ")
+        site.until(f"{wanted} is in use: ")
         site.until(r"^API key ")  # so its node has found it
 
 

@@ -20,6 +20,7 @@ from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResul
 from edgeshard.planning.search.rate_search import cuts_by_stages
 from edgeshard.planning.search.steady_scoring import SteadyRates
 from edgeshard.planning.simulation.forecast import saturated, saturating, steady_rate
+from edgeshard.planning.simulation.simulated_pipeline import head_schedule
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import violations
@@ -37,9 +38,10 @@ SAME = 1e-9
 PLAYED = 0.10
 BETTER = 0.035
 """More than 3 % in one of the 50 sites: 3.2 %."""
-BETTER_IN_SLICES = 0.08
-"""One of the 12 larger sites has 7.8 %. Its prompts of 170 positions pass three stages in two
-slices, whose overlap the formula does not have. The others are within BETTER."""
+PLAYED_IN_SLICES, BETTER_IN_SLICES = 0.13, 0.08
+"""The formula does not have the overlap of a prompt's slices. Among the 50 sites a plan whose
+prompts go in slices plays up to 12.8 % better than the formula says. Another cut plays up to 4.8 %
+better than the plan, and 7.8 % on one of the 12 larger sites."""
 NEAR, MOST_PLAYED = 0.8, 40
 """Plans with less than this fraction of the best rate are not played: their distance exceeds the
 formula's error."""
@@ -162,11 +164,20 @@ def test_a_plan_plays_as_planned_and_no_cut_of_a_small_site_plays_much_better(se
     assert result.prediction is not None
     costs, load = Costs(problem), result.prediction.load
     played = played_rate(costs, result.prediction.cut, load)
-    assert rate(result) == pytest.approx(played, rel=PLAYED)
+    sliced = in_slices(result)
+    assert rate(result) == pytest.approx(played, rel=PLAYED_IN_SLICES if sliced else PLAYED)
+    better = BETTER_IN_SLICES if sliced else BETTER
     for cut, best in nearly_as_good(costs, NEAR * rate(result)):
         loads = [best] if best == load or violations(costs.decode(load), cut) else [best, load]
         for one in loads:
-            assert played_rate(costs, cut, one) <= played * (1 + BETTER), (cut, one)
+            assert played_rate(costs, cut, one) <= played * (1 + better), (cut, one)
+
+
+def in_slices(result: PlanResult) -> bool:
+    """Whether a prompt goes in slices through the plan's stages."""
+    assert result.prediction is not None
+    schedule = head_schedule(Costs(result.problem), result.prediction.cut, result.prediction.load)
+    return schedule.slices is not None and len(schedule.slices(result.problem.prompt_tokens)) > 1
 
 
 def nearly_as_good(costs: Costs, least_rate: float) -> list[tuple[Cut, Load]]:
