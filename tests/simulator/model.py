@@ -32,7 +32,7 @@ from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.control.site import WeightsFile
 from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.ids import Digest, ModelName
-from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.dtypes import KV_VECTOR, DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
 from edgeshard.domain.requests.step import (
@@ -61,6 +61,8 @@ _CONFIG = {
     "intermediate_size": 8,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    # Narrower heads would not be computed by the kernels, and so get no draft tokens.
+    "head_dim": KV_VECTOR,
     "num_hidden_layers": LAYERS,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": MAX_CONTEXT,
@@ -73,7 +75,6 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "hybrid": _CONFIG
     | {
         "model_type": "qwen3_5_text",
-        "head_dim": 4,
         "hidden_act": "silu",
         "attention_bias": False,
         "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),

@@ -246,12 +246,12 @@ class World:
         ]
         swaps = random.Random(f"swaps {self.seed}")
         self.specs[0] |= {
-            "kv_swap_bytes": swaps.choice((0, 1 << 14, 1 << 17)),
+            "kv_swap_bytes": swaps.choice((0, 1 << 16, 1 << 19)),
             "kv_swap_on_disk": swaps.random() < 0.5,
         }
         self.crowded = swaps.random() < 0.12
         if self.crowded:
-            kept = swaps.choice((1 << 14, 1 << 17))
+            kept = swaps.choice((1 << 16, 1 << 19))
             self.specs[0] |= {"max_context": 80, "concurrency": 1, "kv_swap_bytes": kept}
             # Either way more run than the pool of one context holds at their longest.
             self.specs[0] |= {
