@@ -67,7 +67,7 @@ test: $(STAMP) ## Run the tests without long forms (9 minutes on two cores); ARG
 test-all: $(STAMP) ## Run all tests, with long forms (27 minutes).
 	@$(MAKE) test ARGS="--long $(ARGS)"
 
-retest: $(STAMP) ## Run up to 3 failed tests of processes or clocks once more, by themselves.
+retest: $(STAMP) ## Run up to 6 failed tests of processes or clocks once more, by themselves.
 	@$(BIN)/python tools/retest.py
 
 aarch64: $(STAMP) ## Run the tests of the kernels on an emulated aarch64; ARGS="tests/agent/ops/test_linear.py -k int4" selects.

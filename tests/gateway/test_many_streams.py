@@ -63,7 +63,9 @@ async def read_slowly(stream: Stream) -> str:
     async for part in stream.parts():
         data += part
         await asyncio.sleep(0.005)
-    events = [line.removeprefix("data: ") for line in data.decode().split("\n") if line]
+    # The gateway sends a comment if an answer pauses.
+    lines = data.decode().split("\n")
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
     assert choices[-1]["finish_reason"] == "length"

@@ -69,7 +69,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-d",
         out,
         cwd=ROOT,
-        timeout_s=600,
+        timeout_s=1200,
     )
     (path,) = out.glob("*.whl")
     return path
