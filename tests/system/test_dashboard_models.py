@@ -30,7 +30,8 @@ pytestmark += [pytest.mark.timeout(in_form(300, 1200))]
 
 LAYERS = in_form(4, 9 if day() else 37)
 """With `HIDDEN` 2,048 each has 55 MB of weights: 2 GB with all cases of all days, else 0.5 GB. The
-conversion takes 40 s of a core a GB, at low priority: 2 GB take over 1,100 s while other tests run."""
+conversion takes 40 s of a core a GB, at low priority. While other tests run, 2 GB take over
+1,100 s."""
 HIDDEN = in_form(1024, 2048)
 ENDS_MS = in_form(120_000, 1_100_000)
 
