@@ -288,11 +288,12 @@ class BlobCache:
             if victim is None:
                 await in_thread(self.packed.make_room, max(0, limit_bytes - self.used_bytes))
                 return
-            # The lock of an unpinned blob is free, so this does not wait; it keeps a fetch of the
-            # blob out meanwhile.
+            # The lock keeps a fetch of the blob out meanwhile. While this waits for it, another
+            # load may remove the blob, or pin it.
             async with self.lock(victim):
-                log.info("cached_blob_evicted", digest=victim, bytes=self._sizes[victim])
-                await self.discard(victim)
+                if victim in self._sizes and victim not in self._pins:
+                    log.info("cached_blob_evicted", digest=victim, bytes=self._sizes[victim])
+                    await self.discard(victim)
 
     def _touch(self, digest: Digest) -> None:
         if digest in self._sizes:

@@ -417,6 +417,20 @@ async def test_the_least_recently_used_unpinned_blobs_make_room(
     assert present() == {"d", "e"} or present() == {"a", "e"}
 
 
+async def test_a_blob_that_another_load_drops_makes_room_only_once(
+    run_store: RunStore, connect: Connect, tmp_path: Path
+) -> None:
+    server = await run_store()
+    cache = await open_cache(tmp_path, 250)
+    fetcher = Fetcher(cache, connect(server.address))
+    a, b = blob("a", server), blob("b", server)
+    for item in (a, b):
+        (await fetcher.fetch([item])).release()
+    # The drop of a holds its lock when the other load chooses a as its victim.
+    await asyncio.gather(cache.drop_unused([a.sha256]), cache.make_room_for_packed(150))
+    assert cache.used_bytes == 100 and own_file(cache, b.sha256).exists()
+
+
 async def test_a_pin_counts_its_holders(
     run_store: RunStore, connect: Connect, tmp_path: Path
 ) -> None:
