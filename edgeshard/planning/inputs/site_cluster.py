@@ -119,32 +119,20 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         usable = [node for node in usable if node.name not in without_times]
     if quantisation is not None:
         _check_processors(usable, quantisation)
-    devices: list[DeviceSpec | None] = []
-    for node in usable:
-        spec = recognise(node.facts)
-        profile = profiles.get(node.node_id) or others.get(node.node_id)
-        devices.append(spec if profile is None else _figures(profile, spec))
-    unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
+    planned = [_cluster_node(node, profiles, others) for node in usable]
+    unknown = [node.name for node, one in zip(usable, planned, strict=True) if one is None]
     if unknown:
         raise _not_measured(model, dtype, quantisation, [*unknown, *without_times])
-    # Memory as the coordinator counts it: what the node grants less what others hold there.
-    planned = tuple(
-        ClusterNode(
-            node.name,
-            replace(device, memory_bytes=float(node.free_bytes), system_bytes=0.0),
-            node.name,
-            labels=node.labels,
-        )
-        for node, device in zip(usable, devices, strict=True)
-        if device is not None
-    )
     measured = [node for node in usable if node.node_id in profiles]
     times: dict[str, ComputeTimes] = {
         node.name: MeasuredTimes.of(profiles[node.node_id]) for node in measured
     }
     measured_links, unmeasured = _links(usable, links)
     cluster = Cluster(
-        planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(measured_links)
+        tuple(node for node in planned if node is not None),
+        _NO_LINK,
+        source=usable[0].name,
+        links=MappingProxyType(measured_links),
     )
     estimated = tuple(node.name for node in usable if node.name not in times)
     starting = tuple(
@@ -153,6 +141,23 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     return SiteCluster(
         cluster, MappingProxyType(times), estimated, unmeasured, starting, without_times
     )
+
+
+def _cluster_node(
+    node: SiteNode,
+    profiles: Mapping[NodeId, ComputeProfile],
+    others: Mapping[NodeId, ComputeProfile],
+) -> ClusterNode | None:
+    """The node with the memory that the coordinator counts: what it grants less what others hold
+    there. None if it has neither a profile nor a known data sheet."""
+    device = recognise(node.facts)
+    profile = profiles.get(node.node_id) or others.get(node.node_id)
+    if profile is not None:
+        device = _figures(profile, device)
+    if device is None:
+        return None
+    memory = replace(device, memory_bytes=float(node.free_bytes), system_bytes=0.0)
+    return ClusterNode(node.name, memory, node.name, labels=node.labels)
 
 
 def _not_measured(

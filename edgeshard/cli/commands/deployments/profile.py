@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,18 +71,14 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
 
     if model is None:
-        about_layers = {
+        layer_options = {
             "dtype": dtype,
             "quantise": quantise,
             "head-quantisation": head_quantisation,
             "quick": quick or None,
             "again": again or None,
         }
-        for option, value in about_layers.items():
-            if value is not None:
-                raise InvalidArgumentError(
-                    f"--{option} is about measuring for a model: give --model too", field=option
-                )
+        _refuse_without_model(layer_options)
     kind = DType.parse(dtype or DEFAULT_DTYPE)
     quantisation = parse_quantisation(quantise, head_quantisation)
 
@@ -106,6 +102,15 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         show_kernels(measured)
     if any(row.failure is not None or row.missed for row in rows):
         raise typer.Exit(1)
+
+
+def _refuse_without_model(layer_options: Mapping[str, object]) -> None:
+    """Raise InvalidArgumentError for the first option that has a value."""
+    for option, value in layer_options.items():
+        if value is not None:
+            raise InvalidArgumentError(
+                f"--{option} is about measuring for a model: give --model too", field=option
+            )
 
 
 def show_kernels(nodes: Sequence[Node]) -> None:
