@@ -61,10 +61,10 @@ serve: $(RUNS) ## Serve the demo model over HTTP until Ctrl-C; ARGS="./my-model"
 wheels: $(STAMP) ## Build wheels with compiled kernels for x86-64 and aarch64 in dist/wheels (some minutes).
 	@$(BIN)/python -m tools.build_wheels
 
-test: $(STAMP) ## Run the tests without long forms (9 minutes on two cores); ARGS="tests/storage -x" selects.
+test: $(STAMP) ## Run the tests without long forms (13 minutes on two cores); ARGS="tests/storage -x" selects.
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
-test-all: $(STAMP) ## Run all tests, with long forms (27 minutes).
+test-all: $(STAMP) ## Run all tests, with long forms (about an hour).
 	@$(MAKE) test ARGS="--long $(ARGS)"
 
 retest: $(STAMP) ## Run up to 6 failed tests of processes or clocks once more, by themselves.

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 MAX_FAILURES = 6
-"""Two cores run 17,600 tests, four at a time."""
+"""Four workers share two cores, so several tests may wait too long in one run."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 PYTEST = (sys.executable, "-m", "pytest", "--long")
 NOTHING_COLLECTED = 5

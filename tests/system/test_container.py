@@ -40,7 +40,7 @@ PROMPTS = (
 LEAST_OF_PLAN = 0.33
 """The least ratio of measured to planned tokens/s. It was 0.27 before the profiler counted quotas.
 The coordinator's work for each token is in the container, too, and not in the plan. So the ratio
-depends on the machine: the same code had 0.38 to 0.64 on different days."""
+depends on the machine: on different days it was 0.38 to 0.64."""
 
 
 class Container:

@@ -318,7 +318,7 @@ async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(
 
     def left() -> list[Any]:
         gc.collect()
-        # An earlier test's exception may keep a stream of another node.
+        # A traceback of an earlier test's last refusal keeps a stream of another node.
         streams = [item for item in gc.get_objects() if type(item) is ControlStream]
         return [stream for stream in streams if stream.node_id == agent.node_id]
 
